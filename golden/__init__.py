@@ -1,0 +1,6 @@
+"""The formats of bitstash, in NumPy. Everything else must match them bit for bit."""
+
+from .account import Account
+from .plane import PlaneFormat, RaggedBlocks
+
+__all__ = ["Account", "PlaneFormat", "RaggedBlocks"]
