@@ -1,0 +1,79 @@
+"""``python -m gen``: see ``python -m gen --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from golden import PlaneFormat
+from torch_bridge.backends.verilated import library_path
+
+from . import library, verilog
+from .config import PRESETS, Config
+from .toolchain import ToolError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gen", description=sys.modules["gen"].__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    of_format = argparse.ArgumentParser(add_help=False)
+    of_format.add_argument("--dtype", help="fp32, bf16 or fp16 (default: fp32)")
+    of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
+    of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
+    of_format.add_argument("--rounding", help="nearest or truncate (default: nearest)")
+    of_format.add_argument("--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)")
+
+    make = commands.add_parser(
+        "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
+    )
+    make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
+    make.add_argument("-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)")
+
+    build = commands.add_parser(
+        "library", parents=[of_format], help="build the library of the verilated backend"
+    )
+    build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
+    return parser
+
+
+def _config(arguments: argparse.Namespace) -> Config:
+    given = {
+        name: getattr(arguments, name)
+        for name in ("dtype", "block", "target", "rounding")
+        if getattr(arguments, name) is not None
+    }
+    config = Config(PlaneFormat(**given), arguments.bus_bytes or 64)
+    verilog.PARTS["compressor"](config.fmt, config.bus_bytes)  # raises if the bus width is wrong
+    return config
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    format_given = any(
+        getattr(arguments, name) is not None for name in ("dtype", "block", "target", "rounding", "bus_bytes")
+    )
+    try:
+        if arguments.command == "library":
+            config = _config(arguments)
+            path = arguments.output or library_path(config.fmt)
+            library.build(config, path)
+            print(path)
+            return
+        if arguments.preset and format_given:
+            parser.error("--preset stands for a whole format: give one or the other")
+        if arguments.preset or format_given or arguments.output:
+            config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
+            path = arguments.output or Path("build/verilog") / f"{config.name}.v"
+            verilog.write(config, path)
+            print(path)
+        else:
+            print(verilog.write_presets(list(PRESETS.values()), Path("build/verilog")))
+    except (ValueError, ToolError) as error:
+        sys.exit(f"python -m gen: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The Verilated engines as a shared library, for the bridge's ``verilated`` backend."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from . import toolchain
+from .config import Config
+from .verilog import PARTS, module_name, verilog_text
+
+_SOURCE = Path(__file__).with_name("library.cpp")
+
+
+def build(config: Config, path: Path) -> None:
+    """Build the library of a configuration; done before for the same sources, it is left as it is.
+
+    Raises:
+        gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
+    """
+    compiler = toolchain.cxx()
+    verilog = verilog_text(config)
+    recipe = Path(__file__).read_text() + _SOURCE.read_text()
+    stamp = hashlib.sha256((verilog + recipe).encode()).hexdigest()
+    stamp_file = path.with_suffix(".sha256")
+    if path.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
+        return
+
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "engines.v"
+    source.write_text(verilog)
+    archives = []
+    for part in PARTS:
+        model = f"V{part}"
+        command = ["verilator", "--cc", "--build", "-j", "2", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
+        command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC -O2", "--prefix", model]
+        for variable in toolchain.MAKE_VARIABLES:
+            command += ["-MAKEFLAGS", variable]
+        command += ["--Mdir", str(folder / part), "--top-module", module_name(config, part), str(source)]
+        toolchain.run(command, log=folder / f"{part}.log")
+        archives.append(str(folder / part / f"{model}__ALL.a"))
+    include = Path(toolchain.environment()["VERILATOR_ROOT"]) / "include"
+    toolchain.run(
+        [
+            *compiler.split(),
+            *("-shared", "-fPIC", "-O2", "-std=c++17", "-pthread"),
+            *(f"-DRAW_BYTES={config.fmt.raw_bytes}", f"-DTARGET_BYTES={config.fmt.target}"),
+            f"-DBUS_BYTES={config.bus_bytes}",
+            *("-isystem", str(include), "-isystem", str(include / "vltstd")),
+            *(f"-I{folder / part}" for part in PARTS),
+            str(_SOURCE),
+            *archives,
+            str(folder / "compressor" / "libverilated.a"),
+            *("-o", str(path)),
+        ],
+        log=folder / "library.log",
+    )
+    stamp_file.write_text(stamp)

@@ -1,0 +1,143 @@
+"""Between blocks of any size and bus words: compressed blocks lie end to end, without gaps."""
+
+from math import gcd
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .stream import word_layout
+
+__all__ = ["Packer", "Unpacker"]
+
+
+class Packer(wiring.Component):
+    """Packs blocks end to end into words.
+
+    A block with ``last`` ends a tensor: its last word is filled with zeros, carries ``last``, and the
+    next block starts on a new word. A word is offered in the cycle after the block that completes it
+    was taken. One word a cycle; a block is taken as soon as less than a word is left over from the
+    blocks before it.
+
+    Args:
+        block: bytes of a block.
+        bus: bytes of a word.
+    """
+
+    def __init__(self, block: int, bus: int):
+        self._block = block
+        self._bus = bus
+        super().__init__(
+            {"i": In(stream.Signature(word_layout(block))), "o": Out(stream.Signature(word_layout(bus)))}
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        block, bus = self._block, self._bus
+        # All offsets are multiples of the grain, so that the shifter has only bus / grain positions.
+        grain = gcd(block, bus)
+        block_grains, bus_grains = block // grain, bus // grain
+        capacity = bus_grains - 1 + block_grains
+
+        buffer = Signal(8 * grain * capacity)  # zero above the level
+        level = Signal(range(capacity + 1))  # in grains
+        ends = Signal()  # the buffer holds the end of a tensor
+        m.d.comb += [
+            self.o.valid.eq(ends | (level >= bus_grains)),
+            self.o.p.data.eq(buffer),
+            self.o.p.last.eq(ends & (level <= bus_grains)),
+        ]
+
+        level_left = Signal.like(level)
+        ends_left = Signal()
+        buffer_left = Signal.like(buffer)
+        m.d.comb += [level_left.eq(level), ends_left.eq(ends), buffer_left.eq(buffer)]
+        with m.If(self.o.valid & self.o.ready):
+            m.d.comb += [
+                level_left.eq(Mux(self.o.p.last, 0, level - bus_grains)),
+                ends_left.eq(ends & ~self.o.p.last),
+                buffer_left.eq(buffer >> (8 * bus)),
+            ]
+        m.d.comb += self.i.ready.eq(~ends_left & (level_left < bus_grains))
+
+        m.d.sync += [level.eq(level_left), ends.eq(ends_left), buffer.eq(buffer_left)]
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += [level.eq(level_left + block_grains), ends.eq(self.i.p.last)]
+            with m.Switch(level_left):
+                for offset in range(bus_grains):
+                    with m.Case(offset):
+                        shifted = self.i.p.data << (8 * grain * offset)
+                        m.d.sync += buffer.eq(buffer_left | shifted)
+        return m
+
+
+class Unpacker(wiring.Component):
+    """Cuts words into blocks: the inverse of :class:`Packer`.
+
+    A block is offered in the cycle after its last word was taken. The word with ``last`` ends a tensor
+    and may end in fewer than ``bus`` bytes of fill. Where whole blocks would fit into the fill, it is
+    told from them by its header: no compressed block has one of all zeros. A tensor always has at least
+    one block; bytes that end in the middle of a block give a block with ``error``, so that every word
+    with ``last`` leads to exactly one block with ``last``, whatever came in.
+
+    Args:
+        block: bytes of a block.
+        header: bytes at the start of a block that are never all zero.
+        bus: bytes of a word.
+    """
+
+    def __init__(self, block: int, header: int, bus: int):
+        self._block = block
+        self._header = header
+        self._bus = bus
+        super().__init__(
+            {
+                "i": In(stream.Signature(word_layout(bus))),
+                "o": Out(stream.Signature(word_layout(block, error=True))),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        block, bus = self._block, self._bus
+        grain = gcd(block, bus)
+        block_grains, bus_grains = block // grain, bus // grain
+        capacity = block_grains - 1 + bus_grains
+
+        buffer = Signal(8 * grain * capacity)  # zero above the level
+        level = Signal(range(capacity + 1))  # in grains
+        ends = Signal()  # the buffer holds the end of a tensor
+
+        whole = Signal()
+        rest = Signal.like(level)
+        m.d.comb += [whole.eq(level >= block_grains), rest.eq(Mux(whole, level - block_grains, 0))]
+        is_fill = rest < block_grains
+        if block < bus:
+            header_bits = 8 * self._header
+            is_fill |= ~buffer[8 * block : 8 * block + header_bits].any()
+        m.d.comb += [
+            self.o.valid.eq(whole | ends),
+            self.o.p.data.eq(buffer),
+            self.o.p.error.eq(~whole),
+            self.o.p.last.eq(ends & (rest < bus_grains) & is_fill),
+        ]
+
+        level_left = Signal.like(level)
+        ends_left = Signal()
+        buffer_left = Signal.like(buffer)
+        m.d.comb += [level_left.eq(level), ends_left.eq(ends), buffer_left.eq(buffer)]
+        with m.If(self.o.valid & self.o.ready):
+            m.d.comb += [level_left.eq(rest), buffer_left.eq(buffer >> (8 * block))]
+            with m.If(self.o.p.last):
+                m.d.comb += [level_left.eq(0), ends_left.eq(0), buffer_left.eq(0)]
+        m.d.comb += self.i.ready.eq(~ends_left & (level_left < block_grains))
+
+        m.d.sync += [level.eq(level_left), ends.eq(ends_left), buffer.eq(buffer_left)]
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += [level.eq(level_left + bus_grains), ends.eq(self.i.p.last)]
+            with m.Switch(level_left):
+                for offset in range(block_grains):
+                    with m.Case(offset):
+                        shifted = self.i.p.data << (8 * grain * offset)
+                        m.d.sync += buffer.eq(buffer_left | shifted)
+        return m

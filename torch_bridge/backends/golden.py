@@ -1,0 +1,26 @@
+"""The golden NumPy model as a backend: slow, and right by definition."""
+
+from __future__ import annotations
+
+import torch
+
+from golden import PlaneFormat
+
+from ..dtypes import TORCH_DTYPES
+
+
+class GoldenBackend:
+    """Runs ``golden.PlaneFormat`` itself; tensors of other devices go through the CPU."""
+
+    def __init__(self, fmt: PlaneFormat) -> None:
+        self.fmt = fmt
+
+    def compress(self, values: torch.Tensor) -> torch.Tensor:
+        ft = self.fmt.float_type
+        array = values.view(torch.uint8).cpu().numpy().view(ft.array)
+        return torch.from_numpy(self.fmt.compress(array)).to(values.device)
+
+    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
+        array = self.fmt.decompress(stored.cpu().numpy(), count)
+        values = torch.from_numpy(array.view(self.fmt.float_type.bits).view("u1"))
+        return values.view(TORCH_DTYPES[self.fmt.dtype]).to(stored.device)

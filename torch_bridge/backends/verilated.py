@@ -1,0 +1,86 @@
+"""The generated Verilog as a backend: Verilator builds it into a shared library, called through C.
+
+``python -m gen library`` builds the library; this module says where it lies and loads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from golden import PlaneFormat
+
+from ..dtypes import TORCH_DTYPES
+
+
+def library_path(fmt: PlaneFormat) -> Path:
+    """Where the library of a format lies, below ``$BITSTASH_LIBRARIES`` or ``build/verilated``."""
+    root = Path(os.environ.get("BITSTASH_LIBRARIES") or Path("build", "verilated"))
+    return root / f"{fmt.dtype}-n{fmt.block}-t{fmt.target}-{fmt.rounding}" / "libbitstash.so"
+
+
+class VerilatedBackend:
+    """Drives the simulated compressor and decompressor; tensors of other devices go through the CPU.
+
+    Raises:
+        FileNotFoundError: the format's library is not built; the message names the command.
+    """
+
+    def __init__(self, fmt: PlaneFormat) -> None:
+        path = library_path(fmt)
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path} is not built; build it with: python -m gen library --dtype {fmt.dtype} "
+                f"--block {fmt.block} --target {fmt.target} --rounding {fmt.rounding}"
+            )
+        self.fmt = fmt
+        self._library, self._lock = _load(path.resolve())
+
+    def compress(self, values: torch.Tensor) -> torch.Tensor:
+        blocks = self.fmt.blocks(values.numel())
+        raw = torch.zeros(blocks * self.fmt.raw_bytes, dtype=torch.uint8)
+        taken = values.view(torch.uint8)
+        raw[: taken.numel()] = taken
+        stored = torch.empty((blocks, self._target), dtype=torch.uint8)
+        with self._lock:
+            status = self._library.bitstash_compress(raw.data_ptr(), blocks, stored.data_ptr())
+        if status:
+            raise RuntimeError(f"the simulated compressor ended with status {status}")
+        return stored.to(values.device)
+
+    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
+        blocks = self.fmt.blocks(count)
+        if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
+            raise ValueError(
+                f"stored must be uint8 of shape {(blocks, self._target)}, "
+                f"not {stored.dtype} of {tuple(stored.shape)}"
+            )
+        rows = stored.cpu().contiguous()
+        raw = torch.empty(blocks * self.fmt.raw_bytes, dtype=torch.uint8)
+        with self._lock:
+            invalid = self._library.bitstash_decompress(rows.data_ptr(), blocks, raw.data_ptr())
+        if invalid >= 0:
+            header = bytes(rows[invalid, : self.fmt.header_bytes].tolist()).hex(" ")
+            raise ValueError(f"block {invalid}: no encoder produces the header {header}")
+        return raw.view(TORCH_DTYPES[self.fmt.dtype])[:count].to(stored.device)
+
+    @property
+    def _target(self) -> int:
+        assert self.fmt.target is not None
+        return self.fmt.target
+
+
+@cache
+def _load(path: Path) -> tuple[ctypes.CDLL, threading.Lock]:
+    """The library, and the lock that its one model needs."""
+    library = ctypes.CDLL(str(path))
+    library.bitstash_compress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.bitstash_compress.restype = ctypes.c_int
+    library.bitstash_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.bitstash_decompress.restype = ctypes.c_long
+    return library, threading.Lock()

@@ -1,0 +1,34 @@
+"""Which torch dtype is which of the format's float types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from golden import PlaneFormat
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def float_name(dtype: torch.dtype) -> str | None:
+    """The format's name of a torch dtype ("fp32", "bf16", "fp16"), or None if no format has it."""
+    return _NAMES.get(dtype)
+
+
+def format_for(fmt: PlaneFormat, dtype: torch.dtype) -> PlaneFormat:
+    """The format for values of ``dtype`` with the ratio of ``fmt``: same block, target scaled by width.
+
+    Mixed precision saves tensors of two types side by side; the ratio a user asked for holds for
+    both. A 16-bit type cannot shrink as far as fp32 can: below its smallest target, that is taken.
+
+    Example:
+        >>> format_for(PlaneFormat("fp32", block=64, target=80), torch.bfloat16)
+        PlaneFormat(dtype='bf16', block=64, target=40, rounding='nearest')
+    """
+    name = _NAMES[dtype]
+    if fmt.target is None or name == fmt.dtype:
+        return fmt
+    raw = replace(fmt, dtype=name, target=None)
+    return replace(raw, target=max(fmt.target * raw.raw_bytes // fmt.raw_bytes, raw.min_target))
