@@ -6,6 +6,7 @@ each step of the page is a few lines here, in the same order and with the same n
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 FIELDS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}
 
@@ -23,27 +24,27 @@ class Parameters:
     target: int | None
     rounding: str = "nearest"
 
-    @property
+    @cached_property
     def e(self):
         return FIELDS[self.dtype][0]
 
-    @property
+    @cached_property
     def m(self):
         return FIELDS[self.dtype][1]
 
-    @property
+    @cached_property
     def width(self):
         return 1 + self.e + self.m
 
-    @property
+    @cached_property
     def header(self):
         return 1 + self.width // 8
 
-    @property
+    @cached_property
     def slots(self):
         return (self.target - self.header) // (self.block // 8)
 
-    @property
+    @cached_property
     def partial(self):
         return 8 * ((self.target - self.header) % (self.block // 8))
 
@@ -66,7 +67,7 @@ class Parameters:
         """The weight of a mantissa plane."""
         return 2 ** (self.width - 1 - plane)
 
-    @property
+    @cached_property
     def specials_planes(self):
         return [0, self.e]
 
@@ -124,7 +125,7 @@ def encode_fixed(p, values):
 
     # 4. Flushing.
     if flushed:
-        base, k = top - (2**room - 2), room
+        base = top - (2**room - 2)
         values = [(sign, f, mantissa) if f >= base else (sign, 0, 0) for sign, f, mantissa in values]
         deltas = [field - base + 1 if field >= base else 0 for _, field, _ in values]
 
@@ -133,25 +134,30 @@ def encode_fixed(p, values):
     stored = whole + next_one if p.partial else whole
 
     # 7. Rounding.
+    expressible = sum(p.weight(j) for j in flagged if j > p.e)
+    step_in_partial, step_behind = step_of(p, flagged, len(stored)), step_of(p, flagged, len(whole))
     coded = []
     for i, ((sign, _, mantissa), delta) in enumerate(zip(values, deltas, strict=True)):
-        kept = stored if i < p.partial else whole
-        lost = [j for j in flagged if j not in kept]
-        coded.append((sign, delta, rounded(p, mantissa, lost, flagged)))
+        step = step_in_partial if i < p.partial else step_behind
+        coded.append((sign, delta, rounded(p, mantissa, step, expressible)))
 
     # 8. Writing.
     return write(p, base, stored, coded)
 
 
-def rounded(p, mantissa, lost, flagged):
-    if not lost:
+def step_of(p, flagged, kept):
+    """2w for values that keep the first ``kept`` flagged planes; 0 if they lose none."""
+    return 2 * p.weight(flagged[kept]) if kept < len(flagged) else 0
+
+
+def rounded(p, mantissa, step, expressible):
+    """A mantissa as a multiple of ``step`` (0 if it loses nothing) made of the bits in ``expressible``."""
+    if step == 0:
         return mantissa
-    step = 2 * p.weight(lost[0])
     down = mantissa // step * step
     if p.rounding == "truncate":
         return down
     nearest = round(Fraction(mantissa, step)) * step  # a tie goes to the even quotient
-    expressible = sum(p.weight(j) for j in flagged if j > p.e)
     return nearest if nearest & ~expressible == 0 else down
 
 
@@ -191,7 +197,7 @@ def decode_block(p, data):
     else:
         assert len(data) == p.target
 
-    planes = [0] * p.width
+    planes = {}
     size = p.block // 8
     for rank, j in enumerate(flagged):
         start = p.header + rank * size
@@ -199,14 +205,14 @@ def decode_block(p, data):
 
     words = []
     for i in range(p.block):
-        bits = [plane >> i & 1 for plane in planes]
+        bits = {j: plane >> i & 1 for j, plane in planes.items()}  # no other plane has ones
         if base == 0:
             words.append(decode_special(p, bits[0], bits[p.e]))
             continue
-        delta = sum(bits[j] << (p.e - j) for j in range(1, p.e + 1))
-        mantissa = sum(bits[j] * p.weight(j) for j in range(p.e + 1, p.width))
+        delta = sum(bit << (p.e - j) for j, bit in bits.items() if 1 <= j <= p.e)
+        mantissa = sum(bit * p.weight(j) for j, bit in bits.items() if j > p.e)
         field = (base - 1 + delta) % 2**p.e if delta else 0
-        words.append(p.join(bits[0], field, mantissa))
+        words.append(p.join(bits.get(0, 0), field, mantissa))
     return words
 
 

@@ -67,7 +67,7 @@ def test_any_payload_behind_a_valid_header_decodes_alike(data):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("slots", [2, 3, 4])
+@pytest.mark.parametrize("slots", [2, 3])
 def test_nans_infinities_and_signs_at_tiny_targets_agree_with_the_page(dtype, slots):
     """Every pair of edge values in an otherwise empty block, where room for exponents runs out."""
     edges = specials(dtype)

@@ -1,8 +1,10 @@
 """The plane format in vectorised torch operations, on any device; the bytes are golden's.
 
-Everything is integer arithmetic on int32 words, one row a block, whatever the float type: torch has
-few operations on unsigned words. The comments say how this differs from ``golden/plane.py``; what the
-bits mean is said there and in docs/format.md.
+What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast.
+A chunk of blocks is worked on as int32 words, value by value in rows and block by block in columns:
+int32[N, blocks]. So what holds for a block (its base, what it drops) is one contiguous row that every
+row of values is combined with, and a plane is a row as well. Where a choice is made for every value,
+masks of all ones stand in for comparisons and ``torch.where``, which cost several times more on a CPU.
 """
 
 from __future__ import annotations
@@ -15,26 +17,24 @@ from ..dtypes import TORCH_DTYPES
 
 # Values worked on at a time: on the CPU the temporaries stay in the cache, on a GPU they stay small
 # beside the activations while a chunk still fills the device.
-_CHUNK_VALUES = {"cpu": 1 << 15, "cuda": 1 << 24}
+_CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 24
 
-# As in golden.bitplanes: eight bytes are an 8x8 bit matrix, transposed by three swaps. The shift of
-# int64 is arithmetic, but each mask clears the bits into which the sign is shifted.
-_SWAPS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
-
-# A plane of N bits as elements of one integer type: N / 8 bytes.
-_ROW_DTYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+# Swaps of sub-matrices that transpose a bit matrix (Warren, Hacker's Delight, 7-3): (size of the
+# sub-matrix, mask of the bits whose place is even in that size). Shifting int32 right copies the sign,
+# but into bits that each mask clears.
+_SWAPS = ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555))
 
 
 class TorchBackend:
     """Compresses and decompresses on the device where the values are.
 
-    On CUDA nothing is copied to the host while compressing; decompressing waits once for the device,
-    to raise on invalid headers.
+    On CUDA nothing is copied to the host while compressing; decompressing waits for the device, to
+    raise on invalid headers.
     """
 
     def __init__(self, fmt: PlaneFormat) -> None:
         self.fmt = fmt
-        self._tables: dict[torch.device, _Tables] = {}
+        self._codecs: dict[torch.device, _Codec] = {}
 
     def compress(self, values: torch.Tensor) -> torch.Tensor:
         codec = self._codec(values.device)
@@ -53,260 +53,291 @@ class TorchBackend:
                 f"stored must be uint8 of shape {(blocks, codec.target)}, "
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
-        invalid = codec.invalid(stored[:, : self.fmt.header_bytes])
-        if invalid.any():
-            block = int(invalid.nonzero()[0])
-            header = bytes(stored[block, : self.fmt.header_bytes].tolist()).hex(" ")
-            raise ValueError(f"block {block}: no encoder produces the header {header}")
         values = stored.new_empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
-        rows = values.view(blocks, self.fmt.block)
+        rows = values.view(codec.word_dtype).view(blocks, self.fmt.block)
         step = codec.chunk_blocks
         for start in range(0, blocks, step):
-            codec.decompress(stored[start : start + step], rows[start : start + step])
+            invalid = codec.decompress(stored[start : start + step], rows[start : start + step])
+            if invalid.any():
+                block = start + int(invalid.nonzero()[0])
+                header = bytes(stored[block, : self.fmt.header_bytes].tolist()).hex(" ")
+                raise ValueError(f"block {block}: no encoder produces the header {header}")
         return values[:count]
 
-    def _codec(self, device: torch.device) -> _Tables:
-        if device not in self._tables:
-            self._tables[device] = _Tables(self.fmt, device)
-        return self._tables[device]
+    def _codec(self, device: torch.device) -> _Codec:
+        if device not in self._codecs:
+            self._codecs[device] = _Codec(self.fmt, device)
+        return self._codecs[device]
 
 
-class _Tables:
+class _Codec:
     """The codec of one format on one device, with the constants it needs there."""
 
     def __init__(self, fmt: PlaneFormat, device: torch.device) -> None:
         assert fmt.target is not None
         ft = fmt.float_type
-        self.fmt, self.device, self.target = fmt, device, fmt.target
-        self.chunk_blocks = _CHUNK_VALUES.get(device.type, _CHUNK_VALUES["cuda"]) // fmt.block
-        self.bytes_per_value = ft.width // 8
+        self.fmt, self.ft, self.device, self.target = fmt, ft, device, fmt.target
+        self.chunk_blocks = (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // fmt.block
+        self.word_dtype = torch.int32 if ft.width == 32 else torch.int16
         self.touched = fmt.slots + (fmt.partial > 0)
-        self.mantissa_bits, self.exponent_max = ft.mantissa_bits, ft.exponent_max
         self.infinity = ft.exponent_max << ft.mantissa_bits
-        self.magnitude_mask = self.infinity | ft.mantissa_mask
-        # The weight of the sign bit as a signed word: for fp32 that is int32's own sign.
-        self.sign_bit = -(1 << 31) if ft.width == 32 else 1 << (ft.width - 1)
-        self.row_dtype = _ROW_DTYPES[fmt.plane_bytes]
+        self.sign_bit = _int32(1 << (ft.width - 1))
+        # A plane as elements of one type: N / 32 words, or one half word.
+        self.row_dtype = torch.int16 if fmt.block == 16 else torch.int32
+        self.groups = max(1, fmt.block // 32)
 
-        planes = fmt.planes
-        weights = [1 << (planes - 1 - j) for j in range(planes)]
-        self.weights = torch.tensor(weights, dtype=torch.int64, device=device)
-        self.byte_weights = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=device)
-        # Transposing leaves the planes of each byte in the order of their weight, the least first.
-        position = [j // 8 * 8 + 7 - j % 8 for j in range(planes)]
-        self.position = torch.tensor(position, dtype=torch.int64, device=device)
+        def table(entries: list[int]) -> torch.Tensor:
+            return torch.tensor([_int32(entry) for entry in entries], dtype=torch.int32, device=device)
+
+        # By plane, the sign plane first; where there is one more entry, it means "no plane".
+        width = ft.width
+        weights = [1 << (width - 1 - j) for j in range(width)] + [0]
+        self.weights = table(weights[:-1])[:, None]
+        self.kept_above = table([~max(0, 2 * weight - 1) for weight in weights])
+        self.below_half = table([max(0, weight - 1) for weight in weights])
+        self.step = table([2 * weight for weight in weights])
+        self.row_of_plane = torch.arange(width - 1, -1, -1, device=device)[:, None]
+        self.byte_weights = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=device)[:, None]
+        self.bit_length = table([i.bit_length() for i in range(ft.exponent_max + 1)])
+        self.one = torch.ones((), dtype=torch.int32, device=device)
 
     # Compressing.
 
     def compress(self, values: torch.Tensor, stored: torch.Tensor) -> None:
         """Compress one chunk of flat values into uint8[blocks, target]."""
-        words = self._words(values, len(stored))
-        coded, base, flags = self._encode(words)
-        flagged = (flags[:, None] & self.weights) != 0
         header = self.fmt.header_bytes
+        words, base, flags = self._encode(self._words(values, len(stored)))
+        flagged = (flags & self.weights) != 0
         stored[:, 0] = base
-        bits = flagged.view(len(stored), -1, 8).to(torch.uint8) * self.byte_weights
-        stored[:, 1:header] = bits.sum(dim=2, dtype=torch.uint8)
-        stored[:, header:] = self._planes_in_slots(coded, flagged)[:, : self.target - header]
+        bits = flagged.view(-1, 8, len(stored)).to(torch.uint8) * self.byte_weights
+        stored[:, 1:header] = bits.sum(dim=1, dtype=torch.uint8).t()
+        stored[:, header:] = self._fill_slots(words, flagged)[:, : self.target - header]
 
     def _words(self, values: torch.Tensor, blocks: int) -> torch.Tensor:
-        """Flat values -> bit patterns, int32[blocks, N], the tail padded with zeros."""
-        words = values.view(torch.int32 if self.bytes_per_value == 4 else torch.int16)
+        """Flat values -> bit patterns, int32[N, blocks], the tail padded with zeros."""
+        words = values.view(self.word_dtype)
         missing = blocks * self.fmt.block - len(words)
         if missing:
             words = torch.cat([words, words.new_zeros(missing)])
-        words = words.view(blocks, self.fmt.block)
-        return words if self.bytes_per_value == 4 else words.to(torch.int32) & 0xFFFF
+        words = words.view(blocks, self.fmt.block).t().contiguous()
+        return words if self.word_dtype == torch.int32 else words.to(torch.int32).bitwise_and_(0xFFFF)
 
     def _encode(self, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Choose base and planes and round: int32[blocks, N] words, base and flags int64[blocks]."""
-        fmt, ft = self.fmt, self.fmt.float_type
-        magnitude = words & self.magnitude_mask
-        largest = _fold(torch.maximum, magnitude)
-        present = _fold(torch.bitwise_or, words).long()
+        """Choose base and planes and round: words[N, blocks], base and flags int32[blocks]."""
+        fmt, ft = self.fmt, self.ft
+        magnitude = words & (self.infinity | ft.mantissa_mask)
+        largest = magnitude.amax(dim=0)
+        present = _or_rows(words)
 
         # Magnitudes with exponent field 0 wrap to the largest, so that the minimum ignores them.
         wrapped = (magnitude - (1 << ft.mantissa_bits)).bitwise_and_(0x7FFFFFFF)
-        smallest = _fold(torch.minimum, wrapped)
-        top = largest.long() >> ft.mantissa_bits
-        base = torch.where(top > 0, (smallest.long() >> ft.mantissa_bits) + 1, 1)
-        width = _bit_length(torch.where(top > 0, top - base + 1, 0))
+        smallest = wrapped.amin(dim=0)
+        top = largest >> ft.mantissa_bits
+        has_normal = top > 0
+        base = torch.where(has_normal, (smallest >> ft.mantissa_bits) + 1, self.one)
+        width = self.bit_length[((top - base + 1) * has_normal).long()]
 
         any_sign = present >> (ft.width - 1) & 1
         any_nan = largest > self.infinity
         if self._maybe(any_nan):
-            words = torch.where(magnitude > self.infinity, words | ft.quiet_bit, words)
-            present = torch.where(any_nan, present | ft.quiet_bit, present)
-        room = (fmt.slots - any_sign - any_nan.long()).clamp(max=ft.exponent_bits)
+            is_nan = self.infinity - magnitude >> 31
+            words = words | (is_nan & ft.quiet_bit)
+            present = present | any_nan * ft.quiet_bit
+        room = (fmt.slots - any_sign - any_nan.int()).clamp(max=ft.exponent_bits)
         flushed = width > room
         special = flushed & (room == 0)
         width = torch.where(flushed, room, width)
-        base = torch.where(flushed, top - (1 << room) + 2, base)
+        base = torch.where(flushed, top - (self.one << room) + 2, base)
 
-        # -1 in the flags' upper bits does no harm: only planes' weights are looked at.
-        flags = present & ~self.infinity | ((1 << width) - 1) << ft.mantissa_bits
-        below = magnitude < (base << ft.mantissa_bits).int()[:, None]
-        shift = ((base - 1) << ft.mantissa_bits).int()[:, None]
-        coded = words - shift * ~below
+        flags = present & ~self.infinity | ((self.one << width) - 1) << ft.mantissa_bits
+        above = (magnitude - (base << ft.mantissa_bits)).bitwise_not_() >> 31
+        coded = words - (above & (base - 1) << ft.mantissa_bits)
         if self._maybe(flushed):
-            coded = torch.where(below & flushed[:, None], words & self.sign_bit, coded)
+            coded &= above | ~flushed.int().neg_() | self.sign_bit
         coded, flags = self._fit(coded, flags)
         if fmt.has_specials_blocks and self._maybe(special):
-            coded = torch.where(special[:, None], self._code_specials(words), coded)
-            base = torch.where(special, 0, base)
-            flags = torch.where(special, fmt.specials_flags, flags)
+            coded = torch.where(special, self._code_specials(words), coded)
+            base = base * ~special
+            flags = torch.where(special, _int32(fmt.specials_flags), flags)
         return coded, base, flags
 
     def _fit(self, words: torch.Tensor, flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Drop what does not fit the target, and round the values on the bits that stay."""
-        flagged = (flags[:, None] & self.weights) != 0
-        count = flagged.cumsum(dim=1, dtype=torch.int32)
-        lost = ((flagged & (count == self.fmt.slots + 1)) * self.weights).sum(dim=1)
-        last_lost = lost
+        count = _running_count((flags & self.weights) != 0)
+        lost = last_lost = _planes_within(count, self.fmt.slots)
+        zero_planes = ~(flags & self.ft.mantissa_mask)
         partial = self.fmt.partial
-        rounded = torch.empty_like(words)
         if partial:
-            last_lost = ((flagged & (count == self.fmt.slots + 2)) * self.weights).sum(dim=1)
-            rounded[:, :partial] = self._round(words[:, :partial], last_lost, flags)
-        rounded[:, partial:] = self._round(words[:, partial:], lost, flags)
-        return rounded, flags & ~(2 * last_lost - 1).clamp(min=0)
+            last_lost = _planes_within(count, self.fmt.slots + 1)
+            self._round(words[:partial], last_lost, zero_planes)
+        self._round(words[partial:], lost, zero_planes)
+        return words, flags & self.kept_above[last_lost]
 
-    def _round(self, words: torch.Tensor, lost: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
-        """Clear the bits from ``lost`` (one weight a block, 0 for none) down, and round."""
-        mantissa_mask = self.fmt.float_type.mantissa_mask
-        keep = ~(2 * lost - 1).clamp(min=0)
+    def _round(self, words: torch.Tensor, lost: torch.Tensor, zero_planes: torch.Tensor) -> None:
+        """Clear the bits from plane ``lost`` on, a number a block, and round, all in place."""
+        keep = self.kept_above[lost]
         if self.fmt.rounding == "truncate":
-            return words & keep.int()[:, None]
+            words &= keep
+            return
         # Half a step less the least weight, and that weight again if the last kept bit is odd: a sum
         # that carries exactly when nearest-even rounds up. Where nothing is lost both are zero.
-        less_than_half = (lost - 1).clamp(min=0).int()[:, None]
-        step = (2 * lost).int()[:, None]
-        mantissa = words & mantissa_mask
-        kept = mantissa & keep.int()[:, None]
-        rounded = ((mantissa & step) != 0) + less_than_half
-        rounded.add_(mantissa).bitwise_and_(keep.int()[:, None])
+        mantissa = words & self.ft.mantissa_mask
+        words ^= mantissa
+        rounded = (mantissa & self.step[lost]).clamp_(max=1)
+        rounded.add_(mantissa).add_(self.below_half[lost]).bitwise_and_(keep)
+        mantissa &= keep
         # A carry that leaves the stored planes, for a zero plane or the exponent, saturates.
-        stray = rounded & ~(flags & mantissa_mask).int()[:, None]
-        return (words ^ mantissa) | torch.where(stray == 0, rounded, kept)
+        stray = (rounded & zero_planes).neg_().bitwise_right_shift_(31)
+        mantissa.bitwise_xor_(rounded).bitwise_and_(stray)
+        words |= rounded.bitwise_xor_(mantissa)
 
     def _code_specials(self, words: torch.Tensor) -> torch.Tensor:
-        magnitude = words & self.magnitude_mask
-        infinite = words & self.sign_bit | 1 << self.mantissa_bits
+        magnitude = words & (self.infinity | self.ft.mantissa_mask)
+        infinite = words & self.sign_bit | 1 << self.ft.mantissa_bits
         coded = torch.where(magnitude == self.infinity, infinite, 0)
         return torch.where(magnitude > self.infinity, self.sign_bit, coded).int()
 
-    def _planes_in_slots(self, words: torch.Tensor, flagged: torch.Tensor) -> torch.Tensor:
-        """int32[blocks, N] -> the flagged planes in order, then zeros: uint8[blocks, bytes]."""
+    def _fill_slots(self, words: torch.Tensor, flagged: torch.Tensor) -> torch.Tensor:
+        """int32[N, blocks] -> the flagged planes in order, then zeros: uint8[blocks, bytes]."""
         planes = self._to_planes(words)
-        # Each flagged plane writes its place into its slot; the others write into a slot that is cut off,
-        # and slots that no plane claims keep the place of a plane of zeros.
-        blocks, width = flagged.shape
-        slot = flagged.cumsum(dim=1) - 1
-        slot = torch.where(flagged & (slot < self.touched), slot, self.touched)
-        source = torch.full((blocks, self.touched + 1), width, dtype=torch.int64, device=self.device)
-        source.scatter_(1, slot, self.position.expand(blocks, -1))
-        return planes.gather(1, source[:, : self.touched]).view(torch.uint8).view(blocks, -1)
+        # Each flagged plane writes its row into its slot; the others write into a slot that is cut off,
+        # and slots that no plane claims keep the row of zeros.
+        slot = self._slots(flagged).clamp(max=self.touched)
+        source = slot.new_full((self.touched + 1, slot.shape[1]), self.ft.width)
+        source.scatter_(0, slot, self.row_of_plane.expand_as(slot))
+        slots = planes.gather(1, source[: self.touched].expand(self.groups, -1, -1))
+        return slots.permute(2, 1, 0).contiguous().view(torch.uint8).view(slot.shape[1], -1)
+
+    def _slots(self, flagged: torch.Tensor) -> torch.Tensor:
+        """Which slot each plane lies in, int64[planes, blocks]; one past the last for a zero plane."""
+        count = _running_count(flagged)
+        return torch.where(flagged, count - 1, self.touched).long()
 
     def _to_planes(self, words: torch.Tensor) -> torch.Tensor:
-        """int32[blocks, N] -> rows[blocks, planes + 1], ordered by ``position``; the last is zero."""
-        blocks, n = words.shape
-        size = self.bytes_per_value
-        octets = torch.empty((size, blocks, n), dtype=torch.uint8, device=self.device)
-        for i in range(size):
-            octets[i] = words >> 8 * (size - 1 - i)
-        _transpose_8x8(octets.view(torch.int64))
-        planes = torch.zeros((blocks, 8 * size + 1, n // 8), dtype=torch.uint8, device=self.device)
-        by_bit = octets.view(size, blocks, n // 8, 8).permute(1, 0, 3, 2)
-        planes[:, :-1].view(blocks, size, 8, n // 8).copy_(by_bit)
-        return planes.view(self.row_dtype).view(blocks, -1)
+        """int32[N, blocks] -> rows[groups, planes + 1, blocks], least weight first, then zeros."""
+        width, blocks = self.ft.width, words.shape[1]
+        planes = words.new_zeros((self.groups, width + 1, blocks), dtype=self.row_dtype)
+        if self.fmt.block == 16:
+            _transpose_bits(words.view(1, 16, blocks))
+            planes[0, :16] = words
+            if width == 32:
+                planes[0, 16:32] = words >> 16
+        elif width == 32:
+            planes[:, :32] = words.view(-1, 32, blocks)
+            _transpose_bits(planes[:, :32])
+        else:  # two 16x16 matrices side by side
+            halves = words.view(-1, 2, 16, blocks)
+            torch.bitwise_or(halves[:, 0], halves[:, 1] << 16, out=planes[:, :16])
+            _transpose_bits(planes[:, :16])
+        return planes
 
     # Decompressing.
 
-    def invalid(self, headers: torch.Tensor) -> torch.Tensor:
+    def decompress(self, stored: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Decompress uint8[blocks, target] into words[blocks, N]; return which headers are invalid.
+
+        What an invalid block decodes to is undefined, but nothing out of bounds is read or written.
+        """
+        blocks, header = len(stored), self.fmt.header_bytes
+        base = stored[:, 0].int()
+        flagged = ((stored[:, None, 1:header].permute(2, 1, 0) & self.byte_weights) != 0).view(-1, blocks)
+        slots = stored.new_zeros((blocks, (self.touched + 1) * self.fmt.plane_bytes))
+        slots[:, : self.target - header] = stored[:, header:]
+        slots = slots.view(self.row_dtype).view(blocks, -1, self.groups).permute(2, 1, 0).contiguous()
+        slot = self._slots(flagged).clamp_(max=self.touched)
+        words = self._from_planes(slots.gather(1, slot.flip(0).expand(self.groups, -1, -1)))
+
+        # Valid deltas never carry out of the exponent field when the base is added.
+        not_zero = (words & self.infinity).neg_().bitwise_right_shift_(31)
+        decoded = words + not_zero.bitwise_and_((base - 1).clamp(min=0) << self.ft.mantissa_bits)
+        special = base == 0
+        if self.fmt.has_specials_blocks and self._maybe(special):
+            decoded = torch.where(special, self._decode_specials(words), decoded)
+        rows.copy_(decoded.to(self.word_dtype).t())
+        return self._invalid(base, flagged)
+
+    def _invalid(self, base: torch.Tensor, flagged: torch.Tensor) -> torch.Tensor:
         """Which headers no encoder produces, as in golden's ``check_headers``: bool[blocks]."""
-        fmt, ft = self.fmt, self.fmt.float_type
-        base = headers[:, 0].long()
-        flagged = self._flagged(headers)
-        flags = (flagged * self.weights).sum(dim=1)
+        fmt, ft = self.fmt, self.ft
+        flags = _or_rows(flagged.int() * self.weights)
         exponent = flags >> ft.mantissa_bits & ft.exponent_max
-        width = _bit_length(exponent)
-        contiguous = exponent == (1 << width) - 1
-        highest = base + torch.where(width > 0, 1 << (width - 1).clamp(min=0), 1) - 1
-        valid = contiguous & (base >= 1) & (highest <= ft.exponent_max) & ((width > 0) | (base == 1))
-        stored = flagged.sum(dim=1)
-        mantissa = flagged[:, -ft.mantissa_bits :].sum(dim=1)
-        valid &= (stored - mantissa <= fmt.slots) & ((mantissa == 0) | (stored <= self.touched))
+        width = self.bit_length[exponent.long()]
+        highest = base + torch.where(width > 0, self.one << (width - 1).clamp(min=0), self.one) - 1
+        valid = exponent & (exponent + 1) == 0
+        valid &= (base >= 1) & (highest <= ft.exponent_max) & ((width > 0) | (base == 1))
+        count = _running_count(flagged)
+        stored, above_mantissa = count[-1], count[ft.exponent_bits]
+        valid &= above_mantissa <= fmt.slots
+        valid &= (stored == above_mantissa) | (stored <= self.touched)
         if fmt.has_specials_blocks:
-            valid |= (base == 0) & (flags == fmt.specials_flags)
+            valid |= (base == 0) & (flags == _int32(fmt.specials_flags))
         return ~valid
 
-    def decompress(self, stored: torch.Tensor, values: torch.Tensor) -> None:
-        """Decompress uint8[blocks, target] with valid headers into a chunk of values[blocks, N]."""
-        ft = self.fmt.float_type
-        words = self._from_planes(self._planes_of_slots(stored))
-        base = stored[:, 0].int()
-        # Valid deltas never carry out of the exponent field when the base is added.
-        shift = ((base - 1).clamp(min=0) << ft.mantissa_bits)[:, None]
-        decoded = words + shift * ((words & self.infinity) != 0)
-        if self.fmt.has_specials_blocks:
-            special = (base == 0)[:, None]
-            if self._maybe(special):
-                decoded = torch.where(special, self._decode_specials(words), decoded)
-        values.view(torch.int32 if self.bytes_per_value == 4 else torch.int16).copy_(decoded)
+    def _from_planes(self, planes: torch.Tensor) -> torch.Tensor:
+        """rows[groups, planes, blocks], least weight first -> int32[N, blocks]. Reuses ``planes``."""
+        width, blocks = self.ft.width, planes.shape[2]
+        if self.fmt.block == 16:
+            words = planes[0, :16].int().bitwise_and_(0xFFFF)
+            if width == 32:
+                words |= planes[0, 16:].int() << 16
+            _transpose_bits(words.view(1, 16, blocks))
+            return words
+        _transpose_bits(planes)
+        if width == 32:
+            return planes.view(-1, blocks)
+        halves = torch.stack([planes & 0xFFFF, planes >> 16 & 0xFFFF], dim=1)
+        return halves.view(-1, blocks)
 
     def _decode_specials(self, words: torch.Tensor) -> torch.Tensor:
         sign = words & self.sign_bit
-        is_infinity = (words & 1 << self.mantissa_bits) != 0
-        nan = torch.where(sign != 0, self.infinity | self.fmt.float_type.quiet_bit, 0)
+        is_infinity = (words & 1 << self.ft.mantissa_bits) != 0
+        nan = torch.where(sign != 0, self.infinity | self.ft.quiet_bit, 0)
         return torch.where(is_infinity, sign | self.infinity, nan).int()
-
-    def _flagged(self, headers: torch.Tensor) -> torch.Tensor:
-        """uint8[blocks, header bytes] -> bool[blocks, planes]."""
-        return ((headers[:, 1:, None] & self.byte_weights) != 0).view(len(headers), -1)
-
-    def _planes_of_slots(self, stored: torch.Tensor) -> torch.Tensor:
-        """uint8[blocks, target] -> rows[blocks, planes], ordered by ``position``."""
-        blocks, header = len(stored), self.fmt.header_bytes
-        slots = torch.zeros((blocks, (self.touched + 1) * self.fmt.plane_bytes), dtype=torch.uint8)
-        slots = slots.to(self.device)
-        slots[:, : self.target - header] = stored[:, header:]
-        flagged = self._flagged(stored[:, :header])
-        slot = torch.where(flagged, flagged.cumsum(dim=1) - 1, self.touched)
-        return slots.view(self.row_dtype).gather(1, slot[:, self.position])
-
-    def _from_planes(self, planes: torch.Tensor) -> torch.Tensor:
-        """The inverse of ``_to_planes``, without its last row."""
-        blocks, n, size = len(planes), self.fmt.block, self.bytes_per_value
-        rows = planes.view(torch.uint8).view(blocks, size, 8, n // 8)
-        octets = rows.permute(1, 0, 3, 2).contiguous().view(size, blocks, n)
-        _transpose_8x8(octets.view(torch.int64))
-        words = octets[0].int()
-        for octet in octets[1:]:
-            words = words.bitwise_left_shift_(8).bitwise_or_(octet)
-        return words
 
     def _maybe(self, mask: torch.Tensor) -> bool:
         """Whether a rare case has to be handled. On a GPU, asking would cost more than handling it."""
         return self.device.type != "cpu" or bool(mask.any())
 
 
-
-def _fold(combine, words: torch.Tensor) -> torch.Tensor:
-    """Reduce rows of a power-of-two length: [blocks, N] -> [blocks]."""
-    while words.shape[1] > 1:
-        half = words.shape[1] // 2
-        words = combine(words[:, :half], words[:, half:])
-    return words[:, 0]
+def _int32(word: int) -> int:
+    """The signed number with the same 32 bits."""
+    word &= 0xFFFFFFFF
+    return word - (1 << 32) if word >> 31 else word
 
 
-def _transpose_8x8(matrices: torch.Tensor) -> None:
-    """Transpose every 8x8 bit matrix of an int64 tensor in place."""
-    for shift, mask in _SWAPS:
-        swap = (matrices >> shift).bitwise_xor_(matrices).bitwise_and_(mask)
-        matrices ^= swap
-        matrices ^= swap.bitwise_left_shift_(shift)
+def _or_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Bitwise or of all rows, whose number is a power of two: [rows, blocks] -> [blocks]."""
+    while len(rows) > 1:
+        half = len(rows) // 2
+        rows = rows[:half] | rows[half:]
+    return rows[0]
 
 
-def _bit_length(numbers: torch.Tensor) -> torch.Tensor:
-    """int.bit_length of each small non-negative number, int64."""
-    return torch.frexp(numbers.float())[1].long()
+def _running_count(flagged: torch.Tensor) -> torch.Tensor:
+    """For each plane how many are flagged down to it: bool[planes, blocks] -> int8[planes, blocks]."""
+    count = flagged.to(torch.int8)
+    distance = 1
+    while distance < len(count):
+        count[distance:] += count[:-distance].clone()
+        distance *= 2
+    return count
+
+
+def _planes_within(count: torch.Tensor, slots: int) -> torch.Tensor:
+    """How many planes, zero planes included, come before the one that no slot is left for."""
+    return (count <= slots).sum(dim=0, dtype=torch.int8).long()
+
+
+def _transpose_bits(matrices: torch.Tensor) -> None:
+    """Transpose every bit matrix in place: int32[matrices, rows, blocks], rows 32, or 16 for two 16x16.
+
+    Bit ``c`` of row ``r`` changes places with bit ``r`` of row ``c``.
+    """
+    count, rows, blocks = matrices.shape
+    for size, mask in _SWAPS:
+        if size < rows:
+            pairs = matrices.unflatten(1, (rows // (2 * size), 2, size))
+            upper, lower = pairs[:, :, 0], pairs[:, :, 1]
+            swap = (upper >> size).bitwise_xor_(lower).bitwise_and_(mask)
+            lower ^= swap
+            upper ^= swap.bitwise_left_shift_(size)

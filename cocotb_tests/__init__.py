@@ -1,0 +1,1 @@
+"""Benches that hold the generated Verilog against golden/, bit for bit, in Verilator and Icarus."""

@@ -1,0 +1,141 @@
+"""Tensors to put through the engines: random floats, hostile blocks and real activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from golden import PlaneFormat
+
+Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
+
+
+def blocks(fmt: PlaneFormat, count: int, rng: np.random.Generator, activations: Path | None) -> np.ndarray:
+    """``count`` blocks of all kinds in random order, as the format's NumPy type, [count, N].
+
+    Args:
+        activations: an ``.npz`` of float32 arrays; a quarter of the blocks is taken from it.
+    """
+    made = [kind(fmt, count // len(KINDS) + 1, rng) for kind in KINDS]
+    synthetic = np.concatenate(made).astype(fmt.float_type.bits).view(fmt.float_type.array)
+    rng.shuffle(synthetic)
+    real = captured(fmt, count // 4, rng, activations) if activations else synthetic[:0]
+    mixed = np.concatenate([real, synthetic[: count - len(real)]])
+    rng.shuffle(mixed)
+    return mixed
+
+
+def captured(fmt: PlaneFormat, count: int, rng: np.random.Generator, path: Path) -> np.ndarray:
+    """Blocks cut at random from the arrays that a GPT-2 training step saved."""
+    with np.load(path) as arrays:
+        values = np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
+    whole = values[: len(values) // fmt.block * fmt.block].reshape(-1, fmt.block)
+    with np.errstate(over="ignore"):
+        return whole[rng.integers(0, len(whole), count)].astype(fmt.float_type.array)
+
+
+def tensor_lengths(count: int, block: int, rng: np.random.Generator) -> list[int]:
+    """Lengths in values that cut ``count`` blocks into tensors, some of them with a tail block."""
+    lengths = []
+    while count > 0:
+        size = min(int(rng.choice([1, 1, 2, 3, 5, 17, 60])), count)
+        tail = int(rng.integers(1, block + 1)) if rng.random() < 0.5 else block
+        lengths.append((size - 1) * block + tail)
+        count -= size
+    return lengths
+
+
+def _fields(fmt: PlaneFormat, sign, exponent, mantissa) -> Blocks:
+    ft = fmt.float_type
+    wide = [np.asarray(part).astype(np.uint64) for part in (sign, exponent, mantissa)]
+    return wide[0] << np.uint64(ft.width - 1) | wide[1] << np.uint64(ft.mantissa_bits) | wide[2]
+
+
+def _random_fields(fmt: PlaneFormat, count: int, rng: np.random.Generator):
+    shape = (count, fmt.block)
+    sign = rng.integers(0, 2, shape)
+    return shape, sign, rng.integers(0, fmt.float_type.mantissa_mask + 1, shape)
+
+
+def _any_bits(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Random floats of every exponent, NaNs and infinities among them."""
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    return _fields(fmt, sign, rng.integers(0, fmt.float_type.exponent_max + 1, shape), mantissa)
+
+
+def _narrow(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Exponents within a range of every width, at every place, with and without zeros and signs."""
+    ft = fmt.float_type
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    span = rng.integers(1, 1 << rng.integers(0, ft.exponent_bits + 1, (count, 1)), endpoint=True)
+    span = np.minimum(span, ft.exponent_max - 1)
+    lowest = rng.integers(1, ft.exponent_max - span + 1)
+    exponent = lowest + rng.integers(0, span, shape)
+    sign &= rng.integers(0, 2, (count, 1))
+    zero = rng.random(shape) < rng.choice([0, 0.1, 0.9], (count, 1))
+    return np.where(zero, 0, _fields(fmt, sign, exponent, mantissa)).astype(np.uint64)
+
+
+def _sparse_mantissas(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Few mantissa planes in use, with gaps between them, so that carries meet zero planes."""
+    ft = fmt.float_type
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    mask = rng.integers(0, ft.mantissa_mask + 1, (count, 1)) | rng.integers(0, ft.mantissa_mask + 1, (count, 1))
+    ones = rng.random((count, 1)) < 0.3
+    mantissa = np.where(ones & (rng.random(shape) < 0.9), ft.mantissa_mask, mantissa) & mask
+    middle = ft.exponent_max // 2
+    return _fields(fmt, sign, rng.integers(middle, middle + 4, shape), mantissa)
+
+
+def _rounds_up(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit."""
+    ft = fmt.float_type
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    half = np.int64(1) << rng.integers(0, ft.mantissa_bits, shape)
+    tie = mantissa & ~(2 * half - 1) | half
+    mantissa = np.where(rng.random(shape) < 0.5, ft.mantissa_mask & ~(half - 1), tie)
+    return _fields(fmt, sign, ft.exponent_max // 2, mantissa)
+
+
+def _specials(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """A few NaNs (quiet, signalling, with payloads) and infinities among ordinary values."""
+    ft = fmt.float_type
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    special = rng.random(shape) < rng.choice([0.03, 0.3, 1], (count, 1))
+    infinite = rng.random(shape) < rng.choice([0, 0.5, 1], (count, 1))
+    payload = np.where(infinite, 0, np.where(rng.random(shape) < 0.3, 1, mantissa))
+    exponent = np.where(special, ft.exponent_max, rng.integers(0, ft.exponent_max, (count, 1)))
+    sign &= rng.integers(0, 2, (count, 1))
+    return _fields(fmt, sign, exponent, np.where(special, payload, mantissa))
+
+
+def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """All zero, all -0.0, all equal, subnormal, one outlier, the largest finite value."""
+    ft = fmt.float_type
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    exponent = rng.integers(0, ft.exponent_max, (count, 1))
+    equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
+    outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
+    outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
+    choices = [
+        np.zeros(shape),
+        _fields(fmt, np.ones(shape), 0, 0),
+        equal,
+        _fields(fmt, sign, 0, mantissa),
+        outlier,
+        np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
+    ]
+    return np.choose(rng.integers(0, len(choices), (count, 1)), choices).astype(np.uint64)
+
+
+KINDS: tuple[Callable[[PlaneFormat, int, np.random.Generator], Blocks], ...] = (
+    _any_bits,
+    _narrow,
+    _narrow,
+    _sparse_mantissas,
+    _rounds_up,
+    _specials,
+    _degenerate,
+)
