@@ -86,7 +86,10 @@ def mismatches(words: list[Word], expected: bytes, errors: set[int] = frozenset(
         blocks = range(i * size // block, -(-(i + 1) * size // block))
         should_err = any(b in errors for b in blocks)
         is_last = (i + 1) * size == len(expected)
-        if word.data != expected[i * size : (i + 1) * size] or (word.last, word.error) != (is_last, should_err):
+        if word.data != expected[i * size : (i + 1) * size] or (word.last, word.error) != (
+            is_last,
+            should_err,
+        ):
             bad.update(blocks)
     return len(bad)
 
@@ -181,7 +184,9 @@ async def invalid_headers_give_zeros_and_an_error(dut):
     for _ in range(60):
         stored = fmt.compress(stimulus.blocks(fmt, 20, rng, TASK.activations).reshape(-1))
         hit = np.flatnonzero(rng.random(len(stored)) < 0.5)
-        stored[hit, rng.integers(0, fmt.header_bytes, len(hit))] ^= rng.integers(1, 256, len(hit)).astype(np.uint8)
+        stored[hit, rng.integers(0, fmt.header_bytes, len(hit))] ^= rng.integers(1, 256, len(hit)).astype(
+            np.uint8
+        )
         # Of a word's fill only an all-zero header is told from a block: keep those for the middle.
         stored[-1, 0] |= not stored[-1, : fmt.header_bytes].any()
         invalid = fmt.check_headers(stored[:, : fmt.header_bytes])

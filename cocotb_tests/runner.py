@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+import cocotb
 from cocotb_tools.runner import Runner, Verilator, get_runner
 
 from gen import toolchain
 from gen.config import Config
-from gen.verilog import PARTS, module_name, verilog_text
+from gen.verilog import PARTS, digest, module_name, verilog_text
+from rtl import Engine
 
 SIMULATORS = ("verilator", "icarus")
 
@@ -43,11 +43,14 @@ class _PortsOnlyVerilator(Verilator):
     costs several times in speed."""
 
     def _build_command(self) -> list[list[str]]:
-        return [[word for word in command if word != "--public-flat-rw"] for command in super()._build_command()]
+        return [
+            [word for word in command if word != "--public-flat-rw"] for command in super()._build_command()
+        ]
 
 
 def run(
-    configs: list[Config],
+    config: Config,
+    part: str,
     folder: Path,
     *,
     blocks: int,
@@ -55,12 +58,13 @@ def run(
     simulator: str,
     waves: bool,
     activations: Path | None,
-) -> Iterator[Row]:
-    """Run all benches on both engines of each configuration.
+) -> Row:
+    """Run all benches on one engine.
 
     Args:
-        folder: where simulators and logs go; a simulator is built again only if its Verilog changed.
-        blocks: random and real blocks to compare with golden/, for each engine.
+        config, part: which engine: "compressor" or "decompressor".
+        folder: where simulators and logs go; a simulator is built again only if its sources changed.
+        blocks: random and real blocks to compare with golden/.
         seed: of stimulus and stalls.
         waves: leave a waveform beside the log.
         activations: an ``.npz`` of real activations to mix in.
@@ -69,49 +73,43 @@ def run(
         BenchError: a bench failed or found a mismatch.
         gen.toolchain.ToolError: there is no C++ compiler.
     """
-    for config in configs:
-        verilog = verilog_text(config)
-        for part in PARTS:
-            place = folder / simulator / config.slug / part
-            runner = _build(verilog, module_name(config, part), place, simulator, waves)
-            results = place / "results.json"
-            results.unlink(missing_ok=True)
-            task = {
-                "part": part,
-                "fmt": asdict(config.fmt),
-                "bus_bytes": config.bus_bytes,
-                "latency": PARTS[part](config.fmt, config.bus_bytes).latency,
-                "blocks": blocks,
-                "seed": seed,
-                "activations": str(activations.resolve()) if activations else None,
-                "results": str(results.resolve()),
-            }
-            _test(runner, task, module_name(config, part), place, waves)
-            yield Row(config.name, part, simulator, **json.loads(results.read_text()))
+    place = folder / simulator / config.slug / part
+    place.mkdir(parents=True, exist_ok=True)
+    runner = _build(config, part, place, simulator, waves)
+    results = place / "results.json"
+    results.unlink(missing_ok=True)
+    task = {
+        "part": part,
+        "fmt": asdict(config.fmt),
+        "bus_bytes": config.bus_bytes,
+        "latency": PARTS[part].latency(Engine(config.fmt, config.bus_bytes)),
+        "blocks": blocks,
+        "seed": seed,
+        "activations": str(activations.resolve()) if activations else None,
+        "results": str(results.resolve()),
+    }
+    _test(runner, task, module_name(config, part), place, waves)
+    return Row(config.name, part, simulator, **json.loads(results.read_text()))
 
 
-def _build(verilog: str, top: str, place: Path, simulator: str, waves: bool) -> Runner:
+def _build(config: Config, part: str, place: Path, simulator: str, waves: bool) -> Runner:
     toolchain.cxx()
     os.environ |= toolchain.environment()
     os.environ["MAKEFLAGS"] = " ".join(toolchain.MAKE_VARIABLES)
     runner = _PortsOnlyVerilator() if simulator == "verilator" else get_runner(simulator)
-    place.mkdir(parents=True, exist_ok=True)
-    source, stamp = place / "engine.v", place / "built"
-    ports = place / "ports.vlt"
-    recipe = hashlib.sha256(f"{verilog}{waves}{Path(__file__).read_text()}".encode()).hexdigest()
-    build_arguments = []
-    sources = [source]
-    if simulator == "verilator":
-        ports.write_text(f'`verilator_config\npublic_flat_rw -module "{top}" -port "*"\n')
-        sources = [ports, source]
-        build_arguments = ["-Wno-fatal", "-O3", *(["--trace-fst"] if waves else [])]
+    top = module_name(config, part)
+    source, ports, stamp = place / "engine.v", place / "ports.vlt", place / "digest"
+    recipe = f"{digest(config)} {waves} {cocotb.__version__}"
     if not stamp.exists() or stamp.read_text() != recipe:
+        stamp.unlink(missing_ok=True)
         shutil.rmtree(place / "model", ignore_errors=True)
-        source.write_text(verilog)
+        source.write_text(verilog_text(config))
+        ports.write_text(f'`verilator_config\npublic_flat_rw -module "{top}" -port "*"\n')
+    is_verilator = simulator == "verilator"
     runner.build(
-        sources=sources,
+        sources=[ports, source] if is_verilator else [source],
         hdl_toplevel=top,
-        build_args=build_arguments,
+        build_args=["-Wno-fatal", "-O3", *(["--trace-fst"] if waves else [])] if is_verilator else [],
         build_dir=place / "model",
         waves=waves,
         timescale=("1ns", "1ns"),

@@ -82,7 +82,9 @@ def _sparse_mantissas(fmt: PlaneFormat, count: int, rng: np.random.Generator) ->
     """Few mantissa planes in use, with gaps between them, so that carries meet zero planes."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
-    mask = rng.integers(0, ft.mantissa_mask + 1, (count, 1)) | rng.integers(0, ft.mantissa_mask + 1, (count, 1))
+    mask = rng.integers(0, ft.mantissa_mask + 1, (count, 1)) | rng.integers(
+        0, ft.mantissa_mask + 1, (count, 1)
+    )
     ones = rng.random((count, 1)) < 0.3
     mantissa = np.where(ones & (rng.random(shape) < 0.9), ft.mantissa_mask, mantissa) & mask
     middle = ft.exponent_max // 2

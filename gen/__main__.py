@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from golden import PlaneFormat
+from rtl import Engine
 from torch_bridge.backends.verilated import library_path
 
 from . import library, verilog
@@ -23,13 +24,17 @@ def _parser() -> argparse.ArgumentParser:
     of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
     of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
     of_format.add_argument("--rounding", help="nearest or truncate (default: nearest)")
-    of_format.add_argument("--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)")
+    of_format.add_argument(
+        "--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)"
+    )
 
     make = commands.add_parser(
         "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
     )
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
-    make.add_argument("-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)")
+    make.add_argument(
+        "-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)"
+    )
 
     build = commands.add_parser(
         "library", parents=[of_format], help="build the library of the verilated backend"
@@ -45,7 +50,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         if getattr(arguments, name) is not None
     }
     config = Config(PlaneFormat(**given), arguments.bus_bytes or 64)
-    verilog.PARTS["compressor"](config.fmt, config.bus_bytes)  # raises if the bus width is wrong
+    Engine(config.fmt, config.bus_bytes)  # raises if there is no such engine
     return config
 
 

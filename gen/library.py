@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from . import toolchain
 from .config import Config
-from .verilog import PARTS, module_name, verilog_text
+from .verilog import PARTS, digest, module_name, verilog_text
 
 _SOURCE = Path(__file__).with_name("library.cpp")
 
@@ -19,21 +18,29 @@ def build(config: Config, path: Path) -> None:
         gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
     """
     compiler = toolchain.cxx()
-    verilog = verilog_text(config)
-    recipe = Path(__file__).read_text() + _SOURCE.read_text()
-    stamp = hashlib.sha256((verilog + recipe).encode()).hexdigest()
-    stamp_file = path.with_suffix(".sha256")
-    if path.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
+    stamp = path.with_suffix(".digest")
+    if path.exists() and stamp.exists() and stamp.read_text() == digest(config):
         return
 
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "engines.v"
-    source.write_text(verilog)
+    source.write_text(verilog_text(config))
     archives = []
     for part in PARTS:
         model = f"V{part}"
-        command = ["verilator", "--cc", "--build", "-j", "2", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
+        command = [
+            "verilator",
+            "--cc",
+            "--build",
+            "-j",
+            "2",
+            "-O3",
+            "--x-assign",
+            "fast",
+            "--x-initial",
+            "fast",
+        ]
         command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC -O2", "--prefix", model]
         for variable in toolchain.MAKE_VARIABLES:
             command += ["-MAKEFLAGS", variable]
@@ -56,4 +63,4 @@ def build(config: Config, path: Path) -> None:
         ],
         log=folder / "library.log",
     )
-    stamp_file.write_text(stamp)
+    stamp.write_text(digest(config))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import amaranth
 from amaranth.back import verilog
 
-from rtl import Compressor, Decompressor
+from rtl import Compressor, Decompressor, Engine
 
 from . import toolchain
 from .config import Config
@@ -23,7 +25,10 @@ WAIVERS = {
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
 
-PARTS = {"compressor": Compressor, "decompressor": Decompressor}
+PARTS: dict[str, type[Compressor] | type[Decompressor]] = {
+    "compressor": Compressor,
+    "decompressor": Decompressor,
+}
 
 
 def module_name(config: Config, part: str) -> str:
@@ -34,12 +39,24 @@ def module_name(config: Config, part: str) -> str:
 def verilog_text(config: Config) -> str:
     """Self-contained Verilog of both engines of a configuration."""
     modules = [
-        verilog.convert(PARTS[part](config.fmt, config.bus_bytes), name=module_name(config, part), emit_src=False)
+        verilog.convert(
+            PARTS[part](config.fmt, config.bus_bytes), name=module_name(config, part), emit_src=False
+        )
         for part in PARTS
     ]
     fmt = config.fmt
     title = f"bitstash {config.name}: {fmt.dtype}, blocks of {fmt.block} values ({fmt.raw_bytes} bytes) to "
-    return f"// {title}{fmt.target} bytes, {fmt.rounding}, {config.bus_bytes}-byte buses\n" + "\n".join(modules)
+    return f"// {title}{fmt.target} bytes, {fmt.rounding}, {config.bus_bytes}-byte buses\n" + "\n".join(
+        modules
+    )
+
+
+def digest(config: Config) -> str:
+    """Changes whenever the Verilog of a configuration may: what is built from it can be kept until then."""
+    root = Path(__file__).resolve().parent.parent
+    sources = sorted(path for room in ("golden", "rtl", "gen") for path in (root / room).iterdir())
+    text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources if path.is_file())]
+    return hashlib.sha256("\0".join(text).encode()).hexdigest()
 
 
 def write(config: Config, path: Path) -> None:
@@ -64,8 +81,7 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     """What an integrator needs to know of a configuration's engines."""
     fmt = config.fmt
     raw, target, bus = fmt.raw_bytes, fmt.target, config.bus_bytes
-    engines = {part: PARTS[part](fmt, bus) for part in PARTS}
-    engine = engines["compressor"].engine
+    engine = Engine(fmt, bus)
     return {
         "name": config.name,
         "file": path.name,
@@ -83,7 +99,7 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
                 "module": module_name(config, part),
                 "ports": _ports(bus, error=part == "decompressor"),
                 "uncompressed_bytes_per_cycle": engine.word_bytes,
-                "latency_cycles": engines[part].latency,
+                "latency_cycles": PARTS[part].latency(engine),
             }
             for part in PARTS
         },

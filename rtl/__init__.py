@@ -2,5 +2,6 @@
 
 from .compressor import Compressor
 from .decompressor import Decompressor
+from .engine import Engine
 
-__all__ = ["Compressor", "Decompressor"]
+__all__ = ["Compressor", "Decompressor", "Engine"]

@@ -28,7 +28,7 @@ class Compressor(wiring.Component):
     """Compresses a stream of floats into blocks of exactly ``fmt.target`` bytes.
 
     Throughput: one bus word a cycle while neither end stalls; a block smaller than two bus words
-    takes two cycles. Latency: the first word of a block's output is offered :attr:`latency` cycles
+    takes two cycles. Latency: the first word of a block's output is offered :meth:`latency` cycles
     after the last word of the block was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
@@ -51,10 +51,10 @@ class Compressor(wiring.Component):
         word = word_layout(bus_bytes)
         super().__init__({"i": In(stream.Signature(word)), "o": Out(stream.Signature(word))})
 
-    @property
-    def latency(self) -> int:
+    @staticmethod
+    def latency(engine: Engine) -> int:
         """Cycles: one each for scanner and packer, two for the planner, one a word for the placer."""
-        return 1 + 2 + self.engine.words + 1
+        return 1 + 2 + engine.words + 1
 
     def elaborate(self, platform):
         m = Module()
@@ -64,7 +64,7 @@ class Compressor(wiring.Component):
         m.submodules.placer = placer = _Placer(engine)
         m.submodules.packer = packer = Packer(engine.fmt.target, engine.bus_bytes)
 
-        if engine.word_bytes < engine.bus_bytes:
+        if engine.is_narrow:
             m.submodules.splitter = splitter = Splitter(engine.bus_bytes, engine.word_bytes)
             wiring.connect(m, wiring.flipped(self.i), splitter.i)
             wiring.connect(m, splitter.o, scanner.i)
@@ -469,7 +469,8 @@ class _Placer(wiring.Component):
         is_early = _early_lanes(m, index, engine)
         if fmt.partial:
             early = round_up(fmt.slots + 1, "early")
-            flips = [(e & is_early) | (l & ~is_early) for e, l in zip(early, late, strict=True)]
+            pairs = zip(early, late, strict=True)
+            flips = [(before & is_early) | (behind & ~is_early) for before, behind in pairs]
         else:
             flips = late
         cut = self._cut(slots, is_early)

@@ -25,7 +25,7 @@ class Decompressor(wiring.Component):
     """Decompresses a stream of blocks of ``fmt.target`` bytes, packed end to end.
 
     Throughput: one bus word of values a cycle while neither end stalls; a block smaller than two
-    bus words takes two cycles. Latency: a block's first word is offered :attr:`latency` cycles after the
+    bus words takes two cycles. Latency: a block's first word is offered :meth:`latency` cycles after the
     last word of its compressed bytes was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
@@ -55,14 +55,10 @@ class Decompressor(wiring.Component):
             }
         )
 
-    @property
-    def latency(self) -> int:
-        """Cycles: one for the unpacker, two for the expander, more where words are joined."""
-        return 3 + (self.engine.bus_bytes // self.engine.word_bytes if self._joins else 0)
-
-    @property
-    def _joins(self) -> bool:
-        return self.engine.word_bytes < self.engine.bus_bytes
+    @staticmethod
+    def latency(engine: Engine) -> int:
+        """Cycles: one for the unpacker, two for the expander, and those that join a bus word."""
+        return 3 + (engine.bus_bytes // engine.word_bytes if engine.is_narrow else 0)
 
     def elaborate(self, platform):
         m = Module()
@@ -72,7 +68,7 @@ class Decompressor(wiring.Component):
         m.submodules.expander = expander = _Expander(engine)
         wiring.connect(m, wiring.flipped(self.i), unpacker.i)
         wiring.connect(m, unpacker.o, expander.i)
-        if self._joins:
+        if engine.is_narrow:
             m.submodules.joiner = joiner = Joiner(engine.word_bytes, engine.bus_bytes)
             wiring.connect(m, expander.o, joiner.i)
             wiring.connect(m, joiner.o, wiring.flipped(self.o))

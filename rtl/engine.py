@@ -19,6 +19,7 @@ class Engine:
             at most half a block.
         lanes: values of such a word.
         words: such words of a block, at least two.
+        is_narrow: whether a bus word is more than such a word.
 
     Raises:
         ValueError: the format is lossless, or ``bus_bytes`` is none of the above.
@@ -34,3 +35,4 @@ class Engine:
         self.word_bytes = min(bus_bytes, fmt.raw_bytes // 2)
         self.lanes = 8 * self.word_bytes // fmt.float_type.width
         self.words = fmt.raw_bytes // self.word_bytes
+        self.is_narrow = self.word_bytes < bus_bytes

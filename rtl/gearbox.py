@@ -3,7 +3,7 @@
 from math import gcd
 
 from amaranth import Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .stream import word_layout

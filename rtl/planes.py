@@ -14,7 +14,15 @@ from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
-__all__ = ["PlaneRanks", "Selects", "any_set", "lanes_to_planes", "planes_to_lanes", "reverse_bits", "select_planes"]
+__all__ = [
+    "PlaneRanks",
+    "Selects",
+    "any_set",
+    "lanes_to_planes",
+    "planes_to_lanes",
+    "reverse_bits",
+    "select_planes",
+]
 
 
 def any_set(values) -> Value:

@@ -240,7 +240,7 @@ class _Codec:
         """
         blocks, header = len(stored), self.fmt.header_bytes
         base = stored[:, 0].int()
-        flagged = ((stored[:, None, 1:header].permute(2, 1, 0) & self.byte_weights) != 0).view(-1, blocks)
+        flagged = ((stored[:, None, 1:header].permute(2, 1, 0) & self.byte_weights) != 0).reshape(-1, blocks)
         slots = stored.new_zeros((blocks, (self.touched + 1) * self.fmt.plane_bytes))
         slots[:, : self.target - header] = stored[:, header:]
         slots = slots.view(self.row_dtype).view(blocks, -1, self.groups).permute(2, 1, 0).contiguous()
