@@ -17,6 +17,8 @@ from gen.config import Config
 from gen.verilog import PARTS, digest, module_name, verilog_text
 from rtl import Engine
 
+from .waves import vcd_to_fst
+
 SIMULATORS = ("verilator", "icarus")
 
 
@@ -89,6 +91,8 @@ def run(
         "results": str(results.resolve()),
     }
     _test(runner, task, module_name(config, part), place, waves)
+    if waves and simulator == "verilator":
+        vcd_to_fst(place / "dump.vcd", place / f"{part}.fst")
     return Row(config.name, part, simulator, **json.loads(results.read_text()))
 
 
@@ -109,7 +113,7 @@ def _build(config: Config, part: str, place: Path, simulator: str, waves: bool) 
     runner.build(
         sources=[ports, source] if is_verilator else [source],
         hdl_toplevel=top,
-        build_args=["-Wno-fatal", "-O3", *(["--trace-fst"] if waves else [])] if is_verilator else [],
+        build_args=["-Wno-fatal", "-O3"] if is_verilator else [],
         build_dir=place / "model",
         waves=waves,
         timescale=("1ns", "1ns"),

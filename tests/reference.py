@@ -174,7 +174,7 @@ def encode_specials(p, values):
 
 
 def write(p, base, flagged, coded):
-    """ "The bytes of a block", from its base, its flagged planes and (sign, delta, mantissa) of each value."""
+    """ "The bytes of a block", from its base, flagged planes and (sign, delta, mantissa) of each value."""
     flags = sum(1 << j for j in flagged)
     data = bytes([base]) + flags.to_bytes(p.width // 8, "little")
     for j in flagged:

@@ -20,12 +20,14 @@ PARAMETERS = reference.Parameters("bf16", N, 12, "nearest")
 
 
 def number(text):
-    return float(text.replace("−", "-"))
+    return float(text.replace("\N{MINUS SIGN}", "-"))
 
 
 def rows(columns):
     """The cells of the worked block's table that has that many columns, without its head."""
-    tables = [[c.strip(" `") for c in line[1:-1].split("|")] for line in WORKED.splitlines() if line[:1] == "|"]
+    tables = [
+        [c.strip(" `") for c in line[1:-1].split("|")] for line in WORKED.splitlines() if line[:1] == "|"
+    ]
     return [cells for cells in tables if len(cells) == columns and cells[0][:1].isdigit()]
 
 
@@ -57,7 +59,9 @@ def decode_bf16(data):
 def assert_same_values(found, expected):
     """Equal numbers with equal signs, zeros included."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        assert (float(a), bool(np.signbit(a))) == (float(b), bool(np.signbit(b))), f"value {i} is {a}, not {b}"
+        assert (float(a), bool(np.signbit(a))) == (float(b), bool(np.signbit(b))), (
+            f"value {i} is {a}, not {b}"
+        )
 
 
 def test_the_page_shows_one_whole_block():
@@ -106,7 +110,7 @@ def test_every_row_of_the_plane_table_is_right():
     at = 3
     seen = []
     for name, _, flag, bits, stored, header_flag in PLANES:
-        first, last = (int(n) for n in (name.split("–") * 2)[:2])
+        first, last = (int(n) for n in (name.split("\N{EN DASH}") * 2)[:2])
         for plane in range(first, last + 1):
             seen.append(plane)
             assert flag.startswith("yes") == bool(flagged >> plane & 1), f"plane {plane}"

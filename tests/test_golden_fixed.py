@@ -73,9 +73,9 @@ def assert_promises(fmt, words):
     every(~(in_specials_block & before.finite) | (after.words == 0), "finite becomes +0 in a specials block")
     same_exponent = after.field == before.field
     every(same_exponent | after.zero & before.finite, "a value keeps its exponent or becomes zero")
-    grown = after.mantissa > before.mantissa
     if fmt.rounding == "truncate":
-        every(before.nan | ~grown, "truncation never makes a magnitude larger")
+        smaller = (after.field <= before.field) & (after.mantissa <= before.mantissa)
+        every(before.nan | smaller, "truncation never makes a magnitude larger")
 
     exact = quieted(fmt, words)
     sizes = np.diff(lossless_blocks(fmt, exact).offsets)
@@ -138,8 +138,8 @@ def test_nearest_is_never_farther_off_than_truncation(data):
 def lose_bits(fmt, exact, stored):
     """Groups of values of one block that keep the same planes, as (slice, weights kept, first weight lost).
 
-    ``exact`` is the block with its NaNs quiet. The weight lost is 0 if nothing is lost. Nothing is given for a
-    specials block.
+    ``exact`` is the block with its NaNs quiet. The weight lost is 0 if nothing is lost. A specials block
+    has no groups.
     """
     if stored[0] == 0:
         return
@@ -226,7 +226,7 @@ def test_mantissas_of_all_ones_saturate_and_never_reach_the_next_power_of_two(dt
     ones = 2 ** FIELDS[dtype][1] - 1
     words = np.full((1, block), bits(dtype, mantissa=ones), UINTS[dtype])
     for fmt in every_format([dtype], [block], ["nearest"]):
-        stored, decoded = through(fmt, words)
+        _, decoded = through(fmt, words)
         kept = fmt.slots - 1  # all but the plane of the deltas
         expected = np.full(block, bits(dtype, mantissa=ones & ~(ones >> kept)), UINTS[dtype])
         expected[: fmt.partial] = bits(dtype, mantissa=ones & ~(ones >> (kept + 1)))
@@ -257,7 +257,7 @@ def test_a_block_of_one_zero_comes_back_at_every_target(dtype, word):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_values_stay_equal_where_no_plane_is_stored_in_part(dtype):
-    for word in specials(dtype) + [bits(dtype, mantissa=int("1101110"[: FIELDS[dtype][1]], 2))]:
+    for word in [*specials(dtype), bits(dtype, mantissa=int("1101110"[: FIELDS[dtype][1]], 2))]:
         for fmt in every_format([dtype], [32], ["nearest"]):
             if fmt.partial == 0:
                 _, decoded = through(fmt, np.full((1, 32), word, UINTS[dtype]))
@@ -273,7 +273,7 @@ def test_one_outlier_keeps_its_exponent_and_its_sign(dtype):
         after = Values(fmt, through(fmt, words)[1])
         assert (after.sign[0, 7], after.field[0, 7]) == (1, 2**e - 2), f"{fmt}: {after.words[0, 7]:x}"
         others = np.delete(after.words[0], 7)
-        assert set(others) <= {0} | set(range(1 << m, 2 << m)), f"{fmt}: {others}"
+        assert ((others == 0) | (others >> m == 1)).all(), f"{fmt}: {others}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

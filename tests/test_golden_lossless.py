@@ -6,7 +6,16 @@ from hypothesis import given, settings
 
 from golden import PlaneFormat, RaggedBlocks
 
-from .blocks import BLOCKS, DTYPES, as_values, as_words, assert_same_words, formats_and_blocks, hostile, specials
+from .blocks import (
+    BLOCKS,
+    DTYPES,
+    as_values,
+    as_words,
+    assert_same_words,
+    formats_and_blocks,
+    hostile,
+    specials,
+)
 
 
 def assert_comes_back(fmt, words):

@@ -17,7 +17,7 @@ from ..dtypes import TORCH_DTYPES
 
 # Values worked on at a time: on the CPU the temporaries stay in the cache, on a GPU they stay small
 # beside the activations while a chunk still fills the device.
-_CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 24
+_CPU_CHUNK, _DEVICE_CHUNK = 1 << 17, 1 << 24
 
 # Swaps of sub-matrices that transpose a bit matrix (Warren, Hacker's Delight, 7-3): (size of the
 # sub-matrix, mask of the bits whose place is even in that size). Shifting int32 right copies the sign,

@@ -1,0 +1,57 @@
+# Every target sets up what it needs: a virtual environment in .venv, once.
+# Needs Python 3.11 or newer, a C++ compiler and make; everything else comes as a Python package.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+RUN := $(BIN)/python -m
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint setup compiler verilog sim library train bench clean
+
+help: ## Say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: setup library verilog ## The whole story: Verilog, simulation, training with and without (15 minutes)
+	$(RUN) cocotb_tests --presets
+	$(RUN) torch_bridge demo
+
+test: lint ## Lint, types and all tests
+	$(RUN) pytest -n 2 --dist worksteal
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+verilog: setup ## Verilog of the presets and its manifest, in build/verilog
+	$(RUN) gen verilog
+
+sim: setup ## Every engine against the golden model (SIM=icarus, WAVES=1), in build/sim
+	$(RUN) cocotb_tests
+
+library: setup ## The Verilated engines as a library, for training through the RTL
+	$(RUN) gen library
+
+train: setup ## Train the small GPT-2; ARGS="--help" says how
+	$(RUN) torch_bridge train $(ARGS)
+
+bench: setup ## Speed of the golden model
+	$(RUN) bench.golden_speed
+
+setup: compiler $(READY) ## Only set up
+
+compiler:
+	@for c in "$$CXX" c++ g++ clang++; do \
+	  [ -n "$$c" ] && command -v $${c%% *} >/dev/null && exit 0; done; \
+	  echo "bitstash needs a C++ compiler: install g++ or clang++" >&2; exit 1
+
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
+	  f"bitstash needs Python 3.11 or newer, not {v.major}.{v.minor}: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[rtl,train,dev]'
+	@touch $@
+
+clean: ## Remove what was built, but not .venv
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

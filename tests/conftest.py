@@ -1,0 +1,43 @@
+"""What several test files need, made once: captured activations and Verilated libraries."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """Where the tests build: kept between runs, for nothing is built twice from the same sources."""
+    folder = ROOT / "build" / "test"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def activations(build) -> Path:
+    """Real activations from a training step of the bridge's GPT-2, for the benches."""
+    path = build / "activations.npz"
+
+    with FileLock(path.with_suffix(".lock")):  # the tests run in several processes
+        if not path.exists():
+            from torch_bridge.capture import save_activations
+
+            save_activations(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def verilated_library(build) -> Path:
+    """The default format's library for the ``verilated`` backend; returns $BITSTASH_LIBRARIES."""
+    folder = build / "verilated"
+    folder.mkdir(exist_ok=True)
+    environment = os.environ | {"BITSTASH_LIBRARIES": str(folder)}
+    with FileLock(folder / "lock"):
+        subprocess.run([sys.executable, "-m", "gen", "library"], env=environment, cwd=ROOT, check=True)
+    return folder

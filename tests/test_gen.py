@@ -1,0 +1,109 @@
+"""The generator's command line: what it writes, and what it says to wrong arguments."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gen import toolchain, verilog
+from gen.__main__ import main
+from gen.config import PRESETS, Config
+from golden import PlaneFormat
+
+
+@pytest.fixture(scope="module")
+def small():
+    return Config(PlaneFormat("fp16", 16, 20), bus_bytes=16)
+
+
+def test_any_format_becomes_verilog_that_passes_the_linter(tmp_path, capsys):
+    path = tmp_path / "deep" / "x.v"
+    main(
+        [
+            "verilog",
+            "--dtype",
+            "bf16",
+            "--block",
+            "32",
+            "--target",
+            "24",
+            "--bus-bytes",
+            "16",
+            "-o",
+            str(path),
+        ]
+    )
+    assert capsys.readouterr().out.strip() == str(path)
+    text = path.read_text()
+    for part in ("compressor", "decompressor"):
+        assert f"module bitstash_{part}_bf16_n32_t24_nearest_b16(" in text
+
+
+def test_verilog_names_no_path_of_this_machine(small):
+    text = verilog.verilog_text(small)
+    assert "src =" not in text
+    assert not re.search(r"/(home|root|tmp|usr|work)/", text)
+
+
+def test_the_linter_is_not_asleep(tmp_path, small):
+    path = tmp_path / "x.v"
+    broken = verilog.verilog_text(small).replace("endmodule", "wire [3:0] a; assign b = a; endmodule", 1)
+    path.write_text(broken)
+    with pytest.raises(toolchain.ToolError, match=r"UNDRIVEN|IMPLICIT"):
+        verilog.lint(path, verilog.module_name(small, "compressor"))
+
+
+def test_the_manifest_says_what_an_integrator_needs(tmp_path, small):
+    manifest = json.loads(verilog.write_presets([small], tmp_path).read_text())
+    assert set(manifest["lint"]["waivers"]) == set(verilog.WAIVERS)
+    (entry,) = manifest["configs"]
+    text = (tmp_path / entry["file"]).read_text()
+    assert entry["parameters"] | {"ratio": 1.6} == entry["parameters"]
+    for engine in entry["engines"].values():
+        assert engine["uncompressed_bytes_per_cycle"] == 16
+        header = re.search(rf"module {engine['module']}\((.*?)\);(.*?)endmodule", text, re.DOTALL)
+        assert set(header[1].split(", ")) == set(engine["ports"])
+        for name, port in engine["ports"].items():
+            bits = f"[{port['width'] - 1}:0] " if port["width"] > 1 else ""
+            assert f"  {port['direction']} {bits}{name};" in header[2], name
+
+
+def test_presets_have_the_formats_that_their_names_say():
+    fmt = PRESETS["gpt2-fp32-3.2x"].fmt
+    assert (fmt.dtype, fmt.block, fmt.target) == ("fp32", 64, 80)
+    fmt = PRESETS["gpt2-bf16-2x"].fmt
+    assert (fmt.dtype, fmt.block, fmt.target) == ("bf16", 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype", "fp8"], "dtype must be one of fp32, bf16, fp16, not 'fp8'"),
+        (["--block", "48"], r"block must be one of \(16, 32, 64, 128\), not 48"),
+        (["--target", "20"], "target must be from 21 .* to 256 bytes .*, not 20"),
+        (["--rounding", "up"], "rounding must be one of nearest, truncate, not 'up'"),
+        (["--bus-bytes", "48"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        main(["verilog", *arguments])
+    assert re.search(message, str(stop.value))
+
+
+def test_a_preset_and_a_format_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        main(["verilog", "--preset", "gpt2-fp32-3.2x", "--block", "32"])
+    assert "--preset stands for a whole format" in capsys.readouterr().err
+
+
+def test_a_missing_compiler_is_one_clear_line(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    command = [sys.executable, "-m", "gen", "library", "--target", "81", "-o", "/nonexistent/library.so"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "python -m gen: no C++ compiler found (no-such-compiler): install g++ or clang++"
+    )

@@ -1,0 +1,187 @@
+"""Bad input is an error that names the value."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from golden import PlaneFormat, RaggedBlocks
+
+from .blocks import ARRAYS, BLOCKS, DTYPES, target_range
+
+
+def raises(message):
+    return pytest.raises(ValueError, match=re.escape(message))
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "FP32", "float32", "", None, 32, np.float32, np.dtype(np.float32)])
+def test_unknown_dtype(dtype):
+    with raises(f"dtype must be one of fp32, bf16, fp16, not {dtype!r}"):
+        PlaneFormat(dtype)
+
+
+@pytest.mark.parametrize("block", [0, 1, 8, 48, 256, -64, True, "64", None, 16.5])
+def test_unknown_block(block):
+    with raises(f"block must be one of (16, 32, 64, 128), not {block!r}"):
+        PlaneFormat("fp32", block=block)
+
+
+@pytest.mark.parametrize("rounding", ["down", "Nearest", "", None, 0])
+def test_unknown_rounding(rounding):
+    with raises(f"rounding must be one of nearest, truncate, not {rounding!r}"):
+        PlaneFormat("fp32", rounding=rounding)
+
+
+@pytest.mark.parametrize("target", ["80", 80.0, 79.5, float("nan"), b"80", [80], (80,)])
+def test_a_target_that_is_no_whole_number(target):
+    with raises(f"target must be a number of bytes or None, not {target!r}"):
+        PlaneFormat("fp32", target=target)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_target_too_small_for_header_and_two_bits_a_value_or_larger_than_the_raw_block(dtype, block):
+    low, high = target_range(dtype, block)
+    for target in (low, high, np.int64(high)):
+        assert PlaneFormat(dtype, block, target).target == target
+    for target in (low - 1, high + 1, 0, -1, -high, 1 << 70, True, False):
+        with raises(
+            f"target must be from {low} (header and two bits per value) to {high} bytes (the raw block) "
+            f"for {dtype} and block {block}, not {target!r}"
+        ):
+            PlaneFormat(dtype, block, target)
+
+
+def test_a_format_is_a_value():
+    """Equal whatever integer type its parameters came in, hashable, frozen."""
+    fmt = PlaneFormat("bf16", np.int64(32), np.uint8(40), "truncate")
+    assert fmt == PlaneFormat("bf16", 32, 40, "truncate")
+    assert len({fmt, PlaneFormat("bf16", 32, 40, "truncate")}) == 1
+    assert (type(fmt.block), type(fmt.target)) == (int, int)
+    with pytest.raises(AttributeError):
+        fmt.target = 50
+
+
+def test_the_default_is_fp32_at_3_2x():
+    fmt = PlaneFormat()
+    assert (fmt.dtype, fmt.block, fmt.target, fmt.rounding) == ("fp32", 64, 80, "nearest")
+    assert fmt.raw_bytes / fmt.target == 3.2
+
+
+@pytest.mark.parametrize("call", ["compress", "account"])
+@pytest.mark.parametrize("target", [None, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_another_type(dtype, target, call):
+    fmt = PlaneFormat(dtype, 32, target)
+    others = [np.float64, np.int32, np.uint16, np.uint32, np.uint8, bool, complex, object, ">f4", ">f2"]
+    others += [array for name, array in ARRAYS.items() if name != dtype]
+    for other in others:
+        given = np.zeros(5, other)
+        with raises(f"values must be {np.dtype(ARRAYS[dtype])} for dtype {dtype!r}, not {given.dtype}"):
+            getattr(fmt, call)(given)
+    with raises("not float64"):
+        getattr(fmt, call)([1.0, 2.0])
+    with raises("not <U1"):
+        getattr(fmt, call)("x")
+
+
+@pytest.mark.parametrize(
+    ("stored", "described"),
+    [
+        (np.zeros((2, 80), np.int8), "int8[2, 80]"),
+        (np.zeros((2, 80), np.float32), "float32[2, 80]"),
+        (np.zeros((2, 80), bool), "bool[2, 80]"),
+        (np.zeros((2, 80), np.uint16), "uint16[2, 80]"),
+        (np.zeros((2, 80), object), "object[2, 80]"),
+        (bytes(160), "bytes"),
+        ([[0] * 80] * 2, "list"),
+        (None, "NoneType"),
+        (RaggedBlocks(np.zeros(0, np.uint8), np.zeros(1, np.int64)), "RaggedBlocks"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_stored_blocks_that_are_no_array_of_uint8(stored, described):
+    with raises(f"stored must be an array of uint8, not {described}"):
+        PlaneFormat("fp32", 64, 80).decompress(stored, 128)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 80), (3, 80), (2, 79), (2, 81), (160,), (2, 80, 1), (0, 80), (80, 2), ()]
+)
+def test_a_stored_array_of_the_wrong_size(shape):
+    with raises(f"stored must have shape (2, 80), not {shape}"):
+        PlaneFormat("fp32", 64, 80).decompress(np.ones(shape, np.uint8), (100,))
+
+
+@pytest.mark.parametrize("shape", [-1, (-1,), (2, -64), (-2, -64)])
+@pytest.mark.parametrize("target", [None, 80])
+def test_a_shape_with_negative_sizes(target, shape):
+    fmt = PlaneFormat("fp32", 64, target)
+    stored = fmt.compress(np.ones(64, np.float32))
+    sizes = (shape,) if isinstance(shape, int) else shape
+    with raises(f"shape must have no negative sizes, not {sizes}"):
+        fmt.decompress(stored, shape)
+
+
+FMT = PlaneFormat("bf16", 16, None)  # 3 bytes of header, 2 bytes a plane
+STORED = FMT.compress(np.array([1, -2.5, 3.25, 0] * 12, ml_dtypes.bfloat16))
+DATA, OFFSETS = STORED.data, STORED.offsets
+
+
+def test_the_blocks_that_the_next_tests_tamper_with_are_sound():
+    assert OFFSETS.tolist() == [0, 15, 30, 45]
+    assert FMT.decompress(STORED, 48)[2] == 3.25
+
+
+@pytest.mark.parametrize(
+    ("data", "offsets", "message"),
+    [
+        (DATA, OFFSETS[:-1], "stored must have 3 blocks for this shape, not 2"),
+        (DATA, np.append(OFFSETS, 45), "stored must have 3 blocks for this shape, not 4"),
+        (DATA, OFFSETS.astype(np.int32), "stored.offsets must be int64 of one dimension, not int32[4]"),
+        (DATA, OFFSETS.astype(np.float64), "stored.offsets must be int64 of one dimension, not float64[4]"),
+        (DATA, OFFSETS.astype(np.uint64), "stored.offsets must be int64 of one dimension, not uint64[4]"),
+        (DATA, OFFSETS[None], "stored.offsets must be int64 of one dimension, not int64[1, 4]"),
+        (DATA, OFFSETS.tolist(), "stored.offsets must be int64 of one dimension, not list"),
+        (DATA.astype(np.int8), OFFSETS, "stored.data must be uint8 of one dimension, not int8[45]"),
+        (DATA.reshape(3, 15), OFFSETS, "stored.data must be uint8 of one dimension, not uint8[3, 15]"),
+        (DATA.tobytes(), OFFSETS, "stored.data must be uint8 of one dimension, not bytes"),
+        (DATA[:-1], OFFSETS, "stored.offsets must go from 0 to 44, not from 0 to 45"),
+        (np.append(DATA, DATA[:1]), OFFSETS, "stored.offsets must go from 0 to 46, not from 0 to 45"),
+        (DATA, OFFSETS + 1, "stored.offsets must go from 0 to 45, not from 1 to 46"),
+        (DATA, OFFSETS - 1, "stored.offsets must go from 0 to 45, not from -1 to 44"),
+        (DATA, np.array([0, 30, 15, 45]), "a stored block must have 3 to 35 bytes, not -15"),
+        (DATA, np.array([0, 15, 15, 45]), "a stored block must have 3 to 35 bytes, not 0"),
+        (DATA, np.array([0, 2, 30, 45]), "a stored block must have 3 to 35 bytes, not 2"),
+        (DATA, np.array([0, 3, 6, 45]), "a stored block must have 3 to 35 bytes, not 39"),
+        (DATA, np.array([0, -(2**63), 2**63 - 1, 45]), "a stored block must have 3 to 35 bytes, not -"),
+        (DATA, np.array([0, 14, 30, 45]), "block 0: its header asks for 15 bytes, not 14"),
+        (DATA, np.array([0, 15, 32, 45]), "block 1: its header asks for 15 bytes, not 17"),
+        (np.r_[DATA, DATA[:1]], np.array([0, 15, 30, 46]), "block 2: its header asks for 15 bytes, not 16"),
+    ],
+)  # fmt: skip
+def test_ragged_blocks_that_do_not_fit_together(data, offsets, message):
+    with raises(message):
+        FMT.decompress(RaggedBlocks(data, offsets), 48)
+
+
+@pytest.mark.parametrize(
+    "stored", [DATA, DATA.tobytes(), None, [DATA]], ids=["array", "bytes", "None", "list"]
+)
+def test_anything_but_ragged_blocks_in_lossless_mode(stored):
+    with raises("stored must be RaggedBlocks in the lossless mode, not "):
+        FMT.decompress(stored, 48)
+
+
+def test_ragged_blocks_of_another_shape():
+    with raises("stored must have 4 blocks for this shape, not 3"):
+        FMT.decompress(STORED, 49)
+    with raises("stored must have 0 blocks for this shape, not 3"):
+        FMT.decompress(STORED, 0)
+
+
+def test_the_lossless_mode_has_no_slots():
+    for name in ("slots", "partial"):
+        with raises("the lossless mode has no fixed block size"):
+            getattr(FMT, name)

@@ -1,0 +1,202 @@
+"""Which operation produced a tensor, told by watching the operations themselves.
+
+The hooks of autograd see a saved tensor and not where it comes from: attention's log-sum-exp and the
+statistics of a norm have no ``grad_fn``, and autocast's copy of a weight looks like any activation. So a
+``TorchDispatchMode`` notes, for every storage that an operation fills, which operation that was. It runs
+every operation unchanged, below autograd and autocast, after the kernel has been chosen.
+
+A storage is known by its ``StorageImpl``, and a weak reference is kept to it: while that is held no other
+storage can have the same address, so a freed and reused address is never mistaken for the old tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# (operation, output) of what is small, and ruins gradients when it is not exact. A log-softmax and
+# attention's log-sum-exp cause most of the gradient error when all is compressed (design.md, "Facts").
+_LOG_SOFTMAX, _LOG_SUM_EXP, _NORM = "log-softmax", "log-sum-exp", "norm statistics"
+EXACT_OUTPUTS = {
+    ("_log_softmax", 0): _LOG_SOFTMAX,
+    ("logsumexp", 0): _LOG_SUM_EXP,
+    ("_scaled_dot_product_flash_attention_for_cpu", 1): _LOG_SUM_EXP,
+    ("_scaled_dot_product_flash_attention", 1): _LOG_SUM_EXP,
+    ("_scaled_dot_product_efficient_attention", 1): _LOG_SUM_EXP,
+    ("_scaled_dot_product_cudnn_attention", 1): _LOG_SUM_EXP,
+    ("_scaled_dot_product_fused_attention_overrideable", 1): _LOG_SUM_EXP,
+    ("_flash_attention_forward", 1): _LOG_SUM_EXP,
+    ("_efficient_attention_forward", 1): _LOG_SUM_EXP,
+    ("_cudnn_attention_forward", 1): _LOG_SUM_EXP,
+    ("native_layer_norm", 1): _NORM,
+    ("native_layer_norm", 2): _NORM,
+    ("native_group_norm", 1): _NORM,
+    ("native_group_norm", 2): _NORM,
+    ("native_batch_norm", 1): _NORM,
+    ("native_batch_norm", 2): _NORM,
+    ("_native_batch_norm_legit", 1): _NORM,
+    ("_native_batch_norm_legit", 2): _NORM,
+    ("_batch_norm_with_update", 1): _NORM,
+    ("_batch_norm_with_update", 2): _NORM,
+    ("cudnn_batch_norm", 1): _NORM,
+    ("cudnn_batch_norm", 2): _NORM,
+    ("miopen_batch_norm", 1): _NORM,
+    ("miopen_batch_norm", 2): _NORM,
+    ("_fused_rms_norm", 1): _NORM,
+    ("rsqrt", 0): _NORM,  # how norms written in plain PyTorch end
+}
+
+# Operations whose result is their first argument in other memory or another type.
+_COPIES = ("_to_copy", "clone")
+
+
+@dataclass(slots=True)
+class Origin:
+    """What is known of one storage.
+
+    Attributes:
+        op: name of the operation that last wrote it, without namespace, "" if not seen.
+        exact: why its values must stay as they are, or None.
+        writes: in-place operations seen on it. Unlike ``Tensor._version`` this counts writes through
+            ``.data`` and other tensors that share the memory and not the version counter.
+    """
+
+    op: str = ""
+    exact: str | None = None
+    writes: int = 0
+
+
+class StorageMap:
+    """A map from live storages to their origins, which keeps no storage alive."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[StorageWeakRef, Origin]] = {}
+        self._limit = 1024
+
+    def get(self, storage: torch.UntypedStorage) -> Origin | None:
+        entry = self._entries.get(storage._cdata)
+        return entry[1] if entry else None
+
+    def set(self, storage: torch.UntypedStorage, origin: Origin) -> None:
+        ref = StorageWeakRef(storage)
+        self._entries[ref.cdata] = (ref, origin)
+        if len(self._entries) > self._limit:
+            self._let_go_of_the_dead()
+
+    def _let_go_of_the_dead(self) -> None:
+        for key, (ref, _) in list(self._entries.items()):
+            if ref.expired():
+                self._entries.pop(key, None)
+        self._limit = max(1024, 2 * len(self._entries))
+
+
+class Trace(TorchDispatchMode):
+    """Notes the origin of every storage that is filled while the mode is active.
+
+    Args:
+        module: its parameters and buffers are known as such, and copies of them too.
+
+    Example:
+        >>> with Trace(torch.nn.Linear(2, 2)) as trace:
+        ...     y = torch.log_softmax(torch.ones(3, 3), 0)
+        >>> trace.origin(y).exact
+        'log-softmax'
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._origins = StorageMap()
+        self._constants = StorageMap()
+        self._add_constants(module.parameters(), "parameter")
+        self._add_constants(module.buffers(), "buffer")
+
+    def _add_constants(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        for tensor in tensors:
+            if tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor):
+                self._constants.set(tensor.untyped_storage(), Origin(exact=kind))
+
+    def __enter__(self) -> Trace:
+        # Autocast keeps its copies of weights: those made before now were made unseen.
+        torch.clear_autocast_cache()
+        return super().__enter__()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile need not fall back to eager because this mode watches."""
+        return True
+
+    def origin(self, tensor: torch.Tensor) -> Origin:
+        """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
+        storage = tensor.untyped_storage()
+        seen = self._origins.get(storage)
+        constant = self._constants.get(storage)
+        if constant is None and isinstance(tensor, torch.nn.Parameter):
+            constant = Origin(exact="parameter")
+        if constant is not None:
+            return Origin(seen.op if seen else "", constant.exact, seen.writes if seen else 0)
+        return seen or Origin()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name, is_view, written = _traits(func)
+        for place, key in written:
+            value = args[place] if place < len(args) else (kwargs or {}).get(key)
+            for tensor in _tensors(value):
+                self._note_write(tensor, name)
+        if not is_view and not written:
+            for index, tensor in enumerate(_outputs(result)):
+                if tensor is not None and tensor.layout == torch.strided:
+                    self._origins.set(tensor.untyped_storage(), self._origin_of_output(name, index, args))
+        return result
+
+    def _origin_of_output(self, name: str, index: int, args: tuple[Any, ...]) -> Origin:
+        if name in _COPIES and args and _is_strided(args[0]):
+            source = self.origin(args[0])
+            exact = f"{source.exact} copy" if source.exact in ("parameter", "buffer") else source.exact
+            return Origin(source.op or name, exact)
+        return Origin(name, EXACT_OUTPUTS.get((name, index)))
+
+    def _note_write(self, tensor: torch.Tensor, name: str) -> None:
+        if tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        before = self._origins.get(storage)
+        self._origins.set(storage, Origin(name, None, before.writes + 1 if before else 1))
+
+
+@cache
+def _traits(func: Any) -> tuple[str, bool, tuple[tuple[int, str], ...]]:
+    """Of an operation: its name, whether it only makes views, and the arguments it writes to."""
+    name = func.name().split("::")[-1].split(".")[0]
+    arguments = func._schema.arguments
+    written = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    aliases = any(result.alias_info is not None for result in func._schema.returns)
+    return name, aliases and not written, written
+
+
+def _outputs(result: Any) -> Iterator[torch.Tensor | None]:
+    """The outputs of an operation in their places; what is no tensor is None."""
+    for output in result if isinstance(result, (tuple, list)) else (result,):
+        yield output if isinstance(output, torch.Tensor) else None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
