@@ -18,7 +18,7 @@ class Account:
             fixed-size block). The sum is what is stored.
         header: the header's bits by the part they serve: the base and the exponent flags belong to
             the exponent, each other flag to its plane's part.
-        plain_exponent: bits that the exponents and their share of the header would take in plain
+        plain_exponent: lossless bits that the exponents and their share of the header would take in plain
             base-delta, whose base is the smallest field and which has no code for zero.
     """
 
@@ -35,7 +35,7 @@ class Account:
 
     @property
     def plain_ratio(self) -> dict[str, float]:
-        """The same with plain base-delta for the exponents, without the zero code."""
+        """The same with plain base-delta for the exponents, without the zero code: for the lossless mode."""
         parts = {part: self.stored[part] + self.header[part] for part in PARTS}
         return self._ratios(parts | {"exponent": self.plain_exponent})
 

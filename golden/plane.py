@@ -25,7 +25,7 @@ ROUNDINGS = ("nearest", "truncate")
 _CHUNK_VALUES = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RaggedBlocks:
     """Losslessly compressed blocks: block ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
 
@@ -41,8 +41,9 @@ class RaggedBlocks:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
+        index = operator.index(index)
         if not -len(self) <= index < len(self):
-            raise IndexError(f"block must be within 0 to {len(self) - 1}, not {index}")
+            raise IndexError(f"there are {len(self)} blocks, and none is {index}")
         index %= len(self)
         return self.data[self.offsets[index] : self.offsets[index + 1]]
 
@@ -94,25 +95,24 @@ class PlaneFormat:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        if self.dtype not in FLOAT_TYPES:
+        block, target = _integer(self.block), _integer(self.target)
+        if not isinstance(self.dtype, str) or self.dtype not in FLOAT_TYPES:
             raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
-        if isinstance(self.block, bool) or self.block not in BLOCKS:
+        if block not in BLOCKS:
             raise ValueError(f"block must be one of {BLOCKS}, not {self.block!r}")
-        if self.rounding not in ROUNDINGS:
+        if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
             raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
-        if self.target is not None:
-            try:
-                target = operator.index(self.target)
-            except TypeError:
-                raise ValueError(f"target must be a number of bytes or None, not {self.target!r}") from None
-            if not self.min_target <= target <= self.raw_bytes:
-                raise ValueError(
-                    f"target must be from {self.min_target} (header and two bits per value) to "
-                    f"{self.raw_bytes} bytes (the raw block) for {self.dtype} and block "
-                    f"{self.block}, not {self.target!r}"
-                )
-            object.__setattr__(self, "target", target)
-        object.__setattr__(self, "block", int(self.block))
+        object.__setattr__(self, "block", block)
+        if self.target is None:
+            return
+        if target is None:
+            raise ValueError(f"target must be a number of bytes or None, not {self.target!r}")
+        if not self.min_target <= target <= self.raw_bytes:
+            raise ValueError(
+                f"target must be from {self.min_target} (header and two bits per value) to "
+                f"{self.raw_bytes} bytes (the raw block) for {self.dtype} and block {block}, not {target}"
+            )
+        object.__setattr__(self, "target", target)
 
     # Derived parameters. The RTL and the kernels read these, so that no width is written twice.
 
@@ -210,9 +210,10 @@ class PlaneFormat:
             ValueError: ``stored`` has the wrong type or size for the shape, or a block's header
                 is one that no encoder produces; the message names the block.
         """
-        shape = (shape,) if isinstance(shape, int) else tuple(operator.index(s) for s in shape)
-        if any(s < 0 for s in shape):
-            raise ValueError(f"shape must have no negative sizes, not {shape}")
+        sizes = shape if isinstance(shape, list | tuple) else (shape,)
+        shape = tuple(size for size in map(_integer, sizes) if size is not None and size >= 0)
+        if len(shape) != len(sizes):
+            raise ValueError(f"shape must have sizes from 0 up, not {sizes}")
         blocks = self.blocks(prod(shape))
         rows = self._rows(stored, blocks)
         words = np.empty((blocks, self.block), self.float_type.bits)
@@ -298,7 +299,7 @@ class PlaneFormat:
                 quiet = uint(ft.quiet_bit)
                 words = np.where(magnitude > infinity, words | quiet, words)
                 present[any_nan] |= ft.quiet_bit
-            room = np.minimum(self.slots - any_sign - any_nan, ft.exponent_bits)
+            room = self.slots - any_sign - any_nan
             flushed = width > room
             special = flushed & (room == 0)
             width = np.where(flushed, room, width)
@@ -346,7 +347,7 @@ class PlaneFormat:
         rounded = mantissa + up * step
         # A carry that leaves the stored planes, for a zero plane or the exponent, saturates.
         stray = rounded & ~(flags & ft.mantissa_mask).astype(ft.bits)[:, None]
-        return np.where(stray == 0, kept ^ mantissa ^ rounded, kept)
+        return np.where(stray == 0, kept + up * step, kept)
 
     def _code_specials(self, words: np.ndarray) -> np.ndarray:
         """Two bits a value for a block with NaNs whose target has no room for a third plane."""
@@ -400,8 +401,11 @@ class PlaneFormat:
             raise ValueError(
                 f"stored.offsets must go from 0 to {len(data)}, not from {offsets[0]} to {offsets[-1]}"
             )
-        for size in (sizes[(sizes < self.header_bytes) | (sizes > length)])[:1]:
-            raise ValueError(f"a stored block must have {self.header_bytes} to {length} bytes, not {size}")
+        wrong = np.flatnonzero((sizes < self.header_bytes) | (sizes > length))
+        if len(wrong):
+            raise ValueError(
+                f"block {wrong[0]}: must have {self.header_bytes} to {length} bytes, not {sizes[wrong[0]]}"
+            )
 
         padded = np.pad(data, (0, length))
         places = np.arange(length)
@@ -410,7 +414,9 @@ class PlaneFormat:
             taken = padded[offsets[start:stop, None] + places]
             flags = np.bitwise_count(taken[:, 1 : self.header_bytes]).sum(axis=1, dtype=np.int64)
             asked = self.header_bytes + flags * self.plane_bytes
-            for i in np.flatnonzero(asked != sizes[start:stop])[:1]:
+            wrong = np.flatnonzero(asked != sizes[start:stop])
+            if len(wrong):
+                i = wrong[0]
                 raise ValueError(
                     f"block {start + i}: its header asks for {asked[i]} bytes, not {sizes[start + i]}"
                 )
@@ -435,8 +441,7 @@ class PlaneFormat:
         if self.target is not None:
             stored = np.bitwise_count(flags)
             mantissa = np.bitwise_count(flags & ft.mantissa_mask)
-            valid &= stored - mantissa <= self.slots
-            valid &= (mantissa == 0) | (stored <= self._slots_touched)
+            valid &= (stored - mantissa <= self.slots) & (stored <= self._slots_touched)
         if self.has_specials_blocks:
             valid |= (base == 0) & (flags == self.specials_flags)
         return ~valid
@@ -473,6 +478,16 @@ class PlaneFormat:
         is_infinity = (words & ft.bits.type(1 << ft.mantissa_bits)) != 0
         nan = np.where(sign > 0, infinity | ft.bits.type(ft.quiet_bit), ft.bits.type(0))
         return np.where(is_infinity, sign | infinity, nan)
+
+
+def _integer(number: object) -> int | None:
+    """A Python or NumPy integer as int; None for anything else, booleans too."""
+    if isinstance(number, bool | np.bool_):
+        return None
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _bit_length(numbers: np.ndarray) -> np.ndarray:

@@ -1,24 +1,34 @@
 """The compressor: bus words of floats in, compressed blocks out, one word a cycle.
 
-    i --> [Splitter] --> Scanner --summaries--> Planner --plans--> Placer --blocks--> Packer --> o
-                            `------------- words (queue) ------------^
+    i --> [Splitter] --> Scanner --> Chooser --> Ranker --> Placer --> Packer --> o
+                            |           `------> Coder ------^
+                            `--- delay line -------^
 
-What a block keeps is known only when all of it has been seen. The scanner therefore reduces each block
-to a summary while its words wait in a queue; the planner turns the summary into base, flags and places;
-the placer then sends the words through the plane network, one a cycle, rounding the values on the
-way. The stages work on successive blocks at the same time.
+What a block keeps is known only when all of it has been seen. The scanner therefore reduces each block to
+a summary while its words wait in a delay line. The chooser turns the summary into base and flags, the
+ranker these into places; meanwhile the coder starts to send the words on, their exponents as deltas, and
+the placer moves their bits through the plane network, rounding on the way. The stages work on successive
+blocks at the same time.
 """
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
 from .engine import Engine
 from .gearbox import Packer
-from .planes import PlaneRanks, Selects, any_set, lanes_to_planes, reverse_bits, select_planes
+from .planes import (
+    Selects,
+    all_after,
+    all_ones,
+    any_set,
+    count_in_groups,
+    lanes_to_planes,
+    ranks_from_groups,
+    select_planes,
+)
 from .stream import Splitter, word_layout
 
 __all__ = ["Compressor"]
@@ -53,14 +63,16 @@ class Compressor(wiring.Component):
 
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: one each for scanner and packer, two for the planner, one a word for the placer."""
-        return 1 + 2 + engine.words + 1
+        """Cycles: two for the scanner, one each for chooser and ranker, one a word for the placer."""
+        return 2 + 1 + 1 + engine.words
 
     def elaborate(self, platform):
         m = Module()
         engine = self.engine
         m.submodules.scanner = scanner = _Scanner(engine)
-        m.submodules.planner = planner = _Planner(engine)
+        m.submodules.chooser = chooser = _Chooser(engine)
+        m.submodules.ranker = ranker = _Ranker(engine)
+        m.submodules.coder = coder = _Coder(engine)
         m.submodules.placer = placer = _Placer(engine)
         m.submodules.packer = packer = Packer(engine.fmt.target, engine.bus_bytes)
 
@@ -70,9 +82,12 @@ class Compressor(wiring.Component):
             wiring.connect(m, splitter.o, scanner.i)
         else:
             wiring.connect(m, wiring.flipped(self.i), scanner.i)
-        wiring.connect(m, scanner.summaries, planner.i)
-        wiring.connect(m, planner.o, placer.plans)
-        wiring.connect(m, scanner.words, placer.words)
+        wiring.connect(m, scanner.summaries, chooser.i)
+        wiring.connect(m, chooser.to_ranker, ranker.i)
+        wiring.connect(m, chooser.to_coder, coder.choices)
+        wiring.connect(m, scanner.words, coder.i)
+        wiring.connect(m, ranker.o, placer.plans)
+        wiring.connect(m, coder.o, placer.words)
         wiring.connect(m, placer.o, packer.i)
         wiring.connect(m, packer.o, wiring.flipped(self.o))
         return m
@@ -97,8 +112,11 @@ def _summary_layout(engine: Engine) -> data.StructLayout:
 class _Scanner(wiring.Component):
     """Quiets NaNs, keeps the words for later and reduces each block to a summary.
 
-    Takes a word a cycle. The summary is offered in the cycle after a block's last word was taken.
+    Takes a word a cycle. The summary is offered two cycles after a block's last word was taken: the
+    first reduces each word to a few candidates, the second reduces these and joins the block's words.
     """
+
+    CANDIDATES = 4
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -124,80 +142,109 @@ class _Scanner(wiring.Component):
             m.d.comb += nan.eq(field.all() & mantissa.any())
             nans.append(nan)
             highest.append(field)
-            lowest.append(Mux(field.any(), field, ft.exponent_max))
+            lowest.append(field | (~field.any()).replicate(ft.exponent_bits))
             lanes.append(Cat(lane[: ft.mantissa_bits - 1], mantissa[-1] | nan, lane[ft.mantissa_bits :]))
-
-        word = Signal(_summary_layout(engine))
         used = any_set(lanes)
-        m.d.comb += [
-            word.lowest.eq(_extreme(m, lowest, "lowest", lambda a, b: a < b)),
-            word.highest.eq(_extreme(m, highest, "highest", lambda a, b: a > b)),
-            word.sign.eq(used[-1]),
-            word.nan.eq(Cat(nans).any()),
-            word.mantissa.eq(used[: ft.mantissa_bits]),
-        ]
 
-        # The words that came in while a block is summed up, planned and placed, and the one that leaves.
-        m.submodules.queue = queue = _WordQueue(8 * engine.word_bytes, engine.words + 2)
+        # As many words as come in while a block is summed up and planned, and those of the next block.
+        m.submodules.queue = queue = _DelayLine(8 * engine.word_bytes, engine.words + 2)
         wiring.connect(m, queue.o, wiring.flipped(self.words))
 
+        # The word of the cycle before.
+        has_word = Signal()
+        is_first = Signal(init=1)
+        is_final = Signal()
+        low = [Signal(ft.exponent_bits, name=f"low{i}") for i in range(min(self.CANDIDATES, engine.lanes))]
+        high = [Signal(ft.exponent_bits, name=f"high{i}") for i in range(len(low))]
+        word = Signal(_summary_layout(engine))
         summary = Signal(_summary_layout(engine))
         done = Signal()
         index = Signal(range(engine.words))
+
         can_sum = ~done | self.summaries.ready
+        can_take = ~has_word | can_sum
+        takes = self.i.valid & self.i.ready
         m.d.comb += [
-            self.summaries.valid.eq(done),
-            self.summaries.payload.eq(summary),
-            queue.i.valid.eq(self.i.valid & can_sum),
+            queue.i.valid.eq(self.i.valid & can_take),
             queue.i.payload.eq(Cat(lanes)),
-            self.i.ready.eq(queue.i.ready & can_sum),
+            self.i.ready.eq(queue.i.ready & can_take),
         ]
+        with m.If(can_take):
+            m.d.sync += has_word.eq(takes)
+        with m.If(takes):
+            ends = self.i.p.last | (index == engine.words - 1)
+            m.d.sync += [
+                index.eq(Mux(ends, 0, index + 1)),
+                is_first.eq(index == 0),
+                is_final.eq(ends),
+                Cat(low).eq(Cat(_reduce(m, lowest, len(low), "lowest", min_of))),
+                Cat(high).eq(Cat(_reduce(m, highest, len(high), "highest", max_of))),
+                word.sign.eq(used[-1]),
+                word.nan.eq(Cat(nans).any()),
+                word.mantissa.eq(used[: ft.mantissa_bits]),
+                word.words.eq(index + 1),
+                word.last.eq(self.i.p.last),
+            ]
+
+        # The block so far.
+        m.d.comb += [self.summaries.valid.eq(done), self.summaries.payload.eq(summary)]
         with m.If(self.summaries.ready):
             m.d.sync += done.eq(0)
-        with m.If(self.i.valid & self.i.ready):
-            is_final = self.i.p.last | (index == engine.words - 1)
+        with m.If(has_word & can_sum):
+            (lowest_here,) = _reduce(m, low, 1, "lowest", min_of)
+            (highest_here,) = _reduce(m, high, 1, "highest", max_of)
             m.d.sync += [
                 done.eq(is_final),
-                index.eq(Mux(is_final, 0, index + 1)),
-                summary.words.eq(index + 1),
-                summary.last.eq(self.i.p.last),
+                summary.lowest.eq(min_of(lowest_here, summary.lowest | is_first.replicate(ft.exponent_bits))),
+                summary.highest.eq(max_of(highest_here, Mux(is_first, 0, summary.highest))),
+                summary.sign.eq(word.sign | (summary.sign & ~is_first)),
+                summary.nan.eq(word.nan | (summary.nan & ~is_first)),
+                summary.mantissa.eq(word.mantissa | Mux(is_first, 0, summary.mantissa)),
+                summary.words.eq(word.words),
+                summary.last.eq(word.last),
             ]
-            with m.If(index == 0):
-                m.d.sync += [
-                    summary.lowest.eq(word.lowest),
-                    summary.highest.eq(word.highest),
-                    summary.sign.eq(word.sign),
-                    summary.nan.eq(word.nan),
-                    summary.mantissa.eq(word.mantissa),
-                ]
-            with m.Else():
-                m.d.sync += [
-                    summary.sign.eq(word.sign | summary.sign),
-                    summary.nan.eq(word.nan | summary.nan),
-                    summary.mantissa.eq(word.mantissa | summary.mantissa),
-                ]
-                with m.If(word.lowest < summary.lowest):
-                    m.d.sync += summary.lowest.eq(word.lowest)
-                with m.If(word.highest > summary.highest):
-                    m.d.sync += summary.highest.eq(word.highest)
         return m
 
 
-def _extreme(m: Module, fields: list[Value], name: str, is_better) -> Value:
-    """The extreme of some exponent fields, as a balanced tree of comparisons."""
-    while len(fields) > 1:
+def min_of(a: Value, b: Value) -> Value:
+    return Mux(_is_less(a, b), a, b)
+
+
+def max_of(a: Value, b: Value) -> Value:
+    return Mux(_is_less(a, b), b, a)
+
+
+def _is_less(a: Value, b: Value) -> Value:
+    """``a < b``, as a tree: less in the upper half, or equal there and less in the lower."""
+
+    def compare(low: int, high: int) -> tuple[Value, Value]:
+        if high - low == 1:
+            return ~a[low] & b[low], ~a[low] | b[low]
+        middle = (low + high) // 2
+        (less, not_more), (less_below, not_more_below) = compare(middle, high), compare(low, middle)
+        return less | (not_more & less_below), not_more & (less | not_more_below)
+
+    return compare(0, len(a))[0]
+
+
+def _reduce(m: Module, fields: list[Value], count: int, name: str, better) -> list[Value]:
+    """The best of some exponent fields, by a balanced tree that stops at ``count`` candidates."""
+    while len(fields) > count:
         winners = []
         for i in range(0, len(fields), 2):
             winner = Signal(len(fields[0]), name=f"{name}_of_{len(fields)}_{i}")
-            a, b = fields[i], fields[i + 1]
-            m.d.comb += winner.eq(Mux(is_better(a, b), a, b))
+            m.d.comb += winner.eq(better(fields[i], fields[i + 1]))
             winners.append(winner)
         fields = winners
-    return fields[0]
+    return fields
 
 
-class _WordQueue(wiring.Component):
-    """A queue of words; a full one still takes a word in a cycle in which one leaves."""
+class _DelayLine(wiring.Component):
+    """A queue of words as a row of registers, each word moving up as soon as there is room.
+
+    An empty line offers a word ``depth`` cycles after it was taken. Without read multiplexers it is a
+    quarter smaller than a memory of flip-flops; it holds and passes a word a cycle also when it is full.
+    """
 
     def __init__(self, width: int, depth: int):
         self._width = width
@@ -206,35 +253,33 @@ class _WordQueue(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.memory = memory = Memory(shape=self._width, depth=self._depth, init=[])
-        write = memory.write_port()
-        read = memory.read_port(domain="comb")
-        level = Signal(range(self._depth + 1))
-        put = self.i.valid & self.i.ready
-        take = self.o.valid & self.o.ready
-        m.d.comb += [
-            self.o.valid.eq(level != 0),
-            self.o.payload.eq(read.data),
-            self.i.ready.eq((level != self._depth) | self.o.ready),
-            write.data.eq(self.i.payload),
-            write.en.eq(put),
-        ]
-        m.d.sync += level.eq(level + put - take)
-        for port, moves in ((write, put), (read, take)):
-            place = Signal(range(self._depth), name=f"{'write' if port is write else 'read'}_place")
-            m.d.comb += port.addr.eq(place)
+        words = [Signal(self._width, name=f"word{i}", reset_less=True) for i in range(self._depth)]
+        full = Signal(self._depth)
+        for i, word in enumerate(words):
+            # A word moves up if there is room anywhere above it.
+            moves = Signal(name=f"moves{i}")
+            m.d.comb += moves.eq(~full[i:].all() | self.o.ready)
+            before, comes = (words[i - 1], full[i - 1]) if i else (self.i.payload, self.i.valid)
             with m.If(moves):
-                m.d.sync += place.eq(Mux(place == self._depth - 1, 0, place + 1))
+                m.d.sync += full[i].eq(comes)
+                with m.If(comes):
+                    m.d.sync += word.eq(before)
+            if i == 0:
+                m.d.comb += self.i.ready.eq(moves)
+        m.d.comb += [self.o.valid.eq(full[-1]), self.o.payload.eq(words[-1])]
         return m
 
 
 def _choice_layout(engine: Engine) -> data.StructLayout:
-    """What is kept of a block."""
-    fmt = engine.fmt
+    """What is kept of a block's exponents, and how its words are to be coded."""
+    ft = engine.fmt.float_type
     return data.StructLayout(
         {
-            "base": fmt.float_type.exponent_bits,
-            "flags": fmt.planes,  # before the planes that do not fit are dropped; bit j for plane j
+            "base": ft.exponent_bits,
+            "sign": 1,
+            "exponent": ft.exponent_bits,  # flags of the exponent planes, the last plane's in bit 0
+            "mantissa": ft.mantissa_bits,  # flags of the mantissa planes, the first plane's in bit 0
+            "counts": 3 * ft.mantissa_bits,  # see count_in_groups
             "flush": 1,  # values whose exponent field is below the base become zero
             "special": 1,
             "words": range(engine.words + 1),
@@ -244,45 +289,43 @@ def _choice_layout(engine: Engine) -> data.StructLayout:
 
 
 def _plan_layout(engine: Engine) -> data.StructLayout:
-    """What is kept of a block, and where it goes."""
-    ranks = data.ArrayLayout(range(engine.fmt.planes), engine.fmt.planes)
-    return data.StructLayout({"choice": _choice_layout(engine), "ranks": ranks})
+    """Where the planes of a block go."""
+    fmt = engine.fmt
+    return data.StructLayout(
+        {
+            "base": fmt.float_type.exponent_bits,
+            "flags": fmt.planes,  # before the planes that do not fit are dropped; bit j for plane j
+            "ranks": data.ArrayLayout(range(fmt.planes), fmt.planes),
+            "last": 1,
+        }
+    )
 
 
-class _Planner(wiring.Component):
-    """Turns a block's summary into its base, flags and ranks. Two cycles; takes one a cycle."""
+class _Chooser(wiring.Component):
+    """Turns a block's summary into its base and flags, in a cycle; takes one a cycle.
+
+    Coder and ranker each take their copy of a choice when they are ready for it.
+    """
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        super().__init__(
-            {
-                "i": In(stream.Signature(_summary_layout(engine))),
-                "o": Out(stream.Signature(_plan_layout(engine))),
-            }
-        )
+        choices = Out(stream.Signature(_choice_layout(engine)))
+        summaries = In(stream.Signature(_summary_layout(engine)))
+        super().__init__({"i": summaries, "to_coder": choices, "to_ranker": choices})
 
     def elaborate(self, platform):
         m = Module()
-        fmt = self._engine.fmt
         choice = Signal(_choice_layout(self._engine))
-        has_choice = Signal()
-
-        # First cycle: the exponents.
-        m.d.comb += self.i.ready.eq(~has_choice | ~self.o.valid | self.o.ready)
-        with m.If(self.i.ready):
-            m.d.sync += has_choice.eq(self.i.valid)
-            with m.If(self.i.valid):
-                m.d.sync += choice.eq(self._choose(m, self.i.payload))
-
-        # Second cycle: the places.
-        m.submodules.counter = counter = PlaneRanks(fmt.planes)
-        m.d.comb += counter.flags.eq(choice.flags)
-        with m.If(~self.o.valid | self.o.ready):
-            m.d.sync += self.o.valid.eq(has_choice)
-            with m.If(has_choice):
-                m.d.sync += self.o.p.choice.eq(choice)
-                for rank, count in zip(self.o.p.ranks, counter.ranks, strict=True):
-                    m.d.sync += rank.eq(count)
+        outputs = (self.to_coder, self.to_ranker)
+        m.d.comb += self.i.ready.eq(Cat(~o.valid | o.ready for o in outputs).all())
+        for o in outputs:
+            m.d.comb += o.payload.eq(choice)
+            with m.If(o.ready):
+                m.d.sync += o.valid.eq(0)
+            with m.If(self.i.valid & self.i.ready):
+                m.d.sync += o.valid.eq(1)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += choice.eq(self._choose(m, self.i.payload))
         return m
 
     def _choose(self, m: Module, summary) -> Value:
@@ -294,7 +337,7 @@ class _Planner(wiring.Component):
         used = Cat(largest_delta[k:].any() for k in range(ft.exponent_bits))  # ones up to the width
 
         base = Mux(is_zero, 1, summary.lowest)
-        exponent_flags = used
+        exponent, mantissa = used, summary.mantissa[::-1]
         flush = special = C(0)
         for taken in range(3):
             # `taken` planes besides the exponents: signs, and the quiet bits of NaNs.
@@ -303,20 +346,120 @@ class _Planner(wiring.Component):
                 flush_here = Signal(name=f"flush_to_{room}_planes")
                 m.d.comb += flush_here.eq((summary.sign + summary.nan == taken) & used[room])
                 flush |= flush_here
-                exponent_flags = Mux(flush_here, (1 << room) - 1, exponent_flags)
-                if room == 0:
-                    special = flush_here
-                    base = Mux(flush_here, 0, base)
-                else:
+                exponent = Mux(flush_here, (1 << room) - 1, exponent)
+                if room > 0:
                     base = Mux(flush_here, summary.highest - ((1 << room) - 2), base)
-        flags = Cat(summary.sign, exponent_flags[: ft.exponent_bits][::-1], summary.mantissa[::-1])
-        if fmt.has_specials_blocks:
-            flags = Mux(special, reverse_bits(fmt.specials_flags, fmt.planes), flags)
-        return Cat(base[: ft.exponent_bits], flags, flush, special, summary.words, summary.last)
+                else:
+                    special = flush_here
+                    base = Mux(special, 0, base)
+                    exponent |= special
+                    mantissa = Mux(special, 0, mantissa)
+        fields = {
+            "base": base[: ft.exponent_bits],
+            "sign": summary.sign,
+            "exponent": exponent[: ft.exponent_bits],
+            "mantissa": mantissa,
+            "counts": count_in_groups(summary.mantissa[::-1]),
+            "flush": flush,
+            "special": special,
+            "words": summary.words,
+            "last": summary.last,
+        }
+        return Cat(fields[name] for name, _ in _choice_layout(self._engine))
+
+
+class _Ranker(wiring.Component):
+    """Finds the places of a block's planes, in a cycle; takes one a cycle."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        super().__init__(
+            {
+                "i": In(stream.Signature(_choice_layout(engine))),
+                "o": Out(stream.Signature(_plan_layout(engine))),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        ft = self._engine.fmt.float_type
+        choice = self.i.payload
+        flags = Cat(choice.sign, choice.exponent[::-1], choice.mantissa)
+        # The exponent flags are ones below the width: their ranks follow from it.
+        is_top = choice.exponent & ~(choice.exponent >> 1)
+        width = any_set(Mux(is_top[k], k + 1, 0) for k in range(ft.exponent_bits))
+        before_mantissa = Signal(range(ft.exponent_bits + 2))
+        m.d.comb += before_mantissa.eq(choice.sign + width)
+        exponent_ranks = [before_mantissa - 1 - k for k in reversed(range(ft.exponent_bits))]
+        mantissa_ranks = ranks_from_groups(m, choice.mantissa, choice.counts, before_mantissa)
+
+        m.d.comb += self.i.ready.eq(~self.o.valid | self.o.ready)
+        with m.If(self.i.ready):
+            m.d.sync += self.o.valid.eq(self.i.valid)
+            with m.If(self.i.valid):
+                m.d.sync += [self.o.p.base.eq(choice.base), self.o.p.flags.eq(flags)]
+                m.d.sync += self.o.p.last.eq(choice.last)
+                ranks = [C(0), *exponent_ranks, *mantissa_ranks]
+                m.d.sync += [r.eq(rank) for r, rank in zip(self.o.p.ranks, ranks, strict=True)]
+        return m
+
+
+class _Coder(wiring.Component):
+    """Replaces each value's exponent by its delta, and what a block flushes by zeros.
+
+    A word a cycle, offered in the cycle after it was taken; the words that a tensor's last block lacks are
+    zeros. A choice is taken together with its block's last word.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        words = stream.Signature(8 * engine.word_bytes)
+        choices = stream.Signature(_choice_layout(engine))
+        super().__init__({"i": In(words), "choices": In(choices), "o": Out(words)})
+
+    def elaborate(self, platform):
+        m = Module()
+        engine = self._engine
+        choice = self.choices.payload
+        index = Signal(range(engine.words))
+        is_padding = index >= choice.words
+        is_final = index == engine.words - 1
+        has_room = ~self.o.valid | self.o.ready
+        step = Signal()
+        m.d.comb += [
+            step.eq(self.choices.valid & has_room & (self.i.valid | is_padding)),
+            self.i.ready.eq(self.choices.valid & has_room & ~is_padding),
+            self.choices.ready.eq(step & is_final),
+        ]
+        with m.If(has_room):
+            m.d.sync += self.o.valid.eq(step)
+        with m.If(step):
+            width = engine.fmt.float_type.width
+            lanes = [self.i.payload.word_select(i, width) for i in range(engine.lanes)]
+            coded = Cat(self._code(m, lane, choice) for lane in lanes)
+            m.d.sync += self.o.payload.eq(Mux(is_padding, 0, coded))
+            m.d.sync += index.eq(Mux(is_final, 0, index + 1))
+        return m
+
+    def _code(self, m: Module, lane: Value, choice) -> Value:
+        fmt = self._engine.fmt
+        ft = fmt.float_type
+        mantissa = lane[: ft.mantissa_bits]
+        field = lane[ft.mantissa_bits : -1]
+        sign = lane[-1]
+        below = field < choice.base
+        delta = (field - choice.base + 1)[: ft.exponent_bits]
+        code = Cat(Mux(below & choice.flush, 0, mantissa), Mux(below, 0, delta), sign)
+        if not fmt.has_specials_blocks:
+            return code
+        is_nan = field.all() & mantissa.any()
+        is_infinity = field.all() & ~mantissa.any()
+        marks = Cat(is_infinity, C(0, ft.exponent_bits - 1), is_nan | (is_infinity & sign))
+        return Mux(choice.special, Cat(C(0, ft.mantissa_bits), marks), code)
 
 
 class _Placer(wiring.Component):
-    """Codes the values of a block, drops and rounds what does not fit, and gathers the planes.
+    """Drops and rounds what does not fit of a block's coded values, and gathers the planes.
 
     One word a cycle; the block is offered in the cycle after its last word.
     """
@@ -335,25 +478,24 @@ class _Placer(wiring.Component):
         m = Module()
         engine = self._engine
         fmt = engine.fmt
-        plan = self.plans.p.choice
-        ranks = self.plans.p.ranks
+        plan = self.plans.payload
 
         index = Signal(range(engine.words))
-        is_padding = index >= plan.words
         is_final = index == engine.words - 1
         has_room = ~self.o.valid | self.o.ready
-        step = self.plans.valid & has_room & (self.words.valid | is_padding)
+        step = self.plans.valid & has_room & self.words.valid
         m.d.comb += [
-            self.words.ready.eq(self.plans.valid & has_room & ~is_padding),
+            self.words.ready.eq(self.plans.valid & has_room),
             self.plans.ready.eq(step & is_final),
         ]
-
-        word = Mux(is_padding, 0, self.words.payload)
-        planes = lanes_to_planes(self._code(m, word, plan))
-        slots = self._round(m, index, planes, plan.flags, list(ranks))
+        width = fmt.float_type.width
+        planes = lanes_to_planes([self.words.payload.word_select(i, width) for i in range(engine.lanes)])
+        slots = self._round(m, index, planes, plan.flags, list(plan.ranks))
 
         # Each step fills one column: the bits of one word's values, of every slot.
-        columns = [Signal(len(slots) * engine.lanes, name=f"column{i}") for i in range(engine.words)]
+        columns = [
+            Signal(len(slots) * engine.lanes, name=f"column{i}", reset_less=True) for i in range(engine.words)
+        ]
         base = Signal(8)
         flags = Signal(fmt.planes)
         last = Signal()
@@ -368,7 +510,7 @@ class _Placer(wiring.Component):
             with m.If(is_final):
                 m.d.sync += [self.o.valid.eq(1), base.eq(plan.base), last.eq(plan.last)]
                 for plane in range(fmt.planes):
-                    fits = ranks[plane] < len(slots)
+                    fits = plan.ranks[plane] < len(slots)
                     m.d.sync += flags[plane].eq(plan.flags[plane] & fits)
 
         rows = [
@@ -380,112 +522,86 @@ class _Placer(wiring.Component):
         ]
         return m
 
-    def _code(self, m: Module, word: Value, plan) -> list[Value]:
-        """Each value as sign, delta and mantissa, where the sign, exponent and mantissa were."""
-        fmt = self._engine.fmt
-        ft = fmt.float_type
-        coded = []
-        for i in range(self._engine.lanes):
-            lane = word.word_select(i, ft.width)
-            mantissa = lane[: ft.mantissa_bits]
-            field = lane[ft.mantissa_bits : -1]
-            sign = lane[-1]
-            below = Signal(name=f"below{i}")
-            code = Signal(ft.width, name=f"code{i}")
-            m.d.comb += below.eq(field < plan.base)
-            delta = Mux(below, 0, field - plan.base + 1)[: ft.exponent_bits]
-            normal = Cat(Mux(below & plan.flush, 0, mantissa), delta, sign)
-            m.d.comb += code.eq(normal)
-            if fmt.has_specials_blocks:
-                is_infinity = field.all() & ~mantissa.any()
-                is_nan = field.all() & mantissa.any()
-                with m.If(plan.special):
-                    marks = Cat(is_infinity, C(0, ft.exponent_bits - 1), is_nan | (is_infinity & sign))
-                    m.d.comb += code.eq(Cat(C(0, ft.mantissa_bits), marks))
-            coded.append(code)
-        return coded
-
     def _round(
         self, m: Module, index: Value, planes: list[Value], flags: Value, ranks: list[Value]
     ) -> list[Value]:
         """The slots' bits of one word, rounded; each a bit per lane.
 
         The whole slots and the partial one behind them are always the same, so a value's last kept bit
-        and the one below it, its guard, lie in fixed slots. Rounding up turns the ones at the end of the
-        kept bits into zeros and the zero above them into a one, which must lie in the run of
+        and the one below it, its guard, lie in fixed slots: the guard behind the whole slots, or one
+        further for the early values, which have a bit in the partial slot. Rounding up turns the ones at the
+        end of the kept bits into zeros and the zero above them into a one, which must lie in the run of
         neighbouring mantissa planes that ends at the guard: no carry crosses a zero plane.
         """
-        engine = self._engine
-        fmt = engine.fmt
-        lanes = engine.lanes
-        kept = fmt.slots + (fmt.partial > 0)
-        first_mantissa = 1 + fmt.float_type.exponent_bits
+        fmt = self._engine.fmt
+        lanes = self._engine.lanes
+        whole, kept = fmt.slots, fmt.slots + (fmt.partial > 0)
+        slots, neighbours = self._fill_slots(m, planes, flags, ranks)
+        early = _early_lanes(m, index, self._engine)
+        cut = [*slots[:whole], slots[whole] & early] if fmt.partial else slots[:whole]
+        if fmt.rounding == "truncate":
+            return cut
 
-        selects = Selects(fmt, flags, ranks)
-        slots = []
-        neighbours = []  # whether a slot's plane and the next slot's are adjacent mantissa planes
-        for slot in range(min(kept + 1, fmt.planes)):
+        ones_below = all_after(slots[:whole])
+        flips = [C(0, lanes)] * kept
+        for guard, values, ones in (
+            (whole, ~early, [*ones_below]),
+            (
+                whole + 1,
+                early,
+                [*(o & slots[whole] for o in ones_below), all_ones(lanes)] if fmt.partial else [],
+            ),
+        ):
+            if guard > kept or guard >= len(slots):
+                continue  # no value has its guard there, or there is no plane that can
+            name = "late" if guard == whole else "early"
+            behind = (p for p in range(1 + fmt.float_type.exponent_bits, fmt.planes) if p > guard)
+            rest = [Mux(ranks[p] > guard, planes[p], 0) for p in behind]
+            sticky = Signal(lanes, name=f"{name}_sticky")
+            run = Signal(guard, name=f"{name}_run")  # the slots to which a carry can get
+            has_zero = Signal(lanes, name=f"{name}_has_zero")  # in the run, for the carry to end in
+            up = Signal(lanes, name=f"{name}_up")
+            m.d.comb += [
+                sticky.eq(any_set([*rest, C(0, lanes)])),
+                run.eq(
+                    Cat(
+                        n & after for n, after in zip(neighbours, all_after(neighbours[:guard]), strict=False)
+                    )
+                ),
+                has_zero.eq(any_set(Mux(run[slot], ~slots[slot], 0) for slot in range(guard))),
+                up.eq(slots[guard] & (sticky | slots[guard - 1]) & has_zero & values),
+            ]
+            flips = [
+                flip | Mux(run[slot], up & ones[slot], 0) for slot, flip in enumerate(flips[:guard])
+            ] + flips[guard:]
+        rounded = [Signal(lanes, name=f"rounded{slot}") for slot in range(kept)]
+        m.d.comb += [out.eq(bits ^ flip) for out, bits, flip in zip(rounded, cut, flips, strict=True)]
+        return rounded
+
+    def _fill_slots(
+        self, m: Module, planes: list[Value], flags: Value, ranks: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        """The bits that lie in each slot, those of the first guards included, a bit per lane; and whether
+        a slot's plane and the next slot's are mantissa planes of neighbouring weights."""
+        fmt = self._engine.fmt
+        first_mantissa = 1 + fmt.float_type.exponent_bits
+        selects = Selects(fmt, ranks)
+        slots, neighbours = [], []
+        for slot in range(min(fmt.slots + (fmt.partial > 0) + 1, fmt.planes)):
             chosen = {}
             for plane in selects.planes_of(slot):
                 chosen[plane] = Signal(name=f"slot{slot}_is_plane{plane}")
                 m.d.comb += chosen[plane].eq(selects[slot, plane])
-            bits = Signal(lanes, name=f"slot{slot}")
+            bits = Signal(self._engine.lanes, name=f"slot{slot}")
             m.d.comb += bits.eq(select_planes(list(chosen.values()), [planes[p] for p in chosen]))
             slots.append(bits)
-            pairs = [chosen[p] & flags[p + 1] for p in chosen if first_mantissa <= p < fmt.planes - 1]
+            pairs = [
+                chosen[p] & flags[p] & flags[p + 1] for p in chosen if first_mantissa <= p < fmt.planes - 1
+            ]
             neighbour = Signal(name=f"neighbours{slot}")
             m.d.comb += neighbour.eq(Cat(pairs).any())
             neighbours.append(neighbour)
-        if fmt.rounding == "truncate":
-            is_early = _early_lanes(m, index, engine)
-            return self._cut(slots, is_early)
-
-        def round_up(guard_slot: int, name: str) -> tuple[Value, list[Value]]:
-            """What rounding flips in each slot, for values whose guard lies in a slot."""
-            if guard_slot >= len(slots):
-                return [C(0, lanes)] * kept
-            below = [p for p in range(first_mantissa, fmt.planes) if p > guard_slot]
-            rest = any_set(
-                [C(0, lanes), *(Mux(flags[p] & (ranks[p] > guard_slot), planes[p], 0) for p in below)]
-            )
-            sticky = Signal(lanes, name=f"{name}_sticky")
-            rising = Signal(lanes, name=f"{name}_rising")
-            m.d.comb += sticky.eq(rest)
-            m.d.comb += rising.eq(slots[guard_slot] & (sticky | slots[guard_slot - 1]))
-            # From the last kept slot up: a slot flips if all below it in the run are ones.
-            flips, run, ones = [], C(1), rising
-            for slot in reversed(range(guard_slot)):
-                run_here = Signal(name=f"{name}_run{slot}")
-                m.d.comb += run_here.eq(run & neighbours[slot])
-                run = run_here
-                flips.append(Mux(run, ones, 0))
-                ones = ones & slots[slot]
-            flips.reverse()
-            # Only if there is a zero in the run for the carry to end in.
-            zero = any_set(flip & ~slot for flip, slot in zip(flips, slots, strict=False))
-            return [flip & zero for flip in flips] + [C(0, lanes)] * (kept - guard_slot)
-
-        late = round_up(fmt.slots, "late")
-        is_early = _early_lanes(m, index, engine)
-        if fmt.partial:
-            early = round_up(fmt.slots + 1, "early")
-            pairs = zip(early, late, strict=True)
-            flips = [(before & is_early) | (behind & ~is_early) for before, behind in pairs]
-        else:
-            flips = late
-        cut = self._cut(slots, is_early)
-        rounded = []
-        for slot, (bits, flip) in enumerate(zip(cut, flips, strict=True)):
-            out = Signal(lanes, name=f"rounded{slot}")
-            m.d.comb += out.eq(bits ^ flip)
-            rounded.append(out)
-        return rounded
-
-    def _cut(self, slots: list[Value], is_early: Value) -> list[Value]:
-        fmt = self._engine.fmt
-        if fmt.partial:
-            return [*slots[: fmt.slots], slots[fmt.slots] & is_early]
-        return slots[: fmt.slots]
+        return slots, neighbours
 
 
 def _early_lanes(m: Module, index: Value, engine: Engine) -> Value:

@@ -15,7 +15,7 @@ from golden import PlaneFormat
 
 from .engine import Engine
 from .gearbox import Unpacker
-from .planes import PlaneRanks, Selects, planes_to_lanes, reverse_bits, select_planes
+from .planes import Selects, count_in_groups, planes_to_lanes, ranks_from_groups, reverse_bits, select_planes
 from .stream import Joiner, word_layout
 
 __all__ = ["Decompressor"]
@@ -57,8 +57,8 @@ class Decompressor(wiring.Component):
 
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: one for the unpacker, two for the expander, and those that join a bus word."""
-        return 3 + (engine.bus_bytes // engine.word_bytes if engine.is_narrow else 0)
+        """Cycles: one for the unpacker, three for the expander, and those that join a bus word."""
+        return 4 + (engine.bus_bytes // engine.word_bytes if engine.is_narrow else 0)
 
     def elaborate(self, platform):
         m = Module()
@@ -78,10 +78,11 @@ class Decompressor(wiring.Component):
 
 
 class _Expander(wiring.Component):
-    """Turns a block into words: header and ranks in one cycle, then a word a cycle.
+    """Turns a block into words, one a cycle.
 
-    The first word is offered two cycles after the block was taken; the next block is taken together
-    with the last word's step.
+    In the first cycle a block's first column is picked while its planes' ranks are found, in the second
+    the column's bits go to their planes. The first word is offered three cycles after the block was taken;
+    the next block is taken together with the last column.
     """
 
     def __init__(self, engine: Engine):
@@ -97,47 +98,64 @@ class _Expander(wiring.Component):
         m = Module()
         engine = self._engine
         fmt = engine.fmt
-        ft = fmt.float_type
+        kept = fmt.slots + (fmt.partial > 0)
 
-        # The block at hand: its planes' bits, and what its header says.
+        # A block, as it came, and the counts in groups of its flags.
         busy = Signal()
         index = Signal(range(engine.words))
-        payload = Signal(8 * (fmt.target - fmt.header_bytes))
-        base = Signal(ft.exponent_bits)
-        flags = Signal(fmt.planes)
-        ranks = [Signal(range(fmt.planes), name=f"rank{j}") for j in range(fmt.planes)]
+        block = Signal(word_layout(fmt.target, error=True), reset_less=True)
+        counts = Signal(3 * fmt.planes, reset_less=True)
+        # A column of a block: the bits that belong to one word, of every slot.
+        has_column = Signal()
+        column = Signal(kept * engine.lanes, reset_less=True)
+        ends_block = Signal()
+        # The header of the column's block.
+        base = Signal(8, reset_less=True)
+        flags = Signal(fmt.planes, reset_less=True)
+        ranks = [Signal(range(fmt.planes), name=f"rank{j}", reset_less=True) for j in range(fmt.planes)]
         last = Signal()
         error = Signal()
 
-        has_room = ~self.o.valid | self.o.ready
+        word_room = ~self.o.valid | self.o.ready
+        column_room = ~has_column | word_room
         is_final = index == engine.words - 1
-        step = busy & has_room
-        m.d.comb += self.i.ready.eq(~busy | (has_room & is_final))
-
-        header = self.i.p.data[: 8 * fmt.header_bytes]
-        m.submodules.counter = counter = PlaneRanks(fmt.planes)
-        m.d.comb += counter.flags.eq(header[8:])
-        with m.If(step):
-            m.d.sync += index.eq(Mux(is_final, 0, index + 1))
+        step = busy & column_room
+        m.d.comb += self.i.ready.eq(~busy | (column_room & is_final))
         with m.If(self.i.ready):
             m.d.sync += busy.eq(self.i.valid)
             with m.If(self.i.valid):
-                m.d.sync += [
-                    payload.eq(self.i.p.data >> (8 * fmt.header_bytes)),
-                    base.eq(header[:8]),
-                    flags.eq(header[8:]),
-                    last.eq(self.i.p.last),
-                    error.eq(self.i.p.error | self._is_invalid(m, header[:8], header[8:], counter.ranks)),
-                ]
-                m.d.sync += [rank.eq(count) for rank, count in zip(ranks, counter.ranks, strict=True)]
+                flags_in = self.i.p.data[8 : 8 * fmt.header_bytes]
+                m.d.sync += [block.eq(self.i.payload), counts.eq(count_in_groups(flags_in))]
 
-        word = Mux(error, 0, Cat(self._values(m, index, payload, base, flags, ranks)))
-        with m.If(has_room):
-            m.d.sync += self.o.valid.eq(busy)
-            with m.If(busy):
+        with m.If(column_room):
+            m.d.sync += has_column.eq(busy)
+        with m.If(step):
+            rows = [
+                block.data[8 * fmt.header_bytes :][slot * fmt.block : (slot + 1) * fmt.block]
+                for slot in range(kept)
+            ]
+            rows[-1] = Cat(rows[-1], C(0, fmt.block - len(rows[-1])))
+            m.d.sync += [
+                index.eq(Mux(is_final, 0, index + 1)),
+                ends_block.eq(is_final),
+                column.eq(Cat(row.word_select(index, engine.lanes) for row in rows)),
+            ]
+            with m.If(index == 0):
+                base_here, flags_here = block.data[:8], block.data[8 : 8 * fmt.header_bytes]
+                ranks_here = ranks_from_groups(m, flags_here, counts, C(0))
+                invalid = self._is_invalid(m, base_here, flags_here, ranks_here)
+                m.d.sync += [base.eq(base_here), flags.eq(flags_here), last.eq(block.last)]
+                m.d.sync += [rank.eq(count) for rank, count in zip(ranks, ranks_here, strict=True)]
+                m.d.sync += error.eq(block.error | invalid)
+
+        with m.If(word_room):
+            m.d.sync += self.o.valid.eq(has_column)
+            with m.If(has_column):
+                slots = [column.word_select(slot, engine.lanes) for slot in range(kept)]
+                word = Cat(self._values(m, slots, base, flags, ranks))
                 m.d.sync += [
-                    self.o.p.data.eq(word),
-                    self.o.p.last.eq(last & is_final),
+                    self.o.p.data.eq(Mux(error, 0, word)),
+                    self.o.p.last.eq(last & ends_block),
                     self.o.p.error.eq(error),
                 ]
         return m
@@ -168,20 +186,15 @@ class _Expander(wiring.Component):
             valid |= (base == 0) & (flags == reverse_bits(fmt.specials_flags, fmt.planes))
         return ~valid
 
-    def _values(self, m: Module, index: Value, payload, base: Value, flags: Value, ranks) -> list[Value]:
-        """One word's values."""
+    def _values(
+        self, m: Module, slots: list[Value], base: Value, flags: Value, ranks: list[Value]
+    ) -> list[Value]:
+        """The values of one word from its bits in every slot."""
         engine = self._engine
         fmt = engine.fmt
         ft = fmt.float_type
-        kept = fmt.slots + (fmt.partial > 0)
-        selects = Selects(fmt, flags, ranks)
-        slots = []
-        for slot in range(kept):
-            row = payload[slot * fmt.block : (slot + 1) * fmt.block]
-            bits = Signal(engine.lanes, name=f"slot{slot}")
-            m.d.comb += bits.eq(Cat(row, C(0, fmt.block - len(row))).word_select(index, engine.lanes))
-            slots.append(bits)
-
+        kept = len(slots)
+        selects = Selects(fmt, ranks, flags)
         planes = []
         for plane in range(fmt.planes):
             sources = selects.slots_of(plane, kept)

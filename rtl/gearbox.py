@@ -6,6 +6,7 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from .planes import any_set
 from .stream import word_layout
 
 __all__ = ["Packer", "Unpacker"]
@@ -15,9 +16,8 @@ class Packer(wiring.Component):
     """Packs blocks end to end into words.
 
     A block with ``last`` ends a tensor: its last word is filled with zeros, carries ``last``, and the
-    next block starts on a new word. A word is offered in the cycle after the block that completes it
-    was taken. One word a cycle; a block is taken as soon as less than a word is left over from the
-    blocks before it.
+    next block starts on a new word. A word is offered in the same cycle as the block that completes it, and
+    the block is taken with that word; what is left of it is offered in the cycles after. One word a cycle.
 
     Args:
         block: bytes of a block.
@@ -37,37 +37,40 @@ class Packer(wiring.Component):
         # All offsets are multiples of the grain, so that the shifter has only bus / grain positions.
         grain = gcd(block, bus)
         block_grains, bus_grains = block // grain, bus // grain
-        capacity = bus_grains - 1 + block_grains
+        capacity = max(block_grains, bus_grains) - 1
 
-        buffer = Signal(8 * grain * capacity)  # zero above the level
-        level = Signal(range(capacity + 1))  # in grains
-        ends = Signal()  # the buffer holds the end of a tensor
+        rest = Signal(8 * grain * capacity)  # what was not yet sent; zero above the level
+        level = Signal(range(max(capacity, 1) + 1))  # in grains
+        ends = Signal()  # the rest is the end of a tensor
+
+        # The rest with the next block behind it, if there is one and it is its turn.
+        is_turn = ~ends & (level < bus_grains)
+        inserts = self.i.valid & is_turn
+        joined = Signal(8 * grain * (bus_grains - 1 + block_grains))
+        total = Signal(range(bus_grains + block_grains))
+        ends_here = Signal()
+        places = [Mux(inserts & (level == i), self.i.p.data << (8 * grain * i), 0) for i in range(bus_grains)]
         m.d.comb += [
-            self.o.valid.eq(ends | (level >= bus_grains)),
-            self.o.p.data.eq(buffer),
-            self.o.p.last.eq(ends & (level <= bus_grains)),
+            joined.eq(any_set([rest, *places])),
+            total.eq(level + Mux(inserts, block_grains, 0)),
+            ends_here.eq(ends | (inserts & self.i.p.last)),
         ]
 
-        level_left = Signal.like(level)
-        ends_left = Signal()
-        buffer_left = Signal.like(buffer)
-        m.d.comb += [level_left.eq(level), ends_left.eq(ends), buffer_left.eq(buffer)]
+        is_last = ends_here & (total <= bus_grains)
+        m.d.comb += [
+            self.o.valid.eq(ends_here | (total >= bus_grains)),
+            self.o.p.data.eq(joined),
+            self.o.p.last.eq(is_last),
+            self.i.ready.eq(is_turn & (self.o.ready | ~self.o.valid)),
+        ]
         with m.If(self.o.valid & self.o.ready):
-            m.d.comb += [
-                level_left.eq(Mux(self.o.p.last, 0, level - bus_grains)),
-                ends_left.eq(ends & ~self.o.p.last),
-                buffer_left.eq(buffer >> (8 * bus)),
+            m.d.sync += [
+                rest.eq(joined >> (8 * bus)),
+                level.eq(Mux(is_last, 0, total - bus_grains)),
+                ends.eq(ends_here & ~is_last),
             ]
-        m.d.comb += self.i.ready.eq(~ends_left & (level_left < bus_grains))
-
-        m.d.sync += [level.eq(level_left), ends.eq(ends_left), buffer.eq(buffer_left)]
-        with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [level.eq(level_left + block_grains), ends.eq(self.i.p.last)]
-            with m.Switch(level_left):
-                for offset in range(bus_grains):
-                    with m.Case(offset):
-                        shifted = self.i.p.data << (8 * grain * offset)
-                        m.d.sync += buffer.eq(buffer_left | shifted)
+        with m.Elif(inserts & ~self.o.valid):
+            m.d.sync += [rest.eq(joined), level.eq(total)]
         return m
 
 
@@ -135,9 +138,6 @@ class Unpacker(wiring.Component):
         m.d.sync += [level.eq(level_left), ends.eq(ends_left), buffer.eq(buffer_left)]
         with m.If(self.i.valid & self.i.ready):
             m.d.sync += [level.eq(level_left + bus_grains), ends.eq(self.i.p.last)]
-            with m.Switch(level_left):
-                for offset in range(block_grains):
-                    with m.Case(offset):
-                        shifted = self.i.p.data << (8 * grain * offset)
-                        m.d.sync += buffer.eq(buffer_left | shifted)
+            places = [Mux(level_left == i, self.i.p.data << (8 * grain * i), 0) for i in range(block_grains)]
+            m.d.sync += buffer.eq(any_set([buffer_left, *places]))
         return m

@@ -9,17 +9,18 @@ from functools import reduce
 from operator import or_
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
 __all__ = [
-    "PlaneRanks",
     "Selects",
+    "all_after",
+    "all_ones",
     "any_set",
+    "count_in_groups",
     "lanes_to_planes",
     "planes_to_lanes",
+    "ranks_from_groups",
     "reverse_bits",
     "select_planes",
 ]
@@ -31,6 +32,20 @@ def any_set(values) -> Value:
     while len(values) > 1:
         values = [reduce(or_, values[i : i + 2]) for i in range(0, len(values), 2)]
     return values[0]
+
+
+def all_ones(width: int) -> Value:
+    return C((1 << width) - 1, width)
+
+
+def all_after(values: list[Value]) -> list[Value]:
+    """For each value, the bitwise AND of all that come after it: a parallel prefix (after Sklansky)."""
+    if len(values) < 2:
+        return [all_ones(len(value)) for value in values]
+    half = len(values) // 2
+    front, back = all_after(values[:half]), all_after(values[half:])
+    whole_back = values[half] & back[0]
+    return [*(value & whole_back for value in front), *back]
 
 
 def reverse_bits(number: int, width: int) -> int:
@@ -48,41 +63,41 @@ def planes_to_lanes(planes: list[Value]) -> list[Value]:
     return [Cat(plane[i] for plane in reversed(planes)) for i in range(len(planes[0]))]
 
 
-class PlaneRanks(wiring.Component):
-    """The rank of every plane: how many flags lie before its own. Combinational.
+_GROUP = 8
 
-    A parallel prefix count (after Sklansky): about ``log2(planes)`` small adders deep.
 
-    Members:
-        flags: bit ``j`` is the flag of plane ``j``.
-        ranks: rank ``j`` for plane ``j``.
+def count_in_groups(flags: Value) -> Value:
+    """The first half of ranking: for each flag, how many lie before it in its group of eight.
+
+    Returns:
+        Three bits for each flag, to be kept in a register until :func:`ranks_from_groups`.
     """
+    counts = []
+    for start in range(0, len(flags), _GROUP):
+        group = flags[start : start + _GROUP]
+        counts += [_sum_of_bits([*group[:i]])[:3] for i in range(len(group))]
+    return Cat(counts)
 
-    def __init__(self, planes: int):
-        rank = range(planes)
-        members = {"flags": In(planes)} | {f"rank{j}": Out(rank) for j in range(planes)}
-        self.planes = planes
-        super().__init__(members)
 
-    @property
-    def ranks(self) -> list[Value]:
-        return [getattr(self, f"rank{j}") for j in range(self.planes)]
+def ranks_from_groups(m: Module, flags: Value, counts: Value, offset: Value) -> list[Value]:
+    """The second half: for each flag, ``offset`` and how many lie before it."""
+    ranks = []
+    before: list[Value] = []
+    for start in range(0, len(flags), _GROUP):
+        base = Signal(range((1 << len(offset)) + len(flags)), name=f"rank_base{start}")
+        m.d.comb += base.eq(sum(before, offset))
+        stop = min(start + _GROUP, len(flags))
+        ranks += [base + counts[3 * i : 3 * i + 3] for i in range(start, stop)]
+        before.append(counts[3 * stop - 3 : 3 * stop] + flags[stop - 1])
+    return ranks
 
-    def elaborate(self, platform):
-        m = Module()
-        counts = list(self.flags)  # counts[j] ends as the number of flags in planes 0 to j
-        span = 1
-        while span < self.planes:
-            wider = list(counts)
-            for j in range(self.planes):
-                if j & span:
-                    wider[j] = Signal(range(min(2 * span, self.planes) + 1), name=f"count{j}_of_{2 * span}")
-                    m.d.comb += wider[j].eq(counts[j] + counts[(j & ~(span - 1)) - 1])
-            counts = wider
-            span *= 2
-        for rank, count in zip(self.ranks, [C(0), *counts[:-1]], strict=True):
-            m.d.comb += rank.eq(count)
-        return m
+
+def _sum_of_bits(bits: list[Value]) -> Value:
+    """The number of ones, by a tree of adders."""
+    terms: list[Value] = [*bits, C(0, 3)]
+    while len(terms) > 1:
+        terms = [terms[i] + terms[i + 1] if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
+    return Cat(terms[0], C(0, 3))
 
 
 class Selects:
@@ -90,13 +105,15 @@ class Selects:
 
     Args:
         fmt: the format; sign and exponent planes never lie beyond its whole slots.
-        flags, ranks: of a block.
+        ranks: of a block's planes.
+        flags: of a block, or nothing where the planes without a flag hold zeros anyway: such a plane has
+            the rank of the next one with a flag, to which it then adds nothing.
     """
 
-    def __init__(self, fmt: PlaneFormat, flags: Value, ranks: list[Value]):
+    def __init__(self, fmt: PlaneFormat, ranks: list[Value], flags: Value | None = None):
         self._fmt = fmt
-        self._flags = flags
         self._ranks = ranks
+        self._flags = all_ones(len(ranks)) if flags is None else flags
 
     def __getitem__(self, place: tuple[int, int]) -> Value:
         """Whether ``slot, plane`` belong together."""

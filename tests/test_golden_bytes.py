@@ -45,9 +45,10 @@ def test_golden_and_the_page_agree_on_any_block(case):
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_golden_and_the_page_agree_at_every_target(dtype, block):
-    """Few blocks a target, the more of them the smaller they are; hostile ones, other for each target."""
+    """A few hostile blocks, other ones for each target; of the largest block one, in either rounding."""
     for seed, fmt in enumerate(every_format([dtype], [block])):
-        assert_same_bytes(fmt, hostile(fmt, 2 if block < 64 else 1, seed))
+        if block < 128 or seed % 4 in (0, 3):
+            assert_same_bytes(fmt, hostile(fmt, 2 if block < 64 else 1, seed))
 
 
 @settings(deadline=None, max_examples=300)

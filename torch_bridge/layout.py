@@ -58,6 +58,11 @@ class Region:
     stride: tuple[int, ...]
     span: int
 
+    @classmethod
+    def run(cls, offset: int, count: int) -> Region:
+        """Consecutive elements."""
+        return cls(offset, (count,), (1,), count)
+
     @property
     def count(self) -> int:
         """Values that are stashed."""
@@ -99,7 +104,7 @@ def region_of(tensor: torch.Tensor) -> Region:
         for size in distinct[0]:
             covered *= size
     if 2 * covered >= elements:
-        return Region(0, (elements,), (1,), elements)
+        return Region.run(0, elements)
     if distinct is not None and covered < span:
         return Region(geometry.offset, *distinct, span)
-    return Region(geometry.offset, (span,), (1,), span)
+    return Region.run(geometry.offset, span)

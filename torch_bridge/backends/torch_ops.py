@@ -97,7 +97,9 @@ class _Codec:
         self.below_half = table([max(0, weight - 1) for weight in weights])
         self.step = table([2 * weight for weight in weights])
         self.row_of_plane = torch.arange(width - 1, -1, -1, device=device)[:, None]
-        self.byte_weights = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=device)[:, None]
+        self.byte_weights = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=device)[
+            :, None
+        ]
         self.bit_length = table([i.bit_length() for i in range(ft.exponent_max + 1)])
         self.one = torch.ones((), dtype=torch.int32, device=device)
 
@@ -210,8 +212,8 @@ class _Codec:
 
     def _slots(self, flagged: torch.Tensor) -> torch.Tensor:
         """Which slot each plane lies in, int64[planes, blocks]; one past the last for a zero plane."""
-        count = _running_count(flagged)
-        return torch.where(flagged, count - 1, self.touched).long()
+        below_last = _running_count(flagged) - (self.touched + 1)
+        return below_last.mul_(flagged.to(torch.int8)).add_(self.touched).long()
 
     def _to_planes(self, words: torch.Tensor) -> torch.Tensor:
         """int32[N, blocks] -> rows[groups, planes + 1, blocks], least weight first, then zeros."""

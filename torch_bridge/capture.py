@@ -1,0 +1,103 @@
+"""The activations that autograd saves, as NumPy arrays: real stimulus for benches and for accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from golden.floats import FLOAT_TYPES
+
+from .dtypes import float_name
+from .layout import region_of
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One saved float tensor.
+
+    Attributes:
+        op: name of the operation that produced it, "" if it was not seen.
+        shape: of the tensor as it was saved first.
+        dtype: "fp32", "bf16" or "fp16".
+        exact: why the bridge would leave it raw (log-softmax, log-sum-exp, norm statistics), or None.
+        values: flat, in the order of memory, as the bridge would cut it into blocks; of the format's
+            NumPy type (``ml_dtypes.bfloat16`` for bf16).
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    exact: str | None
+    values: np.ndarray
+
+
+def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Callable[[Saved], None]) -> None:
+    """Run one training step and hand over every float tensor that autograd saves, as it is saved.
+
+    Each storage and version is handed over once; parameters, buffers and their copies are not.
+
+    Args:
+        model: whose parameters and buffers are left out.
+        forward: computes the loss; the backward pass is run on it.
+        use: called with each tensor. The arrays are not kept here.
+    """
+    trace = Trace(model)
+    seen = set()
+    alive = []  # saved tensors, so that no address is used twice while it is in ``seen``
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        dtype = float_name(tensor.dtype)
+        origin = trace.origin(tensor)
+        constant = origin.exact is not None and origin.exact.startswith(("parameter", "buffer"))
+        if dtype is None or constant or tensor.numel() == 0:
+            return tensor.detach()
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            region = region_of(tensor)
+            key = (tensor.untyped_storage()._cdata, tensor._version, origin.writes, region)
+            if key not in seen:
+                seen.add(key)
+                alive.append(tensor.detach())
+                octets = region.values(tensor).cpu().contiguous().view(torch.uint8).numpy()
+                values = octets.view(FLOAT_TYPES[dtype].array).copy()
+                use(Saved(origin.op, tuple(tensor.shape), dtype, origin.exact, values))
+            return tensor.detach()
+
+    with trace, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = forward()
+    loss.backward()
+
+
+def capture(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list[Saved]:
+    """Every float tensor that autograd saves in one training step; see :func:`visit`.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 8)
+        >>> x = torch.randn(4, 8)
+        >>> [saved.shape for saved in capture(model, lambda: model(x).square().mean())]
+        [(4, 8), (4, 8)]
+    """
+    saved: list[Saved] = []
+    visit(model, forward, saved.append)
+    return saved
+
+
+def gpt2_activations(
+    dtype: str = "fp32", *, attention: str = "sdpa", dropout: float = 0.1, steps: int = 4, batch: int = 1
+) -> list[Saved]:
+    """What a step of the default GPT-2 saves after a few training steps on English text.
+
+    Args:
+        dtype: of the activations; under autocast a 16-bit type comes with fp32 tensors in between.
+        attention: "sdpa" or "eager".
+        dropout: probability of every dropout.
+        steps: training steps before the one that is captured.
+        batch: sequences of 128 tokens.
+    """
+    from . import train
+
+    options = train.Options(dtype=dtype, attention=attention, dropout=dropout, batch=batch, steps=steps)
+    return capture(*train.warmed_up(options))

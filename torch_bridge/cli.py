@@ -1,0 +1,123 @@
+"""The command line: ``python -m torch_bridge train`` and ``demo``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from golden.floats import FLOAT_TYPES
+from golden.plane import BLOCKS, ROUNDINGS
+
+from . import backends, train
+
+INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the result is the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return options.command(options, parser)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_bridge", description="Train through the compressor."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser("train", help="train a GPT-2", formatter_class=_Formatter)
+    command.set_defaults(command=_train)
+    add, default = command.add_argument, train.Options()
+    add("--config", choices=train.CONFIGS, default=default.config, help="size of the model")
+    add("--data", type=Path, metavar="FILE", help="text to train on; by default Python's help topics")
+    add("--scheme", choices=train.SCHEMES, default=default.scheme, help="how activations are kept")
+    add("--dtype", choices=FLOAT_TYPES, default=default.dtype, help="of format and activations")
+    add("--block", type=int, choices=BLOCKS, default=default.block, help="values in a block")
+    add(
+        "--target",
+        type=int,
+        metavar="BYTES",
+        help="of a compressed block; by default 3.2x, or 2x for 16 bits",
+    )
+    add("--rounding", choices=ROUNDINGS, default=default.rounding, help="of values that lose bits")
+    add("--backend", choices=backends.NAMES, default=default.backend, help="codec to run")
+    add("--steps", type=_number(int, 1), default=default.steps, help="optimizer steps")
+    add("--batch", type=_number(int, 1), default=default.batch, help="sequences a step")
+    add("--lr", type=_number(float, 0.0), help="peak learning rate; by default the config's")
+    add("--seed", type=_number(int, 0), default=default.seed, help="of weights, batches and dropout")
+    add("--attention", choices=train.ATTENTIONS, default=default.attention, help="implementation")
+    add("--dropout", type=_number(float, 0.0, 0.99), default=default.dropout, help="probability")
+    add("--device", help="cpu or cuda; by default CUDA if there is one")
+    add("--threads", type=_number(int, 1), help="CPU threads; by default PyTorch's choice")
+    add("--out", type=Path, metavar="FILE.json", default=Path("build/train/run.json"), help="result")
+
+    command = commands.add_parser("demo", help="compare runs; write loss.png and summary.json")
+    command.set_defaults(command=_demo)
+    command.add_argument("--out", type=Path, metavar="DIR", default=Path("build/train"), help="directory")
+    return parser
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default is not None else action.help
+
+
+def _number(kind: Callable[[str], float], least: float, most: float = float("inf")) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = float("nan")
+        if not least <= number <= most:
+            limits = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
+            noun = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {noun} of {limits}, not {text!r}")
+        return number
+
+    return parse
+
+
+def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    names = {field.name for field in fields(train.Options)}
+    options = train.Options(**{name: value for name, value in vars(given).items() if name in names})
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    try:
+        if options.scheme == "planes":
+            backends.get(options.backend, options.format)
+        if options.data is not None and not options.data.is_file():
+            raise FileNotFoundError(f"--data must be a text file, not {str(options.data)!r}")
+        result = train.run(options, progress=True)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    train.write(result, given.out)
+    done = len(result["train_loss"])
+    loss = "not measured" if result["val_loss"] is None else f"{result['val_loss']:.4f}"
+    ratio = "" if result["ratio"] is None else f", ratio {result['ratio']:.2f}"
+    print(f"{done} of {options.steps} steps, validation loss {loss}{ratio}; wrote {given.out}")
+    return INTERRUPTED if result["interrupted"] else 0
+
+
+def _demo(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .demo import Mismatch, demo
+
+    try:
+        demo(given.out)
+    except FileNotFoundError as error:
+        parser.error(str(error))
+    except Mismatch as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

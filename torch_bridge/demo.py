@@ -1,0 +1,174 @@
+"""The whole bridge in one run: losses with and without compression, through the RTL too, and the ratios.
+
+Writes loss.png and summary.json. Takes minutes; :func:`demo` says what it does.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from . import backends, train
+from .ratios import PAPER, WORKLOAD, ratios
+
+# The length is chosen so that the demo takes about eight minutes on two cores.
+LONG = train.Options(steps=200, batch=8)
+# What the simulated RTL sees: two megabytes a second have to suffice for each step's 11 MB, both ways.
+SHORT = train.Options(scheme="planes", steps=3, batch=1, validations=1)
+
+PARTS = ("sign", "exponent", "mantissa", "whole")
+
+
+class Mismatch(Exception):
+    """Two backends that must agree to the last bit did not."""
+
+
+def demo(
+    out: Path = Path("build/train"),
+    *,
+    long: train.Options = LONG,
+    short: train.Options = SHORT,
+    workload: train.Options = WORKLOAD,
+    hardware: str = "verilated",
+) -> dict[str, Any]:
+    """Train without compression and at 3.2x, compare the RTL's losses with golden's, account the ratios.
+
+    Args:
+        out: directory of loss.png and summary.json.
+        long: the training run, done with scheme "none" and with scheme "planes".
+        short: the steps that go through ``hardware`` and through golden.
+        workload: what :func:`ratios` accounts.
+        hardware: the backend that must agree with golden, bit for bit.
+
+    Returns:
+        What summary.json holds: "runs" and "ratios".
+
+    Raises:
+        FileNotFoundError: the library of the simulated Verilog is not built.
+        Mismatch: the losses through ``hardware`` differ from those through golden.
+    """
+    console = Console()
+    started = time.perf_counter()
+    backends.get(hardware, short.format)  # a missing library is found before minutes have passed
+
+    runs = [_run(replace(long, scheme=scheme)) for scheme in ("none", "planes")]
+    through = {name: _run(replace(short, backend=name)) for name in (hardware, "golden")}
+    runs += through.values()
+    summary = {"runs": runs, "ratios": {}}
+    train.write(summary, out / "summary.json")
+    for field in ("train_loss", "val_loss"):
+        if through[hardware][field] != through["golden"][field]:
+            raise Mismatch(
+                f"{field} through {hardware} is {through[hardware][field]}, "
+                f"through golden {through['golden'][field]}"
+            )
+
+    with console.status("accounting the saved tensors of a wider GPT-2"):
+        summary["ratios"] = ratios(workload)
+    train.write(summary, out / "summary.json")
+    plot(summary, out / "loss.png")
+
+    console.print(runs_table(runs))
+    console.print(f"{hardware} and golden: equal losses in {short.steps} steps, to the last bit")
+    console.print(ratios_table(summary["ratios"]))
+    minutes = (time.perf_counter() - started) / 60
+    console.print(f"wrote {out / 'loss.png'} and {out / 'summary.json'} in {minutes:.1f} minutes")
+    return summary
+
+
+def _run(options: train.Options) -> dict[str, Any]:
+    result = train.run(options, progress=True)
+    if result["interrupted"]:
+        raise KeyboardInterrupt
+    return result
+
+
+def runs_table(runs: list[dict[str, Any]]) -> Table:
+    """One row a run: bytes of one step's saved tensors, losses and time."""
+    table = Table(title="training")
+    for heading in ("scheme", "backend"):
+        table.add_column(heading)
+    for heading in ("steps", "batch", "raw MB", "stored MB", "ratio", "train loss", "val loss", "s/step"):
+        table.add_column(heading, justify="right")
+    for run in runs:
+        table.add_row(
+            run["scheme"],
+            run["backend"] if run["scheme"] != "none" else "-",
+            str(len(run["train_loss"])),
+            str(run["batch"]),
+            f"{run['raw_bytes'] / 1e6:.1f}",
+            f"{run['stored_bytes'] / 1e6:.1f}",
+            f"{run['ratio']:.2f}",
+            f"{run['train_loss'][-1]:.4f}",
+            f"{run['val_loss']:.4f}",
+            f"{run['seconds_per_step']:.2f}",
+        )
+    return table
+
+
+def ratios_table(found: dict[str, Any]) -> Table:
+    """Ratios of the lossless mode beside the paper's."""
+    table = Table(title="ratios of GPT-2's saved tensors, lossless, blocks of 64")
+    for heading in ("", *PARTS):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, row in _ratio_rows(found):
+        table.add_row(name, *row)
+    return table
+
+
+def _ratio_rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    rows = [("zero code", found), ("plain base-delta", found["plain"]), ("paper", PAPER)]
+    return [(name, [f"{row[part]:.2f}" if part in row else "" for part in PARTS]) for name, row in rows]
+
+
+def plot(summary: dict[str, Any], path: Path) -> None:
+    """Loss curves of the two long runs side by side, and the table of ratios below."""
+    none, planes = summary["runs"][:2]
+    labels = ("no compression", f"plane format, {planes['ratio']:.2f}x over all saved tensors")
+    figure, axes = plt.subplot_mosaic(
+        [["train", "val"], ["table", "table"]], figsize=(11, 6.4), height_ratios=[4, 1.3]
+    )
+    for run, label, style in zip((none, planes), labels, ("-", "--"), strict=True):
+        losses = run["train_loss"]
+        axes["train"].plot(range(1, len(losses) + 1), _smoothed(losses), style, label=label, lw=1.8)
+        steps, values = zip(*run["val_curve"], strict=True)
+        end = f"{label}: {run['val_loss']:.3f}"
+        axes["val"].plot(steps, values, style, marker="o", ms=4, label=end, lw=1.8)
+    axes["train"].set_title("training loss (mean of the last 10 steps)")
+    axes["val"].set_title("validation loss")
+    for name in ("train", "val"):
+        axes[name].set_xlabel("step")
+        axes[name].set_ylabel("cross-entropy (nats per byte)")
+        axes[name].grid(alpha=0.3)
+        axes[name].legend(fontsize=9)
+    rows = _ratio_rows(summary["ratios"])
+    axes["table"].axis("off")
+    axes["table"].set_title(
+        "lossless ratios of the saved tensors of one step, GPT-2-small's width", fontsize=10
+    )
+    axes["table"].table(
+        [cells for _, cells in rows],
+        rowLabels=[name for name, _ in rows],
+        colLabels=PARTS,
+        cellLoc="center",
+        bbox=(0.2, 0.0, 0.65, 0.95),
+    )
+    figure.suptitle("GPT-2 (4 layers, 192 wide) trained with and without compressed activations")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _smoothed(losses: list[float], window: int = 10) -> list[float]:
+    parts = (losses[max(0, i + 1 - window) : i + 1] for i in range(len(losses)))
+    return [sum(part) / len(part) for part in parts]

@@ -1,0 +1,285 @@
+"""Trains a GPT-2 on bytes of English text, with or without compressed activations.
+
+The model is transformers' GPT2LMHeadModel, built from a config; the text is what Python itself carries
+(``pydoc_data.topics``). Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from golden import PlaneFormat
+
+from .dtypes import TORCH_DTYPES
+from .stash import Stash, compress_activations
+
+# Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
+CONFIGS: dict[str, dict[str, int]] = {
+    "small": {"n_layer": 4, "n_embd": 192, "n_head": 6, "n_positions": 128, "vocab_size": 256},
+    "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
+}
+LEARNING_RATES = {"small": 1e-3, "gpt2": 6e-4}
+SCHEMES = ("none", "planes")
+ATTENTIONS = ("eager", "sdpa")
+
+# Tokens of the held-out split that a validation looks at, at most.
+_VALIDATION_TOKENS = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to train and how.
+
+    Attributes:
+        config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens) or "gpt2" (124M).
+        layers: layers in place of the config's, or None.
+        data: a text file, or None for Python's own help topics.
+        scheme: "none", or "planes" for the plane format.
+        dtype: of format and activations; "bf16" and "fp16" train under autocast.
+        block, target, rounding: the format's; a target of None is 3.2x for fp32 and 2x for 16 bits.
+        backend: of the bridge.
+        steps, batch, lr, seed: of the training; a learning rate of None is the config's.
+        attention: "eager" or "sdpa".
+        dropout: probability of every dropout.
+        validations: how many times the validation loss is measured, the end included.
+        device: where to train; None is CUDA if there is one.
+    """
+
+    config: str = "small"
+    layers: int | None = None
+    data: Path | None = None
+    scheme: str = "none"
+    dtype: str = "fp32"
+    block: int = 64
+    target: int | None = None
+    rounding: str = "nearest"
+    backend: str = "auto"
+    steps: int = 200
+    batch: int = 8
+    lr: float | None = None
+    seed: int = 0
+    attention: str = "sdpa"
+    dropout: float = 0.0
+    validations: int = 10
+    device: str | None = None
+
+    @property
+    def format(self) -> PlaneFormat:
+        """The format of scheme "planes"; raises ValueError if there is none such."""
+        raw = PlaneFormat(self.dtype, self.block, None, self.rounding).raw_bytes
+        default = raw * 10 // 32 if self.dtype == "fp32" else raw // 2
+        target = default if self.target is None else self.target
+        return PlaneFormat(self.dtype, self.block, target, self.rounding)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
+    """Train, and measure what the scheme does to memory, loss and time.
+
+    The same seed gives the same weights, batches and dropout masks for every scheme and backend.
+
+    Args:
+        options: what to train.
+        progress: show a progress bar.
+
+    Returns:
+        The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step;
+        "train_loss", one per step; "val_curve", pairs of step and validation loss; "val_loss", the last
+        of them; "seconds_per_step", the median; "interrupted", whether Ctrl-C ended it early, in which
+        case the rest is what was done until then. Without compression raw and stored bytes are equal.
+
+    Raises:
+        ValueError: an option is not one of its values.
+        FileNotFoundError: there is no such data file, or no library for backend "verilated".
+    """
+    text = read_text(options.data)
+    context_length = CONFIGS[options.config]["n_positions"]
+    held_out = len(text) // 10
+    train_text, val_text = text[:-held_out], text[-held_out:]
+    if held_out <= context_length:
+        raise ValueError(f"data must have over {10 * context_length} bytes, not {len(text)}")
+
+    model = build(options)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, lr=0.0)
+    peak = options.lr if options.lr is not None else LEARNING_RATES[options.config]
+    scaler = torch.amp.GradScaler(options.torch_device.type, enabled=options.dtype == "fp16")
+    batches = torch.Generator().manual_seed(options.seed)
+    fmt = options.format if options.scheme == "planes" else None
+
+    losses: list[float] = []
+    seconds: list[float] = []
+    val_curve: list[tuple[int, float]] = []
+    measure_at = {round((i + 1) * options.steps / options.validations) for i in range(options.validations)}
+    bytes_of_step = (0, 0)
+    interrupted = False
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[news]}"),
+        disable=not progress,
+    )
+    name = f"{options.scheme} {options.backend}" if fmt else options.scheme
+    task = bar.add_task(name, total=options.steps, news="")
+    try:
+        with bar:
+            for step in range(options.steps):
+                start = time.perf_counter()
+                tokens = draw(train_text, options.batch, context_length, batches).to(options.torch_device)
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(step, options.steps, peak)
+                if step == 0 and fmt is None:
+                    bytes_of_step = raw_bytes_of_step(model, options, tokens)
+
+                hooks = compress_activations(model, fmt, options.backend) if fmt else nullcontext()
+                with hooks as stash:
+                    loss = loss_of(model, options, tokens)
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=True)
+
+                losses.append(loss.item())
+                seconds.append(time.perf_counter() - start)
+                if isinstance(stash, Stash):
+                    bytes_of_step = (stash.raw_bytes, stash.stored_bytes)
+                if step + 1 in measure_at:
+                    val_curve.append((step + 1, validate(model, options, val_text)))
+                saved = (bytes_of_step[0] - bytes_of_step[1]) / 1e6
+                news = f"loss {losses[-1]:.3f}, {saved:.0f} MB of {bytes_of_step[0] / 1e6:.0f} MB saved"
+                bar.update(task, advance=1, news=news)
+    except KeyboardInterrupt:
+        interrupted = True
+
+    raw, stored = bytes_of_step
+    config = asdict(options) | {"data": str(options.data) if options.data else None}
+    if fmt is not None:
+        config["target"] = fmt.target
+    return config | {
+        "ratio": raw / stored if stored else None,
+        "raw_bytes": raw,
+        "stored_bytes": stored,
+        "train_loss": losses,
+        "val_curve": val_curve,
+        "val_loss": val_curve[-1][1] if val_curve else None,
+        "seconds_per_step": median(seconds) if seconds else None,
+        "interrupted": interrupted,
+    }
+
+
+def read_text(path: Path | None) -> torch.Tensor:
+    """A file, or Python's help topics in the order of their keys, as bytes: int64[length]."""
+    if path is None:
+        from pydoc_data.topics import topics
+
+        text = "".join(topics[key] for key in sorted(topics)).encode()
+    else:
+        text = path.read_bytes()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def build(options: Options) -> torch.nn.Module:
+    """The GPT-2 of the options, with weights drawn from the seed."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = dict(CONFIGS[options.config])
+    if options.layers is not None:
+        sizes["n_layer"] = options.layers
+    dropout = {name: options.dropout for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    config = GPT2Config(
+        **sizes,
+        **dropout,
+        attn_implementation=options.attention,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        loss_type="ForCausalLM",
+    )
+    torch.manual_seed(options.seed)
+    return GPT2LMHeadModel(config).to(options.torch_device).train()
+
+
+def draw(text: torch.Tensor, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Random windows of the text: int64[batch, length]."""
+    starts = torch.randint(len(text) - length, (batch, 1), generator=generator)
+    return text[starts + torch.arange(length)]
+
+
+def loss_of(model: torch.nn.Module, options: Options, tokens: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of every next byte, under autocast for a 16-bit type."""
+    dtype = TORCH_DTYPES[options.dtype]
+    with torch.autocast(tokens.device.type, dtype, enabled=options.dtype != "fp32"):
+        return model(tokens, labels=tokens).loss
+
+
+def raw_bytes_of_step(model: torch.nn.Module, options: Options, tokens: torch.Tensor) -> tuple[int, int]:
+    """Raw bytes that a step without compression keeps, twice; weights and random state are untouched."""
+    with torch.random.fork_rng(), compress_activations(model, options.format, min_values=1 << 62) as stash:
+        loss_of(model, options, tokens)
+    return stash.raw_bytes, stash.raw_bytes
+
+
+@torch.no_grad()
+def validate(model: torch.nn.Module, options: Options, text: torch.Tensor) -> float:
+    """Mean loss over windows of the held-out text, evenly spaced, always the same."""
+    length = CONFIGS[options.config]["n_positions"]
+    windows = text[: len(text) // length * length].view(-1, length)
+    windows = windows[:: max(1, math.ceil(windows.numel() / _VALIDATION_TOKENS))]
+    model.eval()
+    total = 0.0
+    for rows in windows.split(max(1, 4096 // length)):
+        total += loss_of(model, options, rows.to(options.torch_device)).item() * len(rows)
+    model.train()
+    return total / len(windows)
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear over the first tenth, then a cosine down to a tenth of the peak."""
+    warm = max(1, steps // 10)
+    if step < warm:
+        return peak * (step + 1) / warm
+    return peak * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def warmed_up(options: Options) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
+    """A model after ``options.steps`` steps without compression, and what computes the next step's loss."""
+    model = build(options)
+    text = read_text(options.data)
+    batches = torch.Generator().manual_seed(options.seed)
+    lr = options.lr if options.lr is not None else LEARNING_RATES[options.config]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+
+    def forward() -> torch.Tensor:
+        length = CONFIGS[options.config]["n_positions"]
+        tokens = draw(text, options.batch, length, batches).to(options.torch_device)
+        return loss_of(model, options, tokens)
+
+    for _ in range(options.steps):
+        forward().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return model, forward
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Write a result as JSON, with the directories it needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
