@@ -20,7 +20,7 @@ from gen.config import PRESETS, Config
 from gen.toolchain import ToolError
 from gen.verilog import PARTS
 
-from . import configs, runner
+from . import configs, runner, stimulus
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,18 +33,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--folder", type=Path, default=Path("build/sim"), help="default: build/sim")
     return parser
-
-
-def _activations(folder: Path) -> Path:
-    """Real activations, captured once from a training step of the bridge's GPT-2."""
-    path = folder / "activations.npz"
-    if not path.exists():
-        from torch_bridge.capture import save_activations
-
-        folder.mkdir(parents=True, exist_ok=True)
-        print("capturing the activations of a GPT-2 training step ...", flush=True)
-        save_activations(path)
-    return path
 
 
 def print_table(rows: list[runner.Row]) -> None:
@@ -84,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
         seed=arguments.seed,
         simulator=simulator,
         waves=os.environ.get("WAVES", "0") not in ("", "0"),
-        activations=_activations(arguments.folder),
+        activations=stimulus.capture_activations(arguments.folder / "activations.npz"),
     )
     rows: dict[int, runner.Row] = {}
     with ProcessPoolExecutor(max_workers=arguments.jobs) as pool:

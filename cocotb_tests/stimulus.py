@@ -27,6 +27,23 @@ def blocks(fmt: PlaneFormat, count: int, rng: np.random.Generator, activations: 
     return mixed
 
 
+def capture_activations(path: Path) -> Path:
+    """Write what a training step of the bridge's GPT-2 saves, unless the file is there: an ``.npz``.
+
+    Eager attention and dropout, so that there are causal zeros and masks among it; one array for each tensor.
+    """
+    if not path.exists():
+        from torch_bridge.capture import gpt2_activations  # the benches themselves do without PyTorch
+
+        print("capturing the activations of a GPT-2 training step ...", flush=True)
+        saved = gpt2_activations(attention="eager", dropout=0.1, steps=20, batch=2)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"partial-{path.name}")
+        np.savez(partial, **{f"{i:03}_{tensor.op}": tensor.values for i, tensor in enumerate(saved)})
+        partial.replace(path)
+    return path
+
+
 def captured(fmt: PlaneFormat, count: int, rng: np.random.Generator, path: Path) -> np.ndarray:
     """Blocks cut at random from the arrays that a GPT-2 training step saved."""
     with np.load(path) as arrays:

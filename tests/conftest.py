@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from cocotb_tests import stimulus
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -25,11 +27,7 @@ def activations(build) -> Path:
     path = build / "activations.npz"
 
     with FileLock(path.with_suffix(".lock")):  # the tests run in several processes
-        if not path.exists():
-            from torch_bridge.capture import save_activations
-
-            save_activations(path)
-    return path
+        return stimulus.capture_activations(path)
 
 
 @pytest.fixture(scope="session")

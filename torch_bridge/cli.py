@@ -111,13 +111,13 @@ def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _demo(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .demo import Mismatch, demo
+    from .demo import MismatchError, demo
 
     try:
         demo(given.out)
     except FileNotFoundError as error:
         parser.error(str(error))
-    except Mismatch as error:
+    except MismatchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

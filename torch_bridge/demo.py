@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.transforms import Bbox
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +29,7 @@ SHORT = train.Options(scheme="planes", steps=3, batch=1, validations=1)
 PARTS = ("sign", "exponent", "mantissa", "whole")
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """Two backends that must agree to the last bit did not."""
 
 
@@ -54,7 +55,7 @@ def demo(
 
     Raises:
         FileNotFoundError: the library of the simulated Verilog is not built.
-        Mismatch: the losses through ``hardware`` differ from those through golden.
+        MismatchError: the losses through ``hardware`` differ from those through golden.
     """
     console = Console()
     started = time.perf_counter()
@@ -63,11 +64,11 @@ def demo(
     runs = [_run(replace(long, scheme=scheme)) for scheme in ("none", "planes")]
     through = {name: _run(replace(short, backend=name)) for name in (hardware, "golden")}
     runs += through.values()
-    summary = {"runs": runs, "ratios": {}}
+    summary: dict[str, Any] = {"runs": runs, "ratios": {}}
     train.write(summary, out / "summary.json")
     for field in ("train_loss", "val_loss"):
         if through[hardware][field] != through["golden"][field]:
-            raise Mismatch(
+            raise MismatchError(
                 f"{field} through {hardware} is {through[hardware][field]}, "
                 f"through golden {through['golden'][field]}"
             )
@@ -160,7 +161,7 @@ def plot(summary: dict[str, Any], path: Path) -> None:
         rowLabels=[name for name, _ in rows],
         colLabels=PARTS,
         cellLoc="center",
-        bbox=(0.2, 0.0, 0.65, 0.95),
+        bbox=Bbox.from_bounds(0.2, 0.0, 0.65, 0.95),
     )
     figure.suptitle("GPT-2 (4 layers, 192 wide) trained with and without compressed activations")
     figure.tight_layout()

@@ -21,7 +21,7 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
     @property
     def span(self) -> int:

@@ -150,9 +150,9 @@ class Trace(TorchDispatchMode):
             for tensor in _tensors(value):
                 self._note_write(tensor, name)
         if not is_view and not written:
-            for index, tensor in enumerate(_outputs(result)):
-                if tensor is not None and tensor.layout == torch.strided:
-                    self._origins.set(tensor.untyped_storage(), self._origin_of_output(name, index, args))
+            for index, output in enumerate(_outputs(result)):
+                if output is not None and output.layout == torch.strided:
+                    self._origins.set(output.untyped_storage(), self._origin_of_output(name, index, args))
         return result
 
     def _origin_of_output(self, name: str, index: int, args: tuple[Any, ...]) -> Origin:

@@ -27,9 +27,10 @@ from .stash import Stash, compress_activations
 # Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
 CONFIGS: dict[str, dict[str, int]] = {
     "small": {"n_layer": 4, "n_embd": 192, "n_head": 6, "n_positions": 128, "vocab_size": 256},
+    "wide": {"n_layer": 3, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 256},
     "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
 }
-LEARNING_RATES = {"small": 1e-3, "gpt2": 6e-4}
+LEARNING_RATES = {"small": 1e-3, "wide": 6e-4, "gpt2": 6e-4}
 SCHEMES = ("none", "planes")
 ATTENTIONS = ("eager", "sdpa")
 
@@ -42,8 +43,8 @@ class Options:
     """What to train and how.
 
     Attributes:
-        config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens) or "gpt2" (124M).
-        layers: layers in place of the config's, or None.
+        config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens), "gpt2" (124M) or
+            "wide" (three layers of that width).
         data: a text file, or None for Python's own help topics.
         scheme: "none", or "planes" for the plane format.
         dtype: of format and activations; "bf16" and "fp16" train under autocast.
@@ -57,7 +58,6 @@ class Options:
     """
 
     config: str = "small"
-    layers: int | None = None
     data: Path | None = None
     scheme: str = "none"
     dtype: str = "fp32"
@@ -200,21 +200,18 @@ def build(options: Options) -> torch.nn.Module:
     """The GPT-2 of the options, with weights drawn from the seed."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = dict(CONFIGS[options.config])
-    if options.layers is not None:
-        sizes["n_layer"] = options.layers
-    dropout = {name: options.dropout for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    config = GPT2Config(
-        **sizes,
-        **dropout,
-        attn_implementation=options.attention,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-        loss_type="ForCausalLM",
-    )
+    settings: dict[str, Any] = {
+        **CONFIGS[options.config],
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout),
+        "attn_implementation": options.attention,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     torch.manual_seed(options.seed)
-    return GPT2LMHeadModel(config).to(options.torch_device).train()
+    model: torch.nn.Module = GPT2LMHeadModel(GPT2Config(**settings))
+    model.loss_type = "ForCausalLM"  # type: ignore[assignment]  # it would be guessed, with a warning
+    return model.to(options.torch_device).train()
 
 
 def draw(text: torch.Tensor, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:

@@ -21,6 +21,8 @@ from .verilated import VerilatedBackend
 class Backend(Protocol):
     """One codec for one fixed-mode format."""
 
+    def __init__(self, fmt: PlaneFormat) -> None: ...
+
     def compress(self, values: torch.Tensor) -> torch.Tensor:
         """Compress a flat, contiguous tensor of the format's dtype to uint8[blocks, target].
 

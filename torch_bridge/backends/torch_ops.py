@@ -335,7 +335,7 @@ def _transpose_bits(matrices: torch.Tensor) -> None:
 
     Bit ``c`` of row ``r`` changes places with bit ``r`` of row ``c``.
     """
-    count, rows, blocks = matrices.shape
+    rows = matrices.shape[1]
     for size, mask in _SWAPS:
         if size < rows:
             pairs = matrices.unflatten(1, (rows // (2 * size), 2, size))
