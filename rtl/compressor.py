@@ -542,40 +542,35 @@ class _Placer(wiring.Component):
         if fmt.rounding == "truncate":
             return cut
 
-        ones_below = all_after(slots[:whole])
-        flips = [C(0, lanes)] * kept
-        for guard, values, ones in (
-            (whole, ~early, [*ones_below]),
-            (
-                whole + 1,
-                early,
-                [*(o & slots[whole] for o in ones_below), all_ones(lanes)] if fmt.partial else [],
-            ),
-        ):
-            if guard > kept or guard >= len(slots):
-                continue  # no value has its guard there, or there is no plane that can
-            name = "late" if guard == whole else "early"
-            behind = (p for p in range(1 + fmt.float_type.exponent_bits, fmt.planes) if p > guard)
-            rest = [Mux(ranks[p] > guard, planes[p], 0) for p in behind]
-            sticky = Signal(lanes, name=f"{name}_sticky")
+        # The guards that some value has, the deepest first: what lies behind it lies behind the next as well.
+        guards = [(whole + 1, "early", early)] if fmt.partial and whole + 1 < len(slots) else []
+        guards += [(whole, "late", ~early)] if whole < len(slots) else []
+        behind = [p for p in range(1 + fmt.float_type.exponent_bits, fmt.planes) if p >= len(slots)]
+        sticky = any_set([C(0, lanes), *(Mux(ranks[p] >= len(slots), planes[p], 0) for p in behind)])
+        carries = [
+            C(0, lanes)
+        ] * kept  # into each slot, if there are only ones between it and the partial slot
+        for guard, name, values in guards:
             run = Signal(guard, name=f"{name}_run")  # the slots to which a carry can get
             has_zero = Signal(lanes, name=f"{name}_has_zero")  # in the run, for the carry to end in
             up = Signal(lanes, name=f"{name}_up")
+            afters = all_after(neighbours[:guard])
             m.d.comb += [
-                sticky.eq(any_set([*rest, C(0, lanes)])),
-                run.eq(
-                    Cat(
-                        n & after for n, after in zip(neighbours, all_after(neighbours[:guard]), strict=False)
-                    )
-                ),
+                run.eq(Cat(here & after for here, after in zip(neighbours, afters, strict=False))),
                 has_zero.eq(any_set(Mux(run[slot], ~slots[slot], 0) for slot in range(guard))),
                 up.eq(slots[guard] & (sticky | slots[guard - 1]) & has_zero & values),
             ]
-            flips = [
-                flip | Mux(run[slot], up & ones[slot], 0) for slot, flip in enumerate(flips[:guard])
-            ] + flips[guard:]
-        rounded = [Signal(lanes, name=f"rounded{slot}") for slot in range(kept)]
-        m.d.comb += [out.eq(bits ^ flip) for out, bits, flip in zip(rounded, cut, flips, strict=True)]
+            sticky |= slots[guard]
+            for slot in range(guard):
+                through = up & slots[whole] if slot < whole < guard else up
+                carries[slot] |= Mux(run[slot], through, 0)
+
+        rounded = []
+        ones_between = [*all_after(slots[:whole]), all_ones(lanes)]
+        for slot, (bits, carry, ones) in enumerate(zip(cut, carries, ones_between, strict=False)):
+            out = Signal(lanes, name=f"rounded{slot}")
+            m.d.comb += out.eq((bits & ~carry) | ((bits ^ ones) & carry))
+            rounded.append(out)
         return rounded
 
     def _fill_slots(

@@ -15,7 +15,7 @@ PAPER = {"sign": 2.09, "exponent": 2.04, "mantissa": 1.21}
 # Half of what eager attention saves is a causal zero: ratios depend on which tensors are counted.
 # A byte is a token here: with GPT-2's 50,257 tokens the log-softmax alone would be a fifth of all bytes,
 # and the bridge leaves it raw.
-WORKLOAD = train.Options(config="wide", attention="eager", dropout=0.1, batch=1, steps=12, lr=1e-3)
+WORKLOAD = train.Options(config="wide", attention="eager", dropout=0.1, batch=1, steps=12)
 
 
 def ratios(workload: train.Options = WORKLOAD) -> dict[str, object]:

@@ -30,7 +30,7 @@ CONFIGS: dict[str, dict[str, int]] = {
     "wide": {"n_layer": 3, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 256},
     "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
 }
-LEARNING_RATES = {"small": 1e-3, "wide": 6e-4, "gpt2": 6e-4}
+LEARNING_RATES = {"small": 1e-3, "wide": 3e-4, "gpt2": 3e-4}
 SCHEMES = ("none", "planes")
 ATTENTIONS = ("eager", "sdpa")
 
