@@ -41,8 +41,8 @@ def build(config: Config, path: Path) -> None:
             "--x-initial",
             "fast",
         ]
-        command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC -O2", "--prefix", model]
-        for variable in toolchain.MAKE_VARIABLES:
+        command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC", "--prefix", model]
+        for variable in (*toolchain.MAKE_VARIABLES, "OPT_FAST=-O2"):
             command += ["-MAKEFLAGS", variable]
         command += ["--Mdir", str(folder / part), "--top-module", module_name(config, part), str(source)]
         toolchain.run(command, log=folder / f"{part}.log")

@@ -9,11 +9,14 @@ masks of all ones stand in for comparisons and ``torch.where``, which cost sever
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from golden import PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
+from .threads import for_each
 
 # Values worked on at a time: on the CPU the temporaries stay in the cache, on a GPU they stay small
 # beside the activations while a chunk still fills the device.
@@ -40,9 +43,12 @@ class TorchBackend:
         codec = self._codec(values.device)
         stored = values.new_empty((self.fmt.blocks(values.numel()), codec.target), dtype=torch.uint8)
         step = codec.chunk_blocks
-        for start in range(0, len(stored), step):
+
+        def work(start: int) -> None:
             chunk = values[start * self.fmt.block : (start + step) * self.fmt.block]
             codec.compress(chunk, stored[start : start + step])
+
+        self._for_each(work, range(0, len(stored), step), values.device)
         return stored
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
@@ -56,13 +62,23 @@ class TorchBackend:
         values = stored.new_empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
         rows = values.view(codec.word_dtype).view(blocks, self.fmt.block)
         step = codec.chunk_blocks
-        for start in range(0, blocks, step):
+
+        def work(start: int) -> None:
             invalid = codec.decompress(stored[start : start + step], rows[start : start + step])
             if invalid.any():
                 block = start + int(invalid.nonzero()[0])
                 header = bytes(stored[block, : self.fmt.header_bytes].tolist()).hex(" ")
                 raise ValueError(f"block {block}: no encoder produces the header {header}")
+
+        self._for_each(work, range(0, blocks, step), stored.device)
         return values[:count]
+
+    def _for_each(self, work: Callable[[int], None], starts: range, device: torch.device) -> None:
+        if device.type == "cpu":
+            for_each(work, starts)
+        else:
+            for start in starts:
+                work(start)
 
     def _codec(self, device: torch.device) -> _Codec:
         if device not in self._codecs:
