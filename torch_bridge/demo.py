@@ -22,9 +22,9 @@ from . import backends, train
 from .ratios import PAPER, WORKLOAD, ratios
 
 # The length is chosen so that the demo takes about eight minutes on two cores.
-LONG = train.Options(steps=200, batch=8)
-# What the simulated RTL sees: two megabytes a second have to suffice for each step's 11 MB, both ways.
-SHORT = train.Options(scheme="planes", steps=3, batch=1, validations=1)
+LONG = train.Options(steps=200, batch=4)
+# Few, because a simulation is slow: 22 MB go both ways through the RTL in every step.
+SHORT = train.Options(scheme="planes", steps=5, batch=2, validations=1)
 
 PARTS = ("sign", "exponent", "mantissa", "whole")
 

@@ -139,6 +139,8 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
     task = bar.add_task(name, total=options.steps, news="")
     try:
         with bar:
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            bar.print(f"{name}: {parameters:,} parameters, {len(train_text):,} bytes of text")
             for step in range(options.steps):
                 start = time.perf_counter()
                 tokens = draw(train_text, options.batch, context_length, batches).to(options.torch_device)

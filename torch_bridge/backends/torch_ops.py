@@ -224,7 +224,9 @@ class _Codec:
         source = slot.new_full((self.touched + 1, slot.shape[1]), self.ft.width)
         source.scatter_(0, slot, self.row_of_plane.expand_as(slot))
         slots = planes.gather(1, source[: self.touched].expand(self.groups, -1, -1))
-        return slots.permute(2, 1, 0).contiguous().view(torch.uint8).view(slot.shape[1], -1)
+        rows = slots.new_empty((slots.shape[2], slots.shape[1], slots.shape[0]))
+        rows.copy_(slots.permute(2, 1, 0))
+        return rows.view(len(rows), -1).view(torch.uint8)
 
     def _slots(self, flagged: torch.Tensor) -> torch.Tensor:
         """Which slot each plane lies in, int64[planes, blocks]; one past the last for a zero plane."""

@@ -1,0 +1,145 @@
+"""Every backend makes golden's bytes, and golden's values from them."""
+
+import numpy as np
+import pytest
+import torch
+
+from golden import PlaneFormat
+from torch_bridge import backends
+from torch_bridge.dtypes import TORCH_DTYPES, format_for
+
+from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+
+
+def spread_of_targets(dtype, block):
+    """The smallest targets (blocks of specials), whole and partial planes, and the raw size."""
+    low, high = target_range(dtype, block)
+    plane = block // 8
+    return sorted({low, low + 1, low + plane, low + 2 * plane, high * 5 // 16, high // 2 + 1, high - 1, high})
+
+
+def hostile_tensor(fmt, blocks, seed):
+    words = np.asarray(hostile(fmt, blocks, seed)).astype(fmt.float_type.bits).reshape(-1)
+    return torch.from_numpy(words.view(np.uint8)).view(TORCH_DTYPES[fmt.dtype])
+
+
+def same_bits(a, b):
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_makes_the_same_bytes_and_values_as_golden(dtype, block, rounding):
+    for target in spread_of_targets(dtype, block):
+        fmt = PlaneFormat(dtype, block, target, rounding)
+        golden, ours = backends.get("golden", fmt), backends.get("torch", fmt)
+        values = hostile_tensor(fmt, 300, seed=target)[: -block // 3]
+        stored = golden.compress(values)
+        found = ours.compress(values)
+        assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
+        decoded = ours.decompress(stored, len(values))
+        assert same_bits(decoded, golden.decompress(stored, len(values))), fmt
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_agrees_with_golden_over_several_chunks_and_threads(dtype):
+    fmt = PlaneFormat(dtype, 64, target_range(dtype, 64)[1] // 3)
+    values = torch.randn(400_003).to(TORCH_DTYPES[dtype])
+    stored = backends.get("golden", fmt).compress(values)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            ours = backends.get("torch", fmt)
+            assert torch.equal(ours.compress(values), stored)
+            decoded = ours.decompress(stored, len(values))
+            assert same_bits(decoded, backends.get("golden", fmt).decompress(stored, len(values)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["golden", "torch"])
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65])
+def test_tails_and_empty_tensors_keep_their_length(name, count):
+    backend = backends.get(name, PlaneFormat("fp32", 64, 256))
+    values = torch.randn(count)
+    stored = backend.compress(values)
+    assert stored.shape == (-(-count // 64), 256)
+    assert torch.equal(backend.decompress(stored, count), values)
+
+
+@pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), PlaneFormat("fp16", 16, 8), PlaneFormat("bf16", 32, 11)]
+)
+def test_torch_rejects_the_headers_that_golden_rejects(fmt):
+    generator = torch.Generator().manual_seed(0)
+    headers = torch.randint(256, (4000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
+    headers[:2000] &= torch.randint(256, (2000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
+    valid = backends.get("torch", fmt).compress(hostile_tensor(fmt, 500, 1))[:, : fmt.header_bytes]
+    headers = torch.cat([headers, valid, valid ^ 1])
+    expected = fmt.check_headers(headers.numpy())
+    assert 0 < expected.sum() < len(headers)
+    codec = backends.get("torch", fmt)
+    for header, invalid in zip(headers[::7], expected[::7], strict=True):
+        row = torch.zeros((1, fmt.target), dtype=torch.uint8)
+        row[0, : fmt.header_bytes] = header
+        if invalid:
+            with pytest.raises(ValueError, match="block 0"):
+                codec.decompress(row, fmt.block)
+        else:
+            codec.decompress(row, fmt.block)
+
+
+@pytest.mark.parametrize("name", ["golden", "torch"])
+def test_an_invalid_header_names_the_block(name):
+    fmt = PlaneFormat("fp32", 64, 80)
+    stored = backends.get(name, fmt).compress(torch.randn(200_000))
+    stored[2500, 0] = 0
+    with pytest.raises(ValueError, match=r"block 2500.*header 00"):
+        backends.get(name, fmt).decompress(stored, 200_000)
+
+
+@pytest.mark.parametrize("name", ["golden", "torch"])
+def test_stored_of_the_wrong_size_is_an_error(name):
+    backend = backends.get(name, PlaneFormat("fp32", 64, 80))
+    with pytest.raises(ValueError, match=r"\(3, 80\)"):
+        backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
+
+
+def test_an_unknown_backend_is_named():
+    with pytest.raises(ValueError, match="backend must be one of auto, golden, torch, verilated, not 'gpu'"):
+        backends.get("gpu", PlaneFormat())
+
+
+def test_a_lossless_format_is_an_error():
+    with pytest.raises(ValueError, match="must have a target, not None"):
+        backends.get("torch", PlaneFormat("fp32", 64, None))
+
+
+def test_other_types_get_the_same_ratio():
+    fmt = PlaneFormat("fp32", 64, 80, "truncate")
+    assert format_for(fmt, torch.bfloat16) == PlaneFormat("bf16", 64, 40, "truncate")
+    assert format_for(PlaneFormat("bf16", 64, 64), torch.float32) == PlaneFormat("fp32", 64, 128)
+    assert format_for(PlaneFormat("fp32", 64, 21), torch.float16).target == 19  # the smallest there is
+
+
+def test_a_missing_library_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(tmp_path))
+    command = "python -m gen library --dtype bf16 --block 128 --target 160 --rounding truncate"
+    with pytest.raises(FileNotFoundError, match=command):
+        backends.get("verilated", PlaneFormat("bf16", 128, 160, "truncate"))
+
+
+def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
+    fmt = PlaneFormat("fp32", 64, 80)
+    golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
+    values = hostile_tensor(fmt, 500, seed=3)[:-5]
+    stored = golden.compress(values)
+    assert torch.equal(ours.compress(values), stored)
+    assert same_bits(ours.decompress(stored, len(values)), golden.decompress(stored, len(values)))
+    stored[7, 0] = 0
+    with pytest.raises(ValueError, match="block 7"):
+        ours.decompress(stored, len(values))

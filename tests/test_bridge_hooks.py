@@ -1,0 +1,526 @@
+"""No wrong gradient, nothing leaked: the hooks against a plain reference that knows no tricks."""
+
+import gc
+import threading
+import warnings
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from golden import PlaneFormat
+from torch_bridge import compress_activations
+from torch_bridge.backends import get
+from torch_bridge.stash import _Entry
+
+FMT = PlaneFormat("fp32", block=64, target=80)
+COARSE = PlaneFormat("fp32", block=16, target=9)  # what goes through it is plainly not exact
+NOTHING = torch.nn.Module()
+
+
+def reference(model=NOTHING, fmt=FMT):
+    """Hooks that compress and decompress at once: the addresses of a tensor, in their order.
+
+    A tensor that touches half of its storage stands for all of it, as in torch_bridge.layout.
+    """
+    constants = [t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]]
+    codec = get("golden", fmt)
+
+    def pack(tensor):
+        if tensor.dtype != torch.float32 or tensor.untyped_storage().data_ptr() in constants:
+            return tensor.detach()
+        count = tensor.untyped_storage().nbytes() // 4
+        memory = tensor.detach().as_strided((count,), (1,), 0).clone()
+        places = torch.arange(count).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        places = places.unique()
+        if 2 * len(places) >= count:
+            places = torch.arange(count)
+        values = memory[places]
+        memory[places] = codec.decompress(codec.compress(values), len(values))
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
+
+
+def ours(model=NOTHING, fmt=FMT, **kwargs):
+    return compress_activations(model, fmt, min_values=kwargs.pop("min_values", 0), **kwargs)
+
+
+def entries():
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [thing for thing in gc.get_objects() if type(thing) is _Entry]
+
+
+def leaf(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+
+
+VIEWS = {
+    "contiguous": lambda h: h,
+    "transposed": lambda h: h.t(),
+    "permuted": lambda h: h.view(8, 5, 8, 10).permute(3, 1, 0, 2),
+    "expanded": lambda h: h[:1].expand(50, 80),
+    "expanded in the middle": lambda h: h[:, None].expand(40, 30, 80),
+    "overlapping": lambda h: h.view(-1).unfold(0, 100, 7),
+    "overlapping and small": lambda h: h.view(-1).unfold(0, 10, 3)[100:150],
+    "views of views": lambda h: h.t()[3:70].t().view(40, 67)[::2].unsqueeze(1),
+    "small and dense": lambda h: h[7:9],
+    "small and sparse": lambda h: h[:, 5:17],
+    "small, sparse and transposed": lambda h: h[3::4, ::9].t(),
+    "one column": lambda h: h[:, 3],
+    "scalar": lambda h: h[3, 4],
+    "empty": lambda h: h[:, :0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_gradients_of_views_equal_the_reference(view):
+    def gradient(context):
+        x = leaf(40, 80)
+        with context:
+            h = x * 3 + 1
+            y = view(h)
+            loss = (y * y.sin()).sum() + (h.exp() * h).mean()
+        loss.backward()
+        return x.grad
+
+    expected = gradient(reference())
+    assert torch.equal(gradient(ours()), expected)
+    assert not torch.equal(gradient(ours(fmt=COARSE)), expected)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_unpacking_restores_size_stride_and_dtype(view):
+    seen = []
+
+    class Save(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(ctx.saved_tensors[0])
+            return grad
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        h = (leaf(40, 80) * 3).to(dtype)
+        y = view(h)
+        with ours(fmt=PlaneFormat("fp32", 64, 256)):  # nothing is lost
+            loss = Save.apply(y).sum()
+        loss.backward()
+        found = seen.pop()
+        assert (found.shape, found.stride(), found.dtype) == (y.shape, y.stride(), dtype)
+        assert torch.equal(found, y)
+
+
+def test_a_broadcast_tensor_is_not_blown_up():
+    x = leaf(1, 64)
+    with ours() as stash:
+        y = (x * 1).expand(10_000, 64)
+        y * y
+    assert stash.raw_bytes == 256
+    assert stash.stored_bytes == 80
+
+
+def test_a_storage_is_stashed_once_for_all_views():
+    x = leaf(64, 64)
+    with ours() as stash:
+        h = x * 2  # saves neither factor's memory but x's
+        outputs = [h.sin(), h.t().exp() * h.t(), h.view(-1)[:3000].cos(), h[5:7].sin()]
+    row = next(row for row in stash.report().rows if row.op == "mul")
+    assert (row.tensors, row.raw_bytes) == (1, 64 * 64 * 4)
+    assert len(outputs) == 4
+
+
+def test_views_come_back_as_views_of_one_storage():
+    seen = []
+
+    class Save(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a.sum() + b.sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.extend(t.untyped_storage().data_ptr() for t in ctx.saved_tensors)
+            a, b = ctx.saved_tensors
+            return torch.ones_like(a), torch.ones_like(b)
+
+    h = leaf(64, 64) * 2
+    with ours():
+        loss = Save.apply(h, h.t())
+    loss.backward()
+    assert seen[0] == seen[1]
+
+
+def test_a_small_view_does_not_keep_a_large_storage():
+    with ours(min_values=1024):
+        h = leaf(1000, 64) * 2
+        loss = h[3].sin().sum()
+    storage = StorageWeakRef(h.untyped_storage())
+    del h
+    assert storage.expired()
+    loss.backward()
+
+
+def test_in_place_after_saving_keeps_what_was_saved():
+    def gradient(context, in_place):
+        x = leaf(50, 50)
+        with context:
+            h = x * 2
+            loss = h.sin().sum()
+            h = h.mul_(3) if in_place else h * 3
+            loss = loss + h.cos().sum()
+            h = h.add_(1) if in_place else h + 1
+            loss = loss + (h * h).sum()
+        loss.backward()
+        return x.grad
+
+    assert torch.equal(gradient(ours(), in_place=True), gradient(ours(), in_place=False))
+
+
+def test_writes_past_the_version_counter_are_seen():
+    x = leaf(64, 64)
+    with ours(fmt=PlaneFormat("fp32", 64, 256)):
+        h = x * 2
+        first = h.sin()
+        h.data.mul_(2)
+        second = h.sin()
+    expected = (h.detach() / 2).cos() * 2 + h.detach().cos() * 2
+    (first + second).sum().backward()
+    assert torch.allclose(x.grad, expected)
+
+
+def test_a_raw_tensor_written_to_after_saving_is_an_error():
+    weight = torch.nn.Parameter(torch.ones(64, 64))
+    x = leaf(64, 64)
+    with ours(torch.nn.ParameterList([weight])):
+        loss = (x @ weight).sum()
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
+        loss.backward()
+
+
+def test_freed_and_reused_addresses_are_never_confused():
+    def gradient(context):
+        x = leaf(40, 64)
+        with context:
+            loss = 0
+            for i in range(60):  # every temporary reuses its predecessor's memory
+                loss = loss + ((x * i).sin() * (x + i).cos()).sum()
+        loss.backward()
+        return x.grad
+
+    assert torch.equal(gradient(ours()), gradient(reference()))
+
+
+def test_a_second_backward_gives_the_same_gradient():
+    x = leaf(64, 64)
+    with ours():
+        loss = (x.sin() * x.exp()).sum()
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (third,) = torch.autograd.grad(loss, x)
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward after"])
+def test_double_backward_equals_the_reference(inside):
+    def gradients(context):
+        x = leaf(64, 64)
+        with context:
+            loss = (x.sin() * x * x).sum()
+            if inside:
+                (first,) = torch.autograd.grad(loss, x, create_graph=True)
+                (first * first).sum().backward()
+        if not inside:
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            (first * first).sum().backward()
+        return first.detach(), x.grad
+
+    for found, expected in zip(gradients(ours()), gradients(reference()), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_of_nested_contexts_the_innermost_wins():
+    x = leaf(64, 64)
+    with ours() as outer:
+        y = x.sin()
+        with ours(fmt=COARSE) as inner:
+            y = y.exp()
+        z = y.cos()
+    z.sum().backward()
+    size = 64 * 64 * 4
+    assert (outer.raw_bytes, inner.raw_bytes) == (2 * size, size)
+    assert outer.stored_bytes == 2 * 64 * 80
+    assert inner.stored_bytes == 256 * 9
+
+
+def test_as_a_decorator_every_call_has_its_own_stash():
+    x = leaf(64, 64)
+
+    @ours(fmt=COARSE)
+    def forward(x):
+        return (x * x).sum()
+
+    for _ in range(2):
+        (found,) = torch.autograd.grad(forward(x), x)
+        assert not torch.equal(found, 2 * x)
+    assert torch.equal(torch.autograd.grad((x * x).sum(), x)[0], 2 * x)
+
+
+def test_nothing_leaks_when_backward_never_runs():
+    model = torch.nn.Linear(64, 64)
+    before = len(entries())
+    kept = []
+    with ours(model) as stash:
+        x = leaf(64, 64)
+        h = torch.log_softmax(model(x.sin()).exp(), 1)
+        kept += [StorageWeakRef(t.untyped_storage()) for t in (x, h)]
+        assert len(entries()) > before
+    del x, h
+    assert len(entries()) == before
+    assert all(storage.expired() for storage in kept)
+    assert stash.report().rows
+
+
+def test_nothing_leaks_when_forward_or_backward_fails():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("backward")
+
+    before = len(entries())
+    for _ in range(20):
+        with pytest.raises(ZeroDivisionError), ours():
+            leaf(64, 64).sin().exp() / (1 // 0)
+        with pytest.raises(ArithmeticError), ours():
+            Fails.apply(leaf(64, 64).sin().exp()).cos().sum().backward()
+    assert len(entries()) == before
+
+
+def test_entries_go_as_backward_passes_them():
+    before = len(entries())
+    with ours():
+        loss = leaf(64, 64).sin().exp().cos().sum()
+    assert len(entries()) == before + 2  # x, and the exponential that exp and cos both save
+    loss.backward()
+    assert len(entries()) == before
+
+
+def test_parameters_and_their_views_are_exact():
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(64, 64), "b": torch.nn.BatchNorm1d(64)})
+
+    def gradient(context):
+        x = leaf(64, 64)
+        with context as stash:
+            weight = model["a"].weight
+            # Each product also saves x, but only the weight reaches x's gradient.
+            y = x @ weight + x @ weight.t() + x * weight.view(-1)[:64] + x * weight[3].expand(64, 64)
+            y = y + model["b"](x)
+        y.sum().backward()
+        return x.grad, stash
+
+    expected, _ = gradient(torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t))
+    found, stash = gradient(ours(model, COARSE))
+    rows = [row for row in stash.report().rows if row.kept == "parameter"]
+    assert rows
+    assert not any(row.counted for row in rows)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_copies_of_parameters_are_exact(dtype):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+
+    def gradient(context):
+        x = leaf(64, 64)
+        with torch.autocast("cpu", dtype):
+            model(x)  # fills autocast's cache with copies made before the context is entered
+            with context as stash:
+                loss = model(x).float().sum()
+        loss.backward()
+        return x.grad, stash
+
+    expected, _ = gradient(torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t))
+    found, stash = gradient(ours(model, COARSE))
+    assert torch.equal(found, expected)
+    kept = {row.kept for row in stash.report().rows if row.shape == (64, 64) and not row.counted}
+    assert kept == {"parameter copy"}
+
+
+def test_buffers_are_exact():
+    model = torch.nn.Module()
+    model.register_buffer("scale", torch.randn(64, 64))
+    x = leaf(64, 64)
+    with ours(model, COARSE) as stash:
+        y = x * model.scale
+    y.sum().backward()
+    assert torch.equal(x.grad, model.scale)
+    assert stash.raw_bytes == 0
+
+
+def test_log_softmax_is_told_by_its_operation():
+    x = leaf(64, 64)
+    targets = torch.arange(64)
+    with ours(fmt=COARSE) as stash:
+        loss = torch.nn.functional.cross_entropy(x, targets)
+    loss.backward()
+    y = leaf(64, 64)
+    torch.nn.functional.cross_entropy(y, targets).backward()
+    assert torch.equal(x.grad, y.grad)
+
+    with ours() as stash:
+        z = torch.log_softmax(leaf(64, 64), 1)
+        z.sin()  # saves the same tensor, which is still a log-softmax
+        (z * 1).sin()  # of the same shape, but any tensor
+    kept = [(row.op, row.kept) for row in stash.report().rows]
+    assert ("_log_softmax", "log-softmax") in kept
+    assert ("mul", "compressed") in kept
+
+
+def test_log_sum_exp_of_attention_is_told_by_its_operation():
+    q = leaf(2, 4, 64, 32)
+    with ours() as stash:
+        y = torch.nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, is_causal=True)
+        like = y[..., 0].contiguous()
+        like.sin()
+    rows = {(row.shape, row.kept) for row in stash.report().rows}
+    assert ((2, 4, 64), "log-sum-exp") in rows
+    assert ((2, 4, 64), "compressed") in rows
+
+
+def test_norm_statistics_are_told_by_their_operation():
+    x = leaf(2000, 8)
+    with ours() as stash:
+        torch.nn.functional.layer_norm(x, (8,))
+        torch.nn.functional.group_norm(x.view(500, 4, 8), 2)
+        torch.nn.functional.batch_norm(x.t(), None, None, training=True)
+        (x * torch.rsqrt((x * x).mean(1, keepdim=True))).sin()
+    kept = [row.op for row in stash.report().rows if row.kept == "norm statistics"]
+    assert {"native_layer_norm", "native_group_norm", "native_batch_norm", "rsqrt"} <= set(kept)
+
+
+def test_boolean_masks_and_indices_are_exact():
+    x = leaf(64, 64)
+    with ours(fmt=COARSE) as stash:
+        y, mask = torch.native_dropout(x, 0.5, True)
+        z = y.gather(1, torch.arange(64).expand(64, 64)) + y.masked_fill(x > 0, 0)
+    z.sum().backward()
+    assert torch.equal(x.grad, mask * 2.0 * (1.0 + (x <= 0)))
+    assert {"boolean", "not floating point"} <= {row.kept for row in stash.report().rows}
+
+
+def test_the_size_floor_keeps_small_tensors_exact():
+    x = leaf(10, 10)
+    with ours(fmt=COARSE, min_values=101) as stash:
+        y = x * x
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+    assert stash.report().rows[0].kept == "under 101 values"
+
+
+def test_float64_stays_raw():
+    x = leaf(64, 64).double()
+    with ours() as stash:
+        x.sin()
+    assert stash.report().rows[0].kept == "no format for float64"
+
+
+def test_the_forward_pass_is_not_changed():
+    attention = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+
+    def forward(context):
+        torch.manual_seed(0)
+        with context:
+            loss = attention(leaf(2, 32, 64)).square().mean()
+        names, nodes = [], [loss.grad_fn]
+        while nodes:
+            node = nodes.pop()
+            # The same operation; while any dispatch mode is active, reshape calls it by its other name.
+            names.append(node.name().replace("ReshapeAlias", "View"))
+            nodes += [parent for parent, _ in node.next_functions if parent is not None]
+        return loss.item(), names
+
+    identity = torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t)
+    assert forward(ours(attention)) == forward(identity)
+
+
+def test_threads_have_their_own_contexts():
+    def gradient(seed, into):
+        x = leaf(64, 64, seed=seed)
+        with ours():
+            loss = (x.sin() * x.exp()).sum()
+        loss.backward()
+        into[seed] = x.grad
+
+    alone, together = {}, {}
+    for seed in range(6):
+        gradient(seed, alone)
+    threads = [threading.Thread(target=gradient, args=(seed, together)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(alone[seed], together[seed]) for seed in range(6))
+
+
+def test_one_graph_may_be_walked_by_several_threads():
+    x = leaf(64, 64)
+    with ours():
+        h = x.sin().exp()
+        losses = [(h * i).cos().sum() for i in range(6)]
+    expected = [torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses]
+    found = [None] * 6
+
+    def walk(i):
+        (found[i],) = torch.autograd.grad(losses[i], x, retain_graph=True)
+
+    threads = [threading.Thread(target=walk, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_batch_norm_running_statistics_do_not_look_modified():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    x = torch.randn(4, 3, 16, 16)
+    with ours(model):
+        loss = model(x).sum() + model(x).sum()
+    loss.backward()
+    assert model[0].weight.grad is not None
+
+
+def test_a_bad_argument_is_an_error_at_once():
+    with pytest.raises(ValueError, match="backend must be one of"):
+        compress_activations(NOTHING, FMT, "gpu")
+    with pytest.raises(ValueError, match="must have a target"):
+        compress_activations(NOTHING, PlaneFormat("fp32", 64, None))
+    with pytest.raises(ValueError, match="min_values must not be negative, not -1"):
+        compress_activations(NOTHING, FMT, min_values=-1)
+
+
+def test_the_report_adds_up_and_prints():
+    model = torch.nn.Linear(64, 64)
+    with compress_activations(model, FMT) as stash:
+        model(leaf(64, 64)).sin().log_softmax(1)
+    report = stash.report()
+    assert report.raw_bytes == stash.raw_bytes == 3 * 64 * 64 * 4
+    assert report.stored_bytes == stash.stored_bytes == 2 * 64 * 80 + 64 * 64 * 4
+    assert report.ratio == report.raw_bytes / report.stored_bytes
+    text = str(report)
+    for word in ("log-softmax", "compressed", "64 x 64", "float32", "total"):
+        assert word in text

@@ -1,0 +1,188 @@
+"""Training through the bridge: equal losses for equal bytes, and a command line that says what is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torch_bridge import cli, demo, train
+from torch_bridge.capture import gpt2_activations
+
+TINY = train.Options(scheme="planes", steps=2, batch=1, validations=1, dropout=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_golden_and_torch_train_alike_to_the_last_bit():
+    golden = train.run(replace(TINY, backend="golden"))
+    ours = train.run(replace(TINY, backend="torch"))
+    assert ours["train_loss"] == golden["train_loss"]
+    assert ours["val_loss"] == golden["val_loss"]
+
+
+def test_verilated_and_golden_train_alike_to_the_last_bit(verilated_library, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
+    golden = train.run(replace(TINY, backend="golden"))
+    hardware = train.run(replace(TINY, backend="verilated"))
+    assert hardware["train_loss"] == golden["train_loss"]
+    assert hardware["val_loss"] == golden["val_loss"]
+
+
+def test_the_default_model_shrinks_at_least_threefold():
+    result = train.run(replace(TINY, steps=1, dropout=0.0))
+    assert result["ratio"] >= 3.0
+    assert result["ratio"] == result["raw_bytes"] / result["stored_bytes"]
+
+
+def test_a_seed_gives_every_scheme_the_same_start():
+    none, planes = (train.run(replace(TINY, scheme=scheme)) for scheme in train.SCHEMES)
+    assert none["train_loss"][0] == planes["train_loss"][0]
+    assert none["train_loss"][1] != planes["train_loss"][1]
+    assert none["raw_bytes"] == none["stored_bytes"] == planes["raw_bytes"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("attention", train.ATTENTIONS)
+def test_sixteen_bits_train_under_autocast(dtype, attention):
+    result = train.run(replace(TINY, dtype=dtype, attention=attention))
+    assert result["target"] == 64
+    assert 1.9 < result["ratio"] < 2.0
+    assert all(0 < loss < 8 for loss in result["train_loss"])
+
+
+def test_captured_activations_are_what_autograd_saves():
+    saved = gpt2_activations(attention="eager", steps=1)
+    shapes = {(tensor.op, tensor.shape) for tensor in saved}
+    assert ("_softmax", (1, 6, 128, 128)) in shapes
+    assert ("_log_softmax", (128, 256)) in shapes
+    assert all(tensor.values.ndim == 1 and tensor.values.dtype == "float32" for tensor in saved)
+    probabilities = next(tensor.values for tensor in saved if tensor.op == "_softmax")
+    assert probabilities.reshape(-1, 128).sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_run_writes_its_result(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
+    out = tmp_path / "new" / "run.json"
+    arguments = [
+        "train",
+        "--scheme",
+        "planes",
+        "--target",
+        "96",
+        "--steps",
+        "3",
+        "--batch",
+        "1",
+        "--threads",
+        "1",
+    ]
+    assert cli.main([*arguments, "--data", str(text), "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert (result["scheme"], result["backend"], result["target"]) == ("planes", "auto", 96)
+    assert len(result["train_loss"]) == 3
+    assert {"ratio", "raw_bytes", "stored_bytes", "val_loss", "seconds_per_step"} <= result.keys()
+    assert "3 of 3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scheme", "zip"], "invalid choice: 'zip'"),
+        (["--backend", "gpu"], "invalid choice: 'gpu'"),
+        (["--block", "48"], "invalid choice: 48"),
+        (["--steps", "0"], "must be a whole number of at least 1, not '0'"),
+        (["--steps", "ten"], "must be a whole number of at least 1, not 'ten'"),
+        (["--lr", "-1"], "must be a number of at least 0.0, not '-1'"),
+        (["--dropout", "1.5"], "must be a number of from 0.0 to 0.99, not '1.5'"),
+        (["--scheme", "planes", "--target", "8"], "not 8"),
+        (["--data", "no/such/file"], "--data must be a text file, not 'no/such/file'"),
+        (["--scheme", "planes", "--backend", "verilated", "--target", "93"], "gen library --dtype fp32"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_too_little_text_is_an_error(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_bytes(b"short")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--data", str(text)])
+    assert "data must have over 1280 bytes, not 5" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_what_was_done(tmp_path):
+    out = tmp_path / "run.json"
+    command = [
+        sys.executable,
+        "-m",
+        "torch_bridge",
+        "train",
+        "--steps",
+        "100000",
+        "--batch",
+        "1",
+        "--threads",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [*command, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert "parameters" in process.stdout.readline()
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, rest
+    result = json.loads(out.read_text())
+    assert result["interrupted"]
+    assert 0 < len(result["train_loss"]) < 100000
+
+
+def test_the_demo_writes_its_figure_and_summary(tmp_path):
+    short = replace(TINY, steps=1)
+    long = replace(TINY, steps=3, validations=2)
+    workload = train.Options(attention="eager", steps=1, batch=1)
+    demo.demo(tmp_path, long=long, short=short, workload=workload, hardware="torch")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(run["scheme"], run["backend"]) for run in summary["runs"]] == [
+        ("none", "auto"),
+        ("planes", "auto"),
+        ("planes", "torch"),
+        ("planes", "golden"),
+    ]
+    assert {"sign", "exponent", "mantissa", "whole", "plain", "paper"} <= summary["ratios"].keys()
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
+
+
+def test_the_demo_fails_when_the_hardware_differs(tmp_path, monkeypatch):
+    real = train.run
+
+    def run(options, **kwargs):
+        result = real(options, **kwargs)
+        if options.backend == "torch":
+            result["train_loss"][-1] += 1e-6
+        return result
+
+    monkeypatch.setattr(train, "run", run)
+    short = replace(TINY, steps=1)
+    with pytest.raises(demo.MismatchError, match="train_loss through torch"):
+        demo.demo(tmp_path, long=short, short=short, workload=short, hardware="torch")
