@@ -1,0 +1,188 @@
+"""The compressor's first stage: what a block holds at all, found while its words are kept for later."""
+
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .engine import Engine
+from .planes import any_set
+from .stream import word_layout
+
+__all__ = ["Scanner", "summary_layout"]
+
+
+def summary_layout(engine: Engine) -> data.StructLayout:
+    """What a block's plan depends on: its extreme exponents and which bits it uses at all."""
+    ft = engine.fmt.float_type
+    return data.StructLayout(
+        {
+            "lowest": ft.exponent_bits,  # smallest exponent field that is not 0; all ones if there is none
+            "highest": ft.exponent_bits,
+            "sign": 1,
+            "nan": 1,
+            "mantissa": ft.mantissa_bits,
+            "words": range(engine.words + 1),  # words of the block that came in
+            "last": 1,
+        }
+    )
+
+
+class Scanner(wiring.Component):
+    """Quiets NaNs, keeps the words for later and reduces each block to a summary.
+
+    Takes a word a cycle. The summary is offered two cycles after a block's last word was taken: the
+    first reduces each word to a few candidates, the second reduces these and joins the block's words.
+    """
+
+    CANDIDATES = 4
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        super().__init__(
+            {
+                "i": In(stream.Signature(word_layout(engine.word_bytes))),
+                "summaries": Out(stream.Signature(summary_layout(engine))),
+                "words": Out(stream.Signature(8 * engine.word_bytes)),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        engine = self._engine
+        ft = engine.fmt.float_type
+
+        lowest, highest, nans, lanes = [], [], [], []
+        for i in range(engine.lanes):
+            lane = self.i.p.data.word_select(i, ft.width)
+            mantissa = lane[: ft.mantissa_bits]
+            field = lane[ft.mantissa_bits : -1]
+            nan = Signal(name=f"nan{i}")
+            m.d.comb += nan.eq(field.all() & mantissa.any())
+            nans.append(nan)
+            highest.append(field)
+            lowest.append(field | (~field.any()).replicate(ft.exponent_bits))
+            lanes.append(Cat(lane[: ft.mantissa_bits - 1], mantissa[-1] | nan, lane[ft.mantissa_bits :]))
+        used = any_set(lanes)
+
+        # As many words as come in while a block is summed up and planned, and those of the next block.
+        m.submodules.queue = queue = DelayLine(8 * engine.word_bytes, engine.words + 2)
+        wiring.connect(m, queue.o, wiring.flipped(self.words))
+
+        # The word of the cycle before.
+        has_word = Signal()
+        is_first = Signal(init=1)
+        is_final = Signal()
+        low = [Signal(ft.exponent_bits, name=f"low{i}") for i in range(min(self.CANDIDATES, engine.lanes))]
+        high = [Signal(ft.exponent_bits, name=f"high{i}") for i in range(len(low))]
+        word = Signal(summary_layout(engine))
+        summary = Signal(summary_layout(engine))
+        done = Signal()
+        index = Signal(range(engine.words))
+
+        can_sum = ~done | self.summaries.ready
+        can_take = ~has_word | can_sum
+        takes = self.i.valid & self.i.ready
+        m.d.comb += [
+            queue.i.valid.eq(self.i.valid & can_take),
+            queue.i.payload.eq(Cat(lanes)),
+            self.i.ready.eq(queue.i.ready & can_take),
+        ]
+        with m.If(can_take):
+            m.d.sync += has_word.eq(takes)
+        with m.If(takes):
+            ends = self.i.p.last | (index == engine.words - 1)
+            m.d.sync += [
+                index.eq(Mux(ends, 0, index + 1)),
+                is_first.eq(index == 0),
+                is_final.eq(ends),
+                Cat(low).eq(Cat(_reduce(m, lowest, len(low), "lowest", min_of))),
+                Cat(high).eq(Cat(_reduce(m, highest, len(high), "highest", max_of))),
+                word.sign.eq(used[-1]),
+                word.nan.eq(Cat(nans).any()),
+                word.mantissa.eq(used[: ft.mantissa_bits]),
+                word.words.eq(index + 1),
+                word.last.eq(self.i.p.last),
+            ]
+
+        # The block so far.
+        m.d.comb += [self.summaries.valid.eq(done), self.summaries.payload.eq(summary)]
+        with m.If(self.summaries.ready):
+            m.d.sync += done.eq(0)
+        with m.If(has_word & can_sum):
+            (lowest_here,) = _reduce(m, low, 1, "lowest", min_of)
+            (highest_here,) = _reduce(m, high, 1, "highest", max_of)
+            m.d.sync += [
+                done.eq(is_final),
+                summary.lowest.eq(min_of(lowest_here, summary.lowest | is_first.replicate(ft.exponent_bits))),
+                summary.highest.eq(max_of(highest_here, Mux(is_first, 0, summary.highest))),
+                summary.sign.eq(word.sign | (summary.sign & ~is_first)),
+                summary.nan.eq(word.nan | (summary.nan & ~is_first)),
+                summary.mantissa.eq(word.mantissa | Mux(is_first, 0, summary.mantissa)),
+                summary.words.eq(word.words),
+                summary.last.eq(word.last),
+            ]
+        return m
+
+
+def min_of(a: Value, b: Value) -> Value:
+    return Mux(_is_less(a, b), a, b)
+
+
+def max_of(a: Value, b: Value) -> Value:
+    return Mux(_is_less(a, b), b, a)
+
+
+def _is_less(a: Value, b: Value) -> Value:
+    """``a < b``, as a tree: less in the upper half, or equal there and less in the lower."""
+
+    def compare(low: int, high: int) -> tuple[Value, Value]:
+        if high - low == 1:
+            return ~a[low] & b[low], ~a[low] | b[low]
+        middle = (low + high) // 2
+        (less, not_more), (less_below, not_more_below) = compare(middle, high), compare(low, middle)
+        return less | (not_more & less_below), not_more & (less | not_more_below)
+
+    return compare(0, len(a))[0]
+
+
+def _reduce(m: Module, fields: list[Value], count: int, name: str, better) -> list[Value]:
+    """The best of some exponent fields, by a balanced tree that stops at ``count`` candidates."""
+    while len(fields) > count:
+        winners = []
+        for i in range(0, len(fields), 2):
+            winner = Signal(len(fields[0]), name=f"{name}_of_{len(fields)}_{i}")
+            m.d.comb += winner.eq(better(fields[i], fields[i + 1]))
+            winners.append(winner)
+        fields = winners
+    return fields
+
+
+class DelayLine(wiring.Component):
+    """A queue of words as a row of registers, each word moving up as soon as there is room.
+
+    An empty line offers a word ``depth`` cycles after it was taken. Without read multiplexers it is a
+    quarter smaller than a memory of flip-flops; it holds and passes a word a cycle also when it is full.
+    """
+
+    def __init__(self, width: int, depth: int):
+        self._width = width
+        self._depth = depth
+        super().__init__({"i": In(stream.Signature(width)), "o": Out(stream.Signature(width))})
+
+    def elaborate(self, platform):
+        m = Module()
+        words = [Signal(self._width, name=f"word{i}", reset_less=True) for i in range(self._depth)]
+        full = Signal(self._depth)
+        for i, word in enumerate(words):
+            # A word moves up if there is room anywhere above it.
+            moves = Signal(name=f"moves{i}")
+            m.d.comb += moves.eq(~full[i:].all() | self.o.ready)
+            before, comes = (words[i - 1], full[i - 1]) if i else (self.i.payload, self.i.valid)
+            with m.If(moves):
+                m.d.sync += full[i].eq(comes)
+                with m.If(comes):
+                    m.d.sync += word.eq(before)
+            if i == 0:
+                m.d.comb += self.i.ready.eq(moves)
+        m.d.comb += [self.o.valid.eq(full[-1]), self.o.payload.eq(words[-1])]
+        return m
