@@ -34,13 +34,16 @@ class Packer(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         block, bus = self._block, self._bus
+        if block == bus:
+            wiring.connect(m, wiring.flipped(self.i), wiring.flipped(self.o))
+            return m
         # All offsets are multiples of the grain, so that the shifter has only bus / grain positions.
         grain = gcd(block, bus)
         block_grains, bus_grains = block // grain, bus // grain
         capacity = max(block_grains, bus_grains) - 1
 
         rest = Signal(8 * grain * capacity)  # what was not yet sent; zero above the level
-        level = Signal(range(max(capacity, 1) + 1))  # in grains
+        level = Signal(range(capacity + 1))  # in grains
         ends = Signal()  # the rest is the end of a tensor
 
         # The rest with the next block behind it, if there is one and it is its turn.
