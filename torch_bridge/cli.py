@@ -38,7 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("train", help="train a GPT-2", formatter_class=_Formatter)
     command.set_defaults(command=_train)
     add, default = command.add_argument, train.Options()
-    add("--config", choices=train.CONFIGS, default=default.config, help="size of the model")
+    add(
+        "--config",
+        choices=train.CONFIGS,
+        default=default.config,
+        help="size of the model; a byte is a token, also with the 50,257 of gpt2",
+    )
     add("--data", type=Path, metavar="FILE", help="text to train on; by default Python's help topics")
     add("--scheme", choices=train.SCHEMES, default=default.scheme, help="how activations are kept")
     add("--dtype", choices=FLOAT_TYPES, default=default.dtype, help="of format and activations")

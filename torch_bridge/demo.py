@@ -96,14 +96,12 @@ def _run(options: train.Options) -> dict[str, Any]:
 def runs_table(runs: list[dict[str, Any]]) -> Table:
     """One row a run: bytes of one step's saved tensors, losses and time."""
     table = Table(title="training")
-    for heading in ("scheme", "backend"):
-        table.add_column(heading)
-    for heading in ("steps", "batch", "raw MB", "stored MB", "ratio", "train loss", "val loss", "s/step"):
-        table.add_column(heading, justify="right")
+    table.add_column("scheme, backend")
+    for heading in ("steps", "batch", "raw\nMB", "stored\nMB", "ratio", "train\nloss", "val\nloss", "s/step"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
-            run["scheme"],
-            run["backend"] if run["scheme"] != "none" else "-",
+            run["scheme"] if run["scheme"] == "none" else f"{run['scheme']}, {run['backend']}",
             str(len(run["train_loss"])),
             str(run["batch"]),
             f"{run['raw_bytes'] / 1e6:.1f}",

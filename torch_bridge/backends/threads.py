@@ -10,9 +10,11 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Barrier
+from threading import Barrier, Lock
 
 import torch
+
+_making_a_pool = Lock()
 
 
 def for_each(work: Callable[[int], None], items: Iterable[int]) -> None:
@@ -25,7 +27,9 @@ def for_each(work: Callable[[int], None], items: Iterable[int]) -> None:
         for item in items:
             work(item)
     else:
-        for _ in _pool(threads, os.getpid()).map(work, items):
+        with _making_a_pool:
+            pool = _pool(threads, os.getpid())
+        for _ in pool.map(work, items):
             pass
 
 
