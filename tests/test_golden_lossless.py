@@ -94,7 +94,7 @@ def test_ragged_blocks_are_a_sequence():
     assert stored[-1].tobytes() == rows[2]
     assert stored[-3].tobytes() == rows[0]
     for index in (3, -4):
-        with pytest.raises(IndexError, match=f"block must be within 0 to 2, not {index}"):
+        with pytest.raises(IndexError, match=f"there are 3 blocks, and none is {index}"):
             stored[index]
 
 
