@@ -31,8 +31,9 @@ class Compressor(wiring.Component):
     """Compresses a stream of floats into blocks of exactly ``fmt.target`` bytes.
 
     Throughput: one bus word a cycle while neither end stalls; a block smaller than two bus words
-    takes two cycles. Latency: the first word of a block's output is offered :meth:`latency` cycles
-    after the last word of the block was taken, unless blocks before it are still being sent.
+    takes two cycles. Latency: the word that holds the first byte of a block's output is offered
+    :meth:`latency` cycles after the last word of the block was taken, unless blocks before it are still
+    being sent, or the word waits for the next block to fill it.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
     Args:
