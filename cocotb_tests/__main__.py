@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
 def print_table(rows: list[runner.Row]) -> None:
     table = Table(title="Engines in simulation against the golden model")
     for name in ("config", "part", "simulator"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in ("blocks", "mismatches", "bytes per cycle", "latency (cycles)"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -49,7 +49,7 @@ def print_table(rows: list[runner.Row]) -> None:
             str(row.latency_cycles),
         )
         table.add_row(row.config, row.part, row.simulator, *figures)
-    Console(width=max(Console().width, 110)).print(table)
+    Console(width=max(Console().width, 120)).print(table)
 
 
 def main(argv: list[str] | None = None) -> None:
