@@ -8,7 +8,6 @@ from pathlib import Path
 
 from golden import PlaneFormat
 from rtl import Engine
-from torch_bridge.backends.verilated import library_path
 
 from . import library, verilog
 from .config import PRESETS, Config
@@ -62,6 +61,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     try:
         if arguments.command == "library":
+            from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch
+
             config = _config(arguments)
             path = arguments.output or library_path(config.fmt)
             library.build(config, path)

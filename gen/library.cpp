@@ -28,13 +28,14 @@ class Engine {
     }
 
     // Send `in_bytes` through the engine as one tensor and gather `out_bytes`; `on_word(offset, payload)`
-    // sees each output word. The last input word is filled with zeros.
+    // sees each of their words. The last input word is filled with zeros; whatever the fill becomes is taken
+    // off the engine, up to the word with `last`, so that nothing is left for the next tensor.
     template <class OnWord>
     void stream(const uint8_t *in, size_t in_bytes, uint8_t *out, size_t out_bytes, OnWord on_word) {
         size_t taken = 0, given = 0;
         int idle = 0;
-        bool offered = false;
-        while (given < out_bytes) {
+        bool offered = false, ended = in_bytes == 0;
+        while (!ended) {
             const bool has_input = taken < in_bytes;
             const size_t in_size = has_input ? std::min<size_t>(BUS_BYTES, in_bytes - taken) : 0;
             if (has_input && !offered) {
@@ -50,7 +51,8 @@ class Engine {
             if (++idle > kMostIdleCycles) throw std::runtime_error("the engine hangs");
             if (model_.o___05Fvalid) {
                 const uint32_t *word = payload(model_.o___05Fpayload);
-                on_word(given, word);
+                if (given < out_bytes) on_word(given, word);
+                ended = word[BUS_BYTES / 4] & 1;
                 const size_t out_size = std::min<size_t>(BUS_BYTES, out_bytes - given);
                 std::memcpy(out + given, word, out_size);
                 given += out_size;
@@ -64,6 +66,7 @@ class Engine {
             tick();
         }
         model_.i___05Fvalid = 0;
+        if (given < out_bytes) throw std::runtime_error("the tensor ended early");
     }
 
    private:
@@ -87,7 +90,8 @@ class Engine {
 
 extern "C" {
 
-// raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 on a hang.
+// raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 if the engine
+// hangs or ends the tensor early.
 int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
     thread_local auto engine = std::make_unique<Engine<Vcompressor>>();
     try {
@@ -99,7 +103,8 @@ int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
     return 0;
 }
 
-// Returns -1 if every block was decoded, else the index of the first one that was not; -2 on a hang.
+// Returns -1 if every block was decoded, else the index of the first word's first block that
+// was not; -2 if the engine hangs or ends the tensor early.
 long bitstash_decompress(const uint8_t *stored, size_t blocks, uint8_t *raw) {
     thread_local auto engine = std::make_unique<Engine<Vdecompressor>>();
     long first_bad = -1;

@@ -63,10 +63,14 @@ class VerilatedBackend:
         rows = stored.cpu().contiguous()
         raw = torch.empty(blocks * self.fmt.raw_bytes, dtype=torch.uint8)
         with self._lock:
-            invalid = self._library.bitstash_decompress(rows.data_ptr(), blocks, raw.data_ptr())
-        if invalid >= 0:
-            header = bytes(rows[invalid, : self.fmt.header_bytes].tolist()).hex(" ")
-            raise ValueError(f"block {invalid}: no encoder produces the header {header}")
+            status = self._library.bitstash_decompress(rows.data_ptr(), blocks, raw.data_ptr())
+        if status != -1:
+            # A word may hold several blocks, so which of them it was is seen in their headers.
+            headers = rows[:, : self.fmt.header_bytes].numpy()
+            for block in self.fmt.check_headers(headers).nonzero()[0][:1]:
+                header = headers[block].tobytes().hex(" ")
+                raise ValueError(f"block {block}: no encoder produces the header {header}")
+            raise RuntimeError(f"the simulated decompressor ended with status {status}")
         return raw.view(TORCH_DTYPES[self.fmt.dtype])[:count].to(stored.device)
 
     @property
