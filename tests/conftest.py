@@ -32,10 +32,15 @@ def activations(build) -> Path:
 
 @pytest.fixture(scope="session")
 def verilated_library(build) -> Path:
-    """The default format's library for the ``verilated`` backend; returns $BITSTASH_LIBRARIES."""
+    """Libraries for the ``verilated`` backend; returns $BITSTASH_LIBRARIES.
+
+    One of the default format, and one of blocks that are smaller than a bus word.
+    """
     folder = build / "verilated"
     folder.mkdir(exist_ok=True)
     environment = os.environ | {"BITSTASH_LIBRARIES": str(folder)}
     with FileLock(folder / "lock"):
-        subprocess.run([sys.executable, "-m", "gen", "library"], env=environment, cwd=ROOT, check=True)
+        for arguments in ((), ("--dtype", "fp16", "--block", "16", "--target", "20")):
+            command = [sys.executable, "-m", "gen", "library", *arguments]
+            subprocess.run(command, env=environment, cwd=ROOT, check=True)
     return folder

@@ -143,3 +143,22 @@ def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, 
     stored[7, 0] = 0
     with pytest.raises(ValueError, match="block 7"):
         ours.decompress(stored, len(values))
+
+
+def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_library, monkeypatch):
+    """Several blocks share a bus word, whose fill must not reach the next tensor."""
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
+    fmt = PlaneFormat("fp16", 16, 20)
+    golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
+    for count in (1, 16, 33, 48, 47, 0, 500, 7):
+        values = torch.linspace(-3, 5, count).half()
+        stored = golden.compress(values)
+        assert torch.equal(ours.compress(values), stored)
+        assert same_bits(ours.decompress(stored, count), golden.decompress(stored, count))
+    stored = golden.compress(torch.ones(7 * 16).half())
+    for block in (6, 3):  # all zeros at the end of a tensor are fill to the hardware, and an error here
+        broken = stored.clone()
+        broken[block] = 0
+        with pytest.raises(ValueError, match=f"block {block}: no encoder"):
+            ours.decompress(broken, 7 * 16)
+        assert same_bits(ours.decompress(stored, 7 * 16), golden.decompress(stored, 7 * 16))
