@@ -7,13 +7,13 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup compiler verilog sim library train bench clean
+.PHONY: help demo test lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train bench clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: setup library verilog ## The whole story: Verilog, simulation, training with and without (15 minutes)
-	$(RUN) cocotb_tests --presets
+	$(RUN) cocotb_tests sim --presets
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests
@@ -28,16 +28,41 @@ verilog: setup ## Verilog of the presets and its manifest, in build/verilog
 	$(RUN) gen verilog
 
 sim: setup ## Every engine against the golden model (SIM=icarus, WAVES=1), in build/sim
-	$(RUN) cocotb_tests
+	$(RUN) cocotb_tests sim
+
+coverage: setup ## Line and toggle coverage of the presets' Verilog
+	$(RUN) cocotb_tests coverage
+
+netlist: setup ## The same benches on the engines' gates
+	$(RUN) cocotb_tests netlist
+
+xsafety: setup ## The gates from unknown states: random bits, and X in Icarus
+	$(RUN) cocotb_tests xsafety
+
+mutate: setup ## Do the benches find each of some hundred faults?
+	$(RUN) cocotb_tests mutate
+
+verify: sim coverage netlist xsafety mutate formal synth ## All of it in full depth; writes docs/verification.md
+	$(RUN) cocotb_tests document
 
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library
 
+diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
+	$(RUN) gen diagrams
+
+synth: setup ## Area, depth and FPGA speed, in build/synth (half an hour; LIBERTY=file.lib, ARGS="--help")
+	$(RUN) gen synth $(ARGS)
+
+formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")
+	$(RUN) gen formal $(ARGS)
+
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)
 
-bench: setup ## Speed of the golden model
+bench: setup ## Speed of the golden model, and of the CPU backend beside other codecs, in build/bench
 	$(RUN) bench.golden_speed
+	$(RUN) bench.codec
 
 setup: compiler $(READY) ## Only set up
 

@@ -1,4 +1,4 @@
-"""Simulate the engines against golden/: ``python -m cocotb_tests --help``."""
+"""The benches: ``python -m cocotb_tests --help``. Each command leaves its figures as JSON in build/."""
 
 from __future__ import annotations
 
@@ -7,87 +7,179 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from gen.config import PRESETS, Config
+from gen.config import Config
 from gen.toolchain import ToolError
 from gen.verilog import PARTS
 
-from . import configs, runner, stimulus
+from . import code_coverage, configs, mutation, reports, runner, stimulus
+
+MUTANTS = 120  # of each small engine and part
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cocotb_tests", description=__doc__)
-    parser.add_argument("--presets", action="store_true", help="only the presets, not the spread of others")
-    parser.add_argument("--blocks", type=int, default=10_000, help="blocks for each engine (default: 10000)")
-    parser.add_argument("--seed", type=int, default=1, help="of stimulus and stalls (default: 1)")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: all cores)"
-    )
-    parser.add_argument("--folder", type=Path, default=Path("build/sim"), help="default: build/sim")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--seed", type=int, default=1, help="of stimulus, stalls and mutants (default: 1)")
+    common.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], None], text: str, blocks: int
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[common], help=text, description=text)
+        command.add_argument("--blocks", type=int, default=blocks, help=f"of each engine (default: {blocks})")
+        command.set_defaults(run=run)
+        return command
+
+    sim = add("sim", _sim, "every engine against the golden model (SIM=icarus, WAVES=1)", 10_000)
+    sim.add_argument("--presets", action="store_true", help="only the presets, not the spread of others")
+    add("coverage", _coverage, "line and toggle coverage of the presets", 10_000)
+    add("netlist", _netlist, "the benches on gates", 5_000)
+    add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
+    add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
+    document = commands.add_parser("document", help="write docs/verification.md from all the reports")
+    document.set_defaults(run=lambda arguments: reports.write_document())
     return parser
 
 
-def print_table(rows: list[runner.Row]) -> None:
-    table = Table(title="Engines in simulation against the golden model")
-    for name in ("config", "part", "simulator"):
-        table.add_column(name, no_wrap=True)
-    for name in ("blocks", "mismatches", "bytes per cycle", "latency (cycles)"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        figures = (
-            f"{row.blocks:,}",
-            str(row.mismatches),
-            f"{row.bytes_per_cycle:.1f}",
-            str(row.latency_cycles),
-        )
-        table.add_row(row.config, row.part, row.simulator, *figures)
-    Console(width=max(Console().width, 120)).print(table)
+def _run_all(calls: Sequence[Callable[[], Any]], jobs: int, text: str) -> list[Any]:
+    """The results of the calls, in their order; so many run at a time."""
+    results: dict[int, Any] = {}
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        futures = {pool.submit(call): i for i, call in enumerate(calls)}
+        try:
+            for future in track(as_completed(futures), text, total=len(futures)):
+                results[futures[future]] = future.result()
+        except (runner.BenchError, ToolError) as error:
+            pool.shutdown(cancel_futures=True)
+            sys.exit(str(error))
+    return [results[i] for i in range(len(calls))]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+def _engines(chosen: Sequence[Config]) -> list[tuple[Config, str]]:
+    return [(config, part) for config in chosen for part in PARTS]
+
+
+def _sim(arguments: argparse.Namespace) -> None:
     simulator = os.environ.get("SIM", "verilator")
     if simulator not in runner.SIMULATORS:
         sys.exit(f"SIM must be one of {', '.join(runner.SIMULATORS)}, not {simulator!r}")
     if simulator == "icarus" and not shutil.which("iverilog"):
         sys.exit("SIM=icarus needs Icarus Verilog: install the package iverilog")
-    if arguments.blocks < 100:
-        parser.error(f"--blocks must be at least 100, not {arguments.blocks}")
-
-    chosen: list[Config] = list(PRESETS.values()) if arguments.presets else configs.ALL
-    engines = [(config, part) for config in chosen for part in PARTS]
+    folder = Path("build/sim")
     run = partial(
         runner.run,
-        folder=arguments.folder,
+        folder=folder,
         blocks=arguments.blocks,
         seed=arguments.seed,
         simulator=simulator,
         waves=os.environ.get("WAVES", "0") not in ("", "0"),
-        activations=stimulus.capture_activations(arguments.folder / "activations.npz"),
+        activations=stimulus.capture_activations(folder / "activations.npz"),
     )
-    rows: dict[int, runner.Row] = {}
-    with ProcessPoolExecutor(max_workers=arguments.jobs) as pool:
-        futures = {pool.submit(run, config, part): i for i, (config, part) in enumerate(engines)}
-        try:
-            for future in track(as_completed(futures), "simulating", total=len(futures)):
-                rows[futures[future]] = future.result()
-        except (runner.BenchError, ToolError) as error:
-            pool.shutdown(cancel_futures=True)
-            sys.exit(str(error))
-    ordered = [rows[i] for i in range(len(engines))]
-    summary = arguments.folder / "summary.json"
-    summary.write_text(json.dumps([asdict(row) for row in ordered], indent=2) + "\n")
-    print_table(ordered)
-    print(f"seed {arguments.seed}; {summary}")
+    chosen = list(configs.PRESETS.values()) if arguments.presets else configs.ALL
+    calls = [partial(run, config, part) for config, part in _engines(chosen)]
+    rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating")]
+    bins = reports.bins([row for row in rows if row["coverage"]])  # the AXI4-Stream engines wrap the others
+    reports.BINS.write(bins)
+    reports.SIM.write([{name: row[name] for name in row if name != "coverage"} for row in rows])
+    empty = [f"{row['config']} {row['part']}: {bin[:2]}" for row in bins for bin in row["all"] if not bin[2]]
+    if empty:
+        sys.exit("\n".join(["bins that no block met:", *empty]))
+
+
+def _coverage(arguments: argparse.Namespace) -> None:
+    folder = Path("build/coverage")
+    engines = _engines([config for config in configs.PRESETS.values() if config.interface == "stream"])
+    run = partial(
+        runner.run, folder=folder, model=runner.COVERAGE, blocks=arguments.blocks, seed=arguments.seed
+    )
+    _run_all([partial(run, config, part) for config, part in engines], arguments.jobs, "simulating")
+    found = [
+        code_coverage.read(config, part, folder / "verilator" / config.slug / part)
+        for config, part in engines
+    ]
+    reports.CODE.write([coverage.as_row() for coverage in found])
+    wrong = [complaint for coverage in found for complaint in coverage.complaints()]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def _netlist(arguments: argparse.Namespace) -> None:
+    folder = Path("build/netlist")
+    run = partial(runner.run, folder=folder, model=runner.GATES, blocks=arguments.blocks, seed=arguments.seed)
+    calls = [partial(run, config, part) for config, part in _engines(configs.GATES)]
+    rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating gates")]
+    for row, (config, part) in zip(rows, _engines(configs.GATES), strict=True):
+        del row["coverage"]
+        gates = folder / "verilator" / config.slug / part / "engine.v"
+        row["cells"] = gates.read_text().count("\\$_")
+    reports.NETLIST.write(rows)
+
+
+def _xsafety(arguments: argparse.Namespace) -> None:
+    # Verilator's models are those of the netlist run; Icarus is slow, and takes the small engines only.
+    runs = [("verilator", config, range(arguments.seed, arguments.seed + 3)) for config in configs.GATES]
+    if shutil.which("iverilog"):
+        runs += [("icarus", config, [arguments.seed]) for config in configs.SMALL]
+    else:
+        print("Icarus Verilog is not installed: only Verilator's random bits, no X")
+    options = {"folder": Path("build/netlist"), "model": runner.GATES, "blocks": arguments.blocks}
+    calls = [
+        partial(_run_seeds, config, part, seeds, options | {"simulator": simulator})
+        for simulator, config, seeds in runs
+        for part in PARTS
+    ]
+    found = _run_all(calls, arguments.jobs, "simulating unknown states")
+    reports.XSAFETY.write([row for rows in found for row in rows])
+
+
+def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[str, Any]) -> list[reports.Row]:
+    """One after the other, as they share a simulator."""
+    rows = []
+    for seed in seeds:
+        row = runner.run(config, part, seed=seed, **options)
+        rows.append(
+            {"seed": seed} | {name: value for name, value in asdict(row).items() if name != "coverage"}
+        )
+    return rows
+
+
+def _mutate(arguments: argparse.Namespace) -> None:
+    folder = Path("build/mutate")
+    run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
+    calls = [partial(run, config, part) for config, part in _engines(configs.SMALL)]
+    findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
+    (folder / "report.json").write_text(
+        json.dumps([finding.as_row() for finding in findings], indent=2) + "\n"
+    )
+    rows = reports.mutants([finding.as_row() for finding in findings])
+    reports.MUTATION.write(rows)
+    for finding in findings:
+        if finding.fate not in ("killed", "equivalent"):
+            print(finding.fate, finding.config, finding.part, finding.mutant)
+    if any(row["open"] for row in rows):
+        sys.exit("some mutants differ from the engine and no bench finds them")
+    if any(row["killed_percent"] < 95 for row in rows if row["config"] == "all"):
+        sys.exit("fewer than 95 % of the faults are found")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if "blocks" in arguments and arguments.blocks < 100:
+        parser.error(f"--blocks must be at least 100, not {arguments.blocks}")
+    if "seed" in arguments:
+        print(f"seed {arguments.seed}")
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

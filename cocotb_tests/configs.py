@@ -1,10 +1,11 @@
-"""The engines that ``make sim`` runs: the presets, and a spread over the format's other parameters."""
+"""The engines that the benches run on."""
 
 from gen.config import PRESETS, Config
 from golden import PlaneFormat
 
 # Each line is here for a corner: the smallest target, where NaNs need specials blocks; a raw-sized one;
-# blocks that fall unevenly on the bus; blocks smaller than a bus word; every dtype, block, bus and rounding.
+# blocks that fall unevenly on the bus; blocks smaller than a bus word, also behind AXI4-Stream; every
+# dtype, block, bus and rounding.
 SPREAD = [
     Config(PlaneFormat("fp32", 64, 40), bus_bytes=64),
     Config(PlaneFormat("fp32", 64, 77, "truncate"), bus_bytes=32),
@@ -15,6 +16,29 @@ SPREAD = [
     Config(PlaneFormat("fp16", 128, 101), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 7), bus_bytes=64),
     Config(PlaneFormat("fp16", 32, 64), bus_bytes=16),
+    Config(PlaneFormat("fp16", 16, 7), bus_bytes=64, interface="axi"),
 ]
 
-ALL = [*PRESETS.values(), *SPREAD]
+# Formats of every type, blocks smaller than the bus among them, between which one engine is switched.
+SWITCHED = Config(
+    PlaneFormat("fp32", 16, 9),
+    bus_bytes=32,
+    interface="runtime",
+    further=(
+        PlaneFormat("bf16", 16, 20),
+        PlaneFormat("fp16", 16, 7, "truncate"),
+        PlaneFormat("fp32", 16, 64),
+    ),
+)
+
+ALL = [*PRESETS.values(), *SPREAD, SWITCHED]
+
+# Small engines that have between them all there is: blocks smaller than the bus, blocks of many words, a
+# partial slot, specials blocks, flushing to every width, a target that falls unevenly on the bus.
+SMALL = [
+    Config(PlaneFormat("bf16", 16, 8), bus_bytes=32),
+    Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
+]
+
+# As gates; those of the AXI4-Stream presets differ from the others' in nothing but their ports.
+GATES = [*(config for config in PRESETS.values() if config.interface == "stream"), *SMALL]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from golden import PlaneFormat
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
 
-def blocks(fmt: PlaneFormat, count: int, rng: np.random.Generator, activations: Path | None) -> np.ndarray:
-    """``count`` blocks of all kinds in random order, as the format's NumPy type, [count, N].
+def blocks(
+    fmt: PlaneFormat, kind: str, count: int, rng: np.random.Generator, activations: Path | None = None
+) -> np.ndarray:
+    """``count`` blocks as the format's NumPy type, [count, N].
 
     Args:
-        activations: an ``.npz`` of float32 arrays; a quarter of the blocks is taken from it.
+        kind: one of :data:`KINDS`, "captured" for real activations, or "mixed" for all in random order.
+        activations: an ``.npz`` of float32 arrays, the captured ones; "mixed" can do without.
     """
-    made = [kind(fmt, count // len(KINDS) + 1, rng) for kind in KINDS]
-    synthetic = np.concatenate(made).astype(fmt.float_type.bits).view(fmt.float_type.array)
-    rng.shuffle(synthetic)
-    real = captured(fmt, count // 4, rng, activations) if activations else synthetic[:0]
-    mixed = np.concatenate([real, synthetic[: count - len(real)]])
-    rng.shuffle(mixed)
-    return mixed
+    if kind == "mixed":
+        kinds = [*KINDS, *(["captured"] if activations else [])]
+        share = -(-count // len(kinds))
+        made = np.concatenate([blocks(fmt, name, share, rng, activations) for name in kinds])
+        return rng.permutation(made)[:count]
+    if kind == "captured":
+        return captured(fmt, count, rng, activations)
+    return KINDS[kind](fmt, count, rng).astype(fmt.float_type.bits).view(fmt.float_type.array)
 
 
 def capture_activations(path: Path) -> Path:
@@ -46,15 +51,20 @@ def capture_activations(path: Path) -> Path:
 
 def captured(fmt: PlaneFormat, count: int, rng: np.random.Generator, path: Path) -> np.ndarray:
     """Blocks cut at random from the arrays that a GPT-2 training step saved."""
-    with np.load(path) as arrays:
-        values = np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
+    values = _load(path)
     whole = values[: len(values) // fmt.block * fmt.block].reshape(-1, fmt.block)
     with np.errstate(over="ignore"):
         return whole[rng.integers(0, len(whole), count)].astype(fmt.float_type.array)
 
 
+@functools.cache
+def _load(path: Path) -> np.ndarray:
+    with np.load(path) as arrays:
+        return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
+
+
 def tensor_lengths(count: int, block: int, rng: np.random.Generator) -> list[int]:
-    """Lengths in values that cut ``count`` blocks into tensors, some of them with a tail block."""
+    """Lengths that cut ``count`` blocks of a length into tensors, some of them with a tail block."""
     lengths = []
     while count > 0:
         size = min(int(rng.choice([1, 1, 2, 3, 5, 17, 60])), count)
@@ -125,23 +135,31 @@ def _specials(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
     special = rng.random(shape) < rng.choice([0.03, 0.3, 1], (count, 1))
     infinite = rng.random(shape) < rng.choice([0, 0.5, 1], (count, 1))
     payload = np.where(infinite, 0, np.where(rng.random(shape) < 0.3, 1, mantissa))
-    exponent = np.where(special, ft.exponent_max, rng.integers(0, ft.exponent_max, (count, 1)))
+    ordinary = rng.integers(0, ft.exponent_max, (count, 1)) * (rng.random((count, 1)) < 0.8)
+    exponent = np.where(special, ft.exponent_max, ordinary)
     sign &= rng.integers(0, 2, (count, 1))
-    return _fields(fmt, sign, exponent, np.where(special, payload, mantissa))
+    zero = ~special & (rng.random(shape) < rng.choice([0, 0.3], (count, 1)))
+    value = _fields(fmt, sign, exponent, np.where(special, payload, mantissa))
+    return np.where(zero, _fields(fmt, sign, 0, 0), value)
 
 
 def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
-    """All zero, all -0.0, all equal, subnormal, one outlier, the largest finite value."""
+    """All zero, all -0.0, all equal, all special, subnormal, a single bit, one outlier, the largest value."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     exponent = rng.integers(0, ft.exponent_max, (count, 1))
     equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
+    payload = rng.choice([0, 1, ft.quiet_bit, ft.mantissa_mask], (count, 1))
+    special = np.broadcast_to(_fields(fmt, sign[:, :1], ft.exponent_max, payload), shape)
+    bit = rng.integers(0, 2, shape) << rng.integers(0, ft.width, (count, 1))
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
     choices = [
         np.zeros(shape),
         _fields(fmt, np.ones(shape), 0, 0),
         equal,
+        special,
+        bit,
         _fields(fmt, sign, 0, mantissa),
         outlier,
         np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
@@ -149,12 +167,35 @@ def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Block
     return np.choose(rng.integers(0, len(choices), (count, 1)), choices).astype(np.uint64)
 
 
-KINDS: tuple[Callable[[PlaneFormat, int, np.random.Generator], Blocks], ...] = (
-    _any_bits,
-    _narrow,
-    _narrow,
-    _sparse_mantissas,
-    _rounds_up,
-    _specials,
-    _degenerate,
-)
+def _planes_that_barely_fit(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """As many planes as have slots, or a few less or more, whichever they are; many mantissas of ones."""
+    ft = fmt.float_type
+    shape, sign, mantissa = _random_fields(fmt, count, rng)
+    total = fmt.slots + rng.integers(-2, 4, count)
+    signs = rng.integers(0, 2, count)
+    width = rng.integers(0, np.clip(total - signs, 0, ft.exponent_bits) + 1)
+    planes = np.clip(total - signs - width, rng.integers(0, 2, count), ft.mantissa_bits)
+    width = np.where(planes == ft.mantissa_bits, np.clip(total - signs - planes, 0, ft.exponent_bits), width)
+    scattered = rng.random((count, ft.mantissa_bits)).argsort(axis=1)
+    neighbours = (
+        np.arange(ft.mantissa_bits) + rng.integers(0, ft.mantissa_bits, (count, 1))
+    ) % ft.mantissa_bits
+    order = np.where(rng.random((count, 1)) < 0.5, scattered, neighbours)
+    mask = ((order < planes[:, None]) << np.arange(ft.mantissa_bits)).sum(axis=1)[:, None]
+    span = (1 << width) - 1  # the largest delta
+    lowest = rng.integers(1, ft.exponent_max - span + 2)[:, None]
+    delta = rng.integers(0, span[:, None] + 1, shape)
+    exponent = np.where(delta > 0, lowest + delta - 1, 0)
+    ones = rng.random(shape) < rng.choice([0, 0.3], (count, 1))
+    return _fields(fmt, sign & signs[:, None], exponent, np.where(ones, mask, mantissa & mask))
+
+
+KINDS: dict[str, Callable[[PlaneFormat, int, np.random.Generator], Blocks]] = {
+    "any": _any_bits,
+    "narrow": _narrow,
+    "sparse": _sparse_mantissas,
+    "ties": _rounds_up,
+    "fits": _planes_that_barely_fit,
+    "specials": _specials,
+    "degenerate": _degenerate,
+}

@@ -35,7 +35,10 @@ PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a stream; ``cycle`` is when it was taken, ``offered`` when valid rose for it."""
+    """One word of a stream, as :func:`rtl.stream.word_layout` has it; ``data`` without the empty bytes.
+
+    ``cycle`` is when it was taken, ``offered`` when valid rose for it.
+    """
 
     data: bytes
     last: bool
@@ -84,11 +87,9 @@ class Bench:
         self._stall = stall(self.rng)
 
     def send(self, tensor: bytes) -> int:
-        """Queue a tensor, its last word filled with zeros; return its number of words."""
+        """Queue a tensor; return its number of words."""
         words = [tensor[i : i + self.bus_bytes] for i in range(0, len(tensor), self.bus_bytes)]
-        self._queue += [
-            Word(word.ljust(self.bus_bytes, b"\0"), last=i == len(words) - 1) for i, word in enumerate(words)
-        ]
+        self._queue += [Word(word, last=i == len(words) - 1) for i, word in enumerate(words)]
         return len(words)
 
     async def receive(self, count: int) -> list[Word]:
@@ -123,6 +124,7 @@ class Bench:
         An offered word stays until it is taken; ``ready`` may fall at any time.
         """
         dut, bits = self.dut, 8 * self.bus_bytes
+        empty_at, error_at = 1, self.bus_bytes.bit_length()  # of the bits behind the data
         offering: Word | None = None
         ready = False
         offered_at = held = None
@@ -145,15 +147,18 @@ class Bench:
                 if ready:
                     data = (payload & ((1 << bits) - 1)).to_bytes(self.bus_bytes, "little")
                     flags = payload >> bits
-                    word = Word(data, bool(flags & 1), bool(flags & 2), self.cycle, offered_at)
-                    self.received.append(word)
+                    size = self.bus_bytes - (flags >> empty_at) % self.bus_bytes
+                    assert not any(data[size:]), "empty bytes are not zero"
+                    error = bool(flags >> error_at)
+                    self.received.append(Word(data[:size], bool(flags & 1), error, self.cycle, offered_at))
                     held = offered_at = None
             else:
                 assert held is None, "valid fell before the word was taken"
 
             if offering is None and self._queue and not next(self._idle):
                 offering = self._queue[0]
-                dut.i__payload.value = int.from_bytes(offering.data, "little") | offering.last << bits
+                flags = offering.last | (self.bus_bytes - len(offering.data)) << empty_at
+                dut.i__payload.value = int.from_bytes(offering.data, "little") | flags << bits
             dut.i__valid.value = offering is not None
             ready = not next(self._stall)
             dut.o__ready.value = ready

@@ -11,6 +11,8 @@ from rtl import Engine
 
 from . import library, verilog
 from .config import PRESETS, Config
+from .formal import command as formal_command
+from .synth import command as synth_command
 from .toolchain import ToolError
 
 
@@ -30,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     make = commands.add_parser(
         "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
     )
+    make.add_argument("--interface", help="of the ports: stream, axi or runtime (default: stream)")
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
     make.add_argument(
         "-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)"
@@ -39,6 +42,17 @@ def _parser() -> argparse.ArgumentParser:
         "library", parents=[of_format], help="build the library of the verilated backend"
     )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
+    build.set_defaults(interface=None)
+
+    commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
+
+    synth = commands.add_parser(
+        "synth", help="area, depth and speed of presets, in build/synth; $LIBERTY: a cell library to map to"
+    )
+    synth_command.add_arguments(synth)
+
+    formal = commands.add_parser("formal", help="proofs about the hardware, in build/formal")
+    formal_command.add_arguments(formal)
     return parser
 
 
@@ -48,7 +62,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         for name in ("dtype", "block", "target", "rounding")
         if getattr(arguments, name) is not None
     }
-    config = Config(PlaneFormat(**given), arguments.bus_bytes or 64)
+    config = Config(PlaneFormat(**given), arguments.bus_bytes or 64, arguments.interface or "stream")
     Engine(config.fmt, config.bus_bytes)  # raises if there is no such engine
     return config
 
@@ -56,10 +70,22 @@ def _config(arguments: argparse.Namespace) -> Config:
 def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
-    format_given = any(
-        getattr(arguments, name) is not None for name in ("dtype", "block", "target", "rounding", "bus_bytes")
+    format_given = arguments.command in ("verilog", "library") and any(
+        getattr(arguments, name) is not None
+        for name in ("dtype", "block", "target", "rounding", "bus_bytes", "interface")
     )
     try:
+        if arguments.command == "synth":
+            synth_command.run(arguments)
+            return
+        if arguments.command == "formal":
+            formal_command.run(arguments)
+            return
+        if arguments.command == "diagrams":
+            from . import diagrams  # Verilog needs no WaveDrom
+
+            print(*diagrams.draw(), sep="\n")
+            return
         if arguments.command == "library":
             from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch
 

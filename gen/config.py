@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from golden import PlaneFormat
 
+INTERFACES = ("stream", "axi", "runtime")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -14,18 +16,39 @@ class Config:
     Args:
         fmt: a format with a fixed target.
         bus_bytes: bytes of a word on either side.
+        interface: "stream", Amaranth's streams (:mod:`rtl.stream`), "axi", AXI4-Stream (:mod:`rtl.axi`), or
+            "runtime", the first with one more for the choice of a format (:mod:`rtl.runtime`).
+        further: formats besides ``fmt`` to choose from at run time.
         preset: the name it is known by, if it is a preset.
+
+    Raises:
+        ValueError: the interface is none of these, or gives no choice between several formats.
     """
 
     fmt: PlaneFormat = field(default_factory=PlaneFormat)
     bus_bytes: int = 64
+    interface: str = "stream"
+    further: tuple[PlaneFormat, ...] = ()
     preset: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.interface not in INTERFACES:
+            raise ValueError(f"interface must be one of {', '.join(INTERFACES)}, not {self.interface!r}")
+        if self.further and self.interface != "runtime":
+            raise ValueError(f"interface must be runtime for several formats, not {self.interface!r}")
+
+    @property
+    def formats(self) -> tuple[PlaneFormat, ...]:
+        """All formats that the engine has."""
+        return (self.fmt, *self.further)
 
     @property
     def slug(self) -> str:
         """The parameters as part of a Verilog or file name."""
         fmt = self.fmt
-        return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{fmt.rounding}_b{self.bus_bytes}"
+        interface = "" if self.interface == "stream" else f"_{self.interface}"
+        interface += "".join(f"_{other.dtype}_t{other.target}_{other.rounding}" for other in self.further)
+        return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{fmt.rounding}_b{self.bus_bytes}{interface}"
 
     @property
     def name(self) -> str:
@@ -37,5 +60,28 @@ PRESETS = {
     for config in (
         Config(PlaneFormat("fp32", block=64, target=80), preset="gpt2-fp32-3.2x"),
         Config(PlaneFormat("bf16", block=64, target=64), preset="gpt2-bf16-2x"),
+        Config(PlaneFormat("fp32", block=64, target=80), interface="axi", preset="gpt2-fp32-3.2x-axi"),
+        Config(PlaneFormat("bf16", block=64, target=64), interface="axi", preset="gpt2-bf16-2x-axi"),
+        # What it takes to choose the target and the rounding at run time, and then the type as well.
+        Config(
+            PlaneFormat("fp32", block=64, target=80),
+            interface="runtime",
+            further=(
+                PlaneFormat("fp32", block=64, target=80, rounding="truncate"),
+                PlaneFormat("fp32", block=64, target=128),
+            ),
+            preset="gpt2-fp32-runtime",
+        ),
+        Config(
+            PlaneFormat("fp32", block=64, target=80),
+            interface="runtime",
+            further=(
+                PlaneFormat("fp32", block=64, target=80, rounding="truncate"),
+                PlaneFormat("fp32", block=64, target=128),
+                PlaneFormat("bf16", block=64, target=64),
+                PlaneFormat("fp16", block=64, target=64),
+            ),
+            preset="gpt2-runtime",
+        ),
     )
 }

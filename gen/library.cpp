@@ -17,6 +17,9 @@ namespace {
 // More cycles than this without a word in or out can only be a hang.
 constexpr int kMostIdleCycles = 10000;
 
+// What a payload holds behind its data: rtl/stream.py, word_layout.
+constexpr uint32_t kLast = 1, kEmpty = 2, kError = kEmpty * BUS_BYTES;
+
 // A model with its clock: reset once, then reused for every tensor.
 template <class Model>
 class Engine {
@@ -27,9 +30,8 @@ class Engine {
         model_.rst = 0;
     }
 
-    // Send `in_bytes` through the engine as one tensor and gather `out_bytes`; `on_word(offset, payload)`
-    // sees each of their words. The last input word is filled with zeros; whatever the fill becomes is taken
-    // off the engine, up to the word with `last`, so that nothing is left for the next tensor.
+    // Send `in_bytes` through the engine as one tensor and gather the `out_bytes` that it becomes;
+    // `on_word(offset, flags)` sees each of their words.
     template <class OnWord>
     void stream(const uint8_t *in, size_t in_bytes, uint8_t *out, size_t out_bytes, OnWord on_word) {
         size_t taken = 0, given = 0;
@@ -42,7 +44,8 @@ class Engine {
                 uint8_t word[BUS_BYTES] = {};
                 std::memcpy(word, in + taken, in_size);
                 std::memcpy(payload(model_.i___05Fpayload), word, BUS_BYTES);
-                payload(model_.i___05Fpayload)[BUS_BYTES / 4] = taken + in_size == in_bytes;
+                const bool last = taken + in_size == in_bytes;
+                payload(model_.i___05Fpayload)[BUS_BYTES / 4] = last * kLast + (BUS_BYTES - in_size) * kEmpty;
                 offered = true;
             }
             model_.i___05Fvalid = has_input;
@@ -51,9 +54,11 @@ class Engine {
             if (++idle > kMostIdleCycles) throw std::runtime_error("the engine hangs");
             if (model_.o___05Fvalid) {
                 const uint32_t *word = payload(model_.o___05Fpayload);
-                if (given < out_bytes) on_word(given, word);
-                ended = word[BUS_BYTES / 4] & 1;
-                const size_t out_size = std::min<size_t>(BUS_BYTES, out_bytes - given);
+                const uint32_t flags = word[BUS_BYTES / 4];
+                const size_t out_size = BUS_BYTES - flags / kEmpty % BUS_BYTES;
+                if (given + out_size > out_bytes) throw std::runtime_error("the tensor ends late");
+                on_word(given, flags);
+                ended = flags & kLast;
                 std::memcpy(out + given, word, out_size);
                 given += out_size;
                 idle = 0;
@@ -66,7 +71,7 @@ class Engine {
             tick();
         }
         model_.i___05Fvalid = 0;
-        if (given < out_bytes) throw std::runtime_error("the tensor ended early");
+        if (given < out_bytes) throw std::runtime_error("the tensor ends early");
     }
 
    private:
@@ -91,11 +96,11 @@ class Engine {
 extern "C" {
 
 // raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 if the engine
-// hangs or ends the tensor early.
+// hangs or gives another number of bytes.
 int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
     thread_local auto engine = std::make_unique<Engine<Vcompressor>>();
     try {
-        engine->stream(raw, blocks * RAW_BYTES, stored, blocks * TARGET_BYTES, [](size_t, const uint32_t *) {});
+        engine->stream(raw, blocks * RAW_BYTES, stored, blocks * TARGET_BYTES, [](size_t, uint32_t) {});
     } catch (const std::runtime_error &) {
         engine.reset(new Engine<Vcompressor>());
         return -1;
@@ -104,14 +109,14 @@ int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
 }
 
 // Returns -1 if every block was decoded, else the index of the first word's first block that
-// was not; -2 if the engine hangs or ends the tensor early.
+// was not; -2 if the engine hangs or gives another number of bytes.
 long bitstash_decompress(const uint8_t *stored, size_t blocks, uint8_t *raw) {
     thread_local auto engine = std::make_unique<Engine<Vdecompressor>>();
     long first_bad = -1;
     try {
         engine->stream(stored, blocks * TARGET_BYTES, raw, blocks * RAW_BYTES,
-                       [&first_bad](size_t offset, const uint32_t *word) {
-                           const bool error = word[BUS_BYTES / 4] & 2;
+                       [&first_bad](size_t offset, uint32_t flags) {
+                           const bool error = flags & kError;
                            if (error && first_bad < 0) first_bad = static_cast<long>(offset / RAW_BYTES);
                        });
     } catch (const std::runtime_error &) {

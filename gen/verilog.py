@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import amaranth
+from amaranth import Shape
 from amaranth.back import verilog
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In
 
-from rtl import Compressor, Decompressor, Engine
+from golden import PlaneFormat
+from rtl import (
+    AxiStreamCompressor,
+    AxiStreamDecompressor,
+    Compressor,
+    Decompressor,
+    Engine,
+    RuntimeCompressor,
+    RuntimeDecompressor,
+)
 
 from . import toolchain
 from .config import Config
@@ -31,6 +44,17 @@ PARTS: dict[str, type[Compressor] | type[Decompressor]] = {
 }
 
 
+def make_component(config: Config, part: str) -> wiring.Component:
+    """A part of a configuration, with the ports of its interface."""
+    if config.interface == "stream":
+        return PARTS[part](config.fmt, config.bus_bytes)
+    if config.interface == "runtime":
+        chosen = {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor}
+        return chosen[part](config.formats, config.bus_bytes)
+    wrapped = {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor}
+    return wrapped[part](config.fmt, config.bus_bytes)
+
+
 def module_name(config: Config, part: str) -> str:
     """The top module of a part: "compressor" or "decompressor"."""
     return f"bitstash_{part}_{config.slug}"
@@ -38,17 +62,38 @@ def module_name(config: Config, part: str) -> str:
 
 def verilog_text(config: Config) -> str:
     """Self-contained Verilog of both engines of a configuration."""
-    modules = [
-        verilog.convert(
-            PARTS[part](config.fmt, config.bus_bytes), name=module_name(config, part), emit_src=False
-        )
-        for part in PARTS
+    modules = [_text_and_ports(config, part)[0] for part in PARTS]
+    formats = [
+        f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {fmt.rounding}"
+        for fmt in config.formats
     ]
-    fmt = config.fmt
-    title = f"bitstash {config.name}: {fmt.dtype}, blocks of {fmt.block} values ({fmt.raw_bytes} bytes) to "
-    return f"// {title}{fmt.target} bytes, {fmt.rounding}, {config.bus_bytes}-byte buses\n" + "\n".join(
-        modules
-    )
+    title = f"// bitstash {config.name}: blocks of {'; '.join(formats)}; {config.bus_bytes}-byte buses"
+    return "\n".join([title, *modules])
+
+
+@cache
+def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str, Any]]]:
+    """A part's modules, and what an integrator needs to know of the top one's ports."""
+    component = make_component(config, part)
+    return verilog.convert(component, name=module_name(config, part), emit_src=False), _ports(component)
+
+
+def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
+    ports: dict[str, dict[str, Any]] = {}
+    for path, member, _ in component.signature.flatten(component):
+        port: dict[str, Any] = {"direction": "input" if member.flow == In else "output"}
+        port["width"] = Shape.cast(member.shape).width
+        if isinstance(member.shape, data.Layout):
+            port["fields"] = {}
+            for name, field in member.shape:
+                low, high = field.offset, field.offset + field.width - 1
+                port["fields"][name] = f"[{high}:{low}]" if high > low else f"[{low}]"
+        ports["__".join(map(str, path))] = port
+    if "aresetn" in ports:
+        ports["aresetn"]["note"] = "synchronous, active low"
+        return ports
+    clock = {"direction": "input", "width": 1}
+    return {"clk": clock, "rst": clock | {"note": "synchronous, active high"}} | ports
 
 
 def digest(config: Config) -> str:
@@ -77,28 +122,30 @@ def lint(path: Path, top: str) -> None:
     toolchain.run(["verilator", "--lint-only", "-Wall", *waivers, "--top-module", top, str(path)])
 
 
+def bytes_per_cycle(config: Config) -> int:
+    """Uncompressed bytes that an engine takes or gives in a cycle, in the slowest of its formats."""
+    engine = Engine(config.formats, config.bus_bytes)
+    return min(config.bus_bytes, *(engine.step_bytes(float_type) for float_type in engine.types))
+
+
 def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     """What an integrator needs to know of a configuration's engines."""
-    fmt = config.fmt
-    raw, target, bus = fmt.raw_bytes, fmt.target, config.bus_bytes
-    engine = Engine(fmt, bus)
+    bus = config.bus_bytes
+    engine = Engine(config.formats, bus)
     return {
         "name": config.name,
         "file": path.name,
         "parameters": {
-            "dtype": fmt.dtype,
-            "block": fmt.block,
-            "target": target,
-            "rounding": fmt.rounding,
+            **_parameters(config.fmt),
             "bus_bytes": bus,
-            "raw_bytes": raw,
-            "ratio": fmt.raw_bytes / target if target else None,
+            "interface": config.interface,
         },
+        **({"formats": [_parameters(fmt) for fmt in config.formats]} if config.further else {}),
         "engines": {
             part: {
                 "module": module_name(config, part),
-                "ports": _ports(bus, error=part == "decompressor"),
-                "uncompressed_bytes_per_cycle": engine.word_bytes,
+                "ports": _text_and_ports(config, part)[1],
+                "uncompressed_bytes_per_cycle": bytes_per_cycle(config),
                 "latency_cycles": PARTS[part].latency(engine),
             }
             for part in PARTS
@@ -106,26 +153,14 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     }
 
 
-def _ports(bus: int, *, error: bool) -> dict[str, dict[str, Any]]:
-    flags = {"last": f"[{8 * bus}]"}
-    out_flags = flags | ({"error": f"[{8 * bus + 1}]"} if error else {})
-
-    def payload(direction: str, flags: dict[str, str]) -> dict[str, Any]:
-        fields = {"data": f"[{8 * bus - 1}:0]", **flags}
-        return {"direction": direction, "width": 8 * bus + len(flags), "fields": fields}
-
-    def bit(direction: str) -> dict[str, Any]:
-        return {"direction": direction, "width": 1}
-
+def _parameters(fmt: PlaneFormat) -> dict[str, Any]:
     return {
-        "clk": bit("input"),
-        "rst": bit("input") | {"note": "synchronous, active high"},
-        "i__payload": payload("input", flags),
-        "i__valid": bit("input"),
-        "i__ready": bit("output"),
-        "o__payload": payload("output", out_flags),
-        "o__valid": bit("output"),
-        "o__ready": bit("input"),
+        "dtype": fmt.dtype,
+        "block": fmt.block,
+        "target": fmt.target,
+        "rounding": fmt.rounding,
+        "raw_bytes": fmt.raw_bytes,
+        "ratio": fmt.raw_bytes / fmt.target if fmt.target else None,
     }
 
 

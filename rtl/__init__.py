@@ -1,7 +1,17 @@
 """The compressor and the decompressor in hardware, bit for bit what golden/ says."""
 
+from .axi import AxiStreamCompressor, AxiStreamDecompressor
 from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
+from .runtime import RuntimeCompressor, RuntimeDecompressor
 
-__all__ = ["Compressor", "Decompressor", "Engine"]
+__all__ = [
+    "AxiStreamCompressor",
+    "AxiStreamDecompressor",
+    "Compressor",
+    "Decompressor",
+    "Engine",
+    "RuntimeCompressor",
+    "RuntimeDecompressor",
+]

@@ -1,8 +1,8 @@
 """The compressor: bus words of floats in, compressed blocks out, one word a cycle.
 
-    i --> [Splitter] --> Scanner --> Chooser --> Ranker --> Placer --> Packer --> o
-                            |           `------> Coder ------^
-                            `--- delay line -------^
+    i --> Widener --> Scanner --> Chooser --> Ranker --> Placer --> Packer --> o
+                         |           `------> Coder ------^
+                         `--- delay line -------^
 
 What a block keeps is known only when all of it has been seen. The scanner therefore reduces each block to
 a summary while its words wait in a delay line. The chooser turns the summary into base and flags, the
@@ -11,18 +11,22 @@ the placer moves their bits through the plane network, rounding on the way. The 
 blocks at the same time.
 """
 
+from collections.abc import Sequence
+
 from amaranth import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
+from .coder import Coder
 from .engine import Engine
 from .gearbox import Packer
-from .placer import Coder, Placer
-from .planner import Chooser, Ranker
+from .lanes import Widener
+from .placer import Placer
+from .planner import Chooser
 from .scanner import Scanner
-from .stream import Splitter, word_layout
+from .stream import word_layout
 
 __all__ = ["Compressor"]
 
@@ -33,55 +37,51 @@ class Compressor(wiring.Component):
     Throughput: one bus word a cycle while neither end stalls; a block smaller than two bus words
     takes two cycles. Latency: the word that holds the first byte of a block's output is offered
     :meth:`latency` cycles after the last word of the block was taken, unless blocks before it are still
-    being sent, or the word waits for the next block to fill it.
+    being sent, or the word waits for the next block to fill it. A tensor's last block takes as long as a
+    whole one, counted from its first word, however few it has.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
     Args:
-        fmt: a format with a fixed target.
+        fmt: a format with a fixed target; or several for :class:`rtl.RuntimeCompressor` to switch between.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
 
     Members:
-        i: words of values, the first in the lowest bits. ``last`` ends a tensor, in any word; what
-            that word does not fill must be zero and counts as values, the rest of the block is padded here.
-        o: the compressed blocks end to end. A tensor's last word carries ``last`` and is filled with
-            zeros; the next tensor starts on a new word.
+        i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
+            end after any byte; its last block is padded with zeros here.
+        o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:
         ValueError: see :class:`rtl.engine.Engine`.
     """
 
-    def __init__(self, fmt: PlaneFormat, bus_bytes: int = 64):
+    def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
         self.engine = Engine(fmt, bus_bytes)
         word = word_layout(bus_bytes)
         super().__init__({"i": In(stream.Signature(word)), "o": Out(stream.Signature(word))})
 
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: two for the scanner, one each for chooser and ranker, one a word for the placer."""
-        return 2 + 1 + 1 + engine.words
+        """Cycles: two for the scanner, one each for chooser and ranker, one a step for the placer, and one if
+        steps are gathered from bus words."""
+        gathers = max(engine.step_bytes(ft) for ft in engine.types) > engine.bus_bytes
+        return 2 + 1 + 1 + engine.words + gathers
 
     def elaborate(self, platform):
         m = Module()
         engine = self.engine
+        m.submodules.widener = widener = Widener(engine)
         m.submodules.scanner = scanner = Scanner(engine)
         m.submodules.chooser = chooser = Chooser(engine)
-        m.submodules.ranker = ranker = Ranker(engine)
         m.submodules.coder = coder = Coder(engine)
         m.submodules.placer = placer = Placer(engine)
-        m.submodules.packer = packer = Packer(engine.fmt.target, engine.bus_bytes)
+        m.submodules.packer = packer = Packer(engine.target, engine.bus_bytes, engine.grain)
 
-        if engine.is_narrow:
-            m.submodules.splitter = splitter = Splitter(engine.bus_bytes, engine.word_bytes)
-            wiring.connect(m, wiring.flipped(self.i), splitter.i)
-            wiring.connect(m, splitter.o, scanner.i)
-        else:
-            wiring.connect(m, wiring.flipped(self.i), scanner.i)
+        wiring.connect(m, wiring.flipped(self.i), widener.i)
+        wiring.connect(m, widener.o, scanner.i)
         wiring.connect(m, scanner.summaries, chooser.i)
-        wiring.connect(m, chooser.to_ranker, ranker.i)
-        wiring.connect(m, chooser.to_coder, coder.choices)
+        wiring.connect(m, chooser.o, coder.choices)
         wiring.connect(m, scanner.words, coder.i)
-        wiring.connect(m, ranker.o, placer.plans)
-        wiring.connect(m, coder.o, placer.words)
+        wiring.connect(m, coder.o, placer.i)
         wiring.connect(m, placer.o, packer.i)
         wiring.connect(m, packer.o, wiring.flipped(self.o))
         return m

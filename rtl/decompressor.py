@@ -1,22 +1,26 @@
 """The decompressor: compressed blocks in, bus words of floats out, one word a cycle.
 
-    i --> Unpacker --blocks--> Expander --words--> [Joiner] --> o
+    i --> Unpacker --blocks--> Expander --words--> Narrower --> o
 
 A block's header says where each of its planes lies, by a prefix count of its flags; there is nothing to
 parse. Once the block is whole, the expander reads its header and then sends one word a cycle through
 the plane network.
 """
 
+from collections.abc import Sequence
+
 from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
+from golden.floats import FloatType
 
-from .engine import Engine
+from .engine import Engine, rows_of
 from .gearbox import Unpacker
-from .planes import Selects, count_in_groups, planes_to_lanes, ranks_from_groups, reverse_bits, select_planes
-from .stream import Joiner, word_layout
+from .lanes import Narrower
+from .planes import Selects, count_in_groups, counts_from_groups, planes_to_lanes, select_planes
+from .stream import word_layout
 
 __all__ = ["Decompressor"]
 
@@ -29,24 +33,24 @@ class Decompressor(wiring.Component):
     last word of its compressed bytes was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
-    A block whose header no encoder produces becomes zeros with ``error`` set; so does one that is cut
-    short by ``last``. The blocks after it are decoded as usual, and every input word with ``last`` leads
-    to exactly one output word with ``last``.
+    A block whose header no encoder produces becomes zeros with ``error`` set; so does one that the end of its
+    tensor cuts short. The blocks after it are decoded as usual, and every input word with ``last`` leads to
+    exactly one output word with ``last``.
 
     Args:
-        fmt: a format with a fixed target.
+        fmt: a format with a fixed target; or several for :class:`rtl.RuntimeDecompressor` to switch between.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
 
     Members:
         i: the compressed blocks, as :class:`rtl.Compressor` sends them.
-        o: words of values, whole blocks. A tensor's last word carries ``last``; ``error`` is set in the
-            words of a block that could not be decoded.
+        o: words of values, whole blocks; see :func:`rtl.stream.word_layout`. ``error`` is set in the words
+            of a block that could not be decoded.
 
     Raises:
         ValueError: see :class:`rtl.engine.Engine`.
     """
 
-    def __init__(self, fmt: PlaneFormat, bus_bytes: int = 64):
+    def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
         self.engine = Engine(fmt, bus_bytes)
         super().__init__(
             {
@@ -58,23 +62,30 @@ class Decompressor(wiring.Component):
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles: one for the unpacker, three for the expander, and those that join a bus word."""
-        return 4 + (engine.bus_bytes // engine.word_bytes if engine.is_narrow else 0)
+        pieces = engine.bus_bytes // min(engine.step_bytes(ft) for ft in engine.types)
+        return 4 + (pieces if pieces > 1 else 0)
 
     def elaborate(self, platform):
         m = Module()
         engine = self.engine
-        fmt = engine.fmt
-        m.submodules.unpacker = unpacker = Unpacker(fmt.target, fmt.header_bytes, engine.bus_bytes)
+        targets = {fmt.target for fmt in engine.formats}
+        sizes = {size: engine.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
+        m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
         m.submodules.expander = expander = _Expander(engine)
+        m.submodules.narrower = narrower = Narrower(engine)
         wiring.connect(m, wiring.flipped(self.i), unpacker.i)
         wiring.connect(m, unpacker.o, expander.i)
-        if engine.is_narrow:
-            m.submodules.joiner = joiner = Joiner(engine.word_bytes, engine.bus_bytes)
-            wiring.connect(m, expander.o, joiner.i)
-            wiring.connect(m, joiner.o, wiring.flipped(self.o))
-        else:
-            wiring.connect(m, expander.o, wiring.flipped(self.o))
+        wiring.connect(m, expander.o, narrower.i)
+        wiring.connect(m, narrower.o, wiring.flipped(self.o))
         return m
+
+
+def _block_layout(engine: Engine) -> data.StructLayout:
+    """A block with its header apart; the base may lie beyond the type's range if no encoder made it."""
+    highest = 255 + max(engine.exponent_offset(fmt.float_type) for fmt in engine.formats)
+    rows = engine.kept * engine.block
+    parts = {"base": range(highest + 1), "flags": engine.planes, "rows": rows, "last": 1, "error": 1}
+    return data.StructLayout(parts)
 
 
 class _Expander(wiring.Component):
@@ -89,7 +100,7 @@ class _Expander(wiring.Component):
         self._engine = engine
         super().__init__(
             {
-                "i": In(stream.Signature(word_layout(engine.fmt.target, error=True))),
+                "i": In(stream.Signature(word_layout(engine.target, error=True))),
                 "o": Out(stream.Signature(word_layout(engine.word_bytes, error=True))),
             }
         )
@@ -97,22 +108,21 @@ class _Expander(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engine = self._engine
-        fmt = engine.fmt
-        kept = fmt.slots + (fmt.partial > 0)
+        kept = engine.kept
 
-        # A block, as it came, and the counts in groups of its flags.
+        # A block, and the counts in groups of its flags.
         busy = Signal()
         index = Signal(range(engine.words))
-        block = Signal(word_layout(fmt.target, error=True), reset_less=True)
-        counts = Signal(3 * fmt.planes, reset_less=True)
+        block = Signal(_block_layout(engine), reset_less=True)
+        counts = Signal(3 * engine.planes, reset_less=True)
         # A column of a block: the bits that belong to one word, of every slot.
         has_column = Signal()
         column = Signal(kept * engine.lanes, reset_less=True)
         ends_block = Signal()
         # The header of the column's block.
-        base = Signal(8, reset_less=True)
-        flags = Signal(fmt.planes, reset_less=True)
-        ranks = [Signal(range(fmt.planes), name=f"rank{j}", reset_less=True) for j in range(fmt.planes)]
+        base = Signal.like(block.base, reset_less=True)
+        flags = Signal(engine.planes, reset_less=True)
+        ranks = [Signal(range(engine.planes), name=f"rank{j}", reset_less=True) for j in range(engine.planes)]
         last = Signal()
         error = Signal()
 
@@ -124,27 +134,23 @@ class _Expander(wiring.Component):
         with m.If(self.i.ready):
             m.d.sync += busy.eq(self.i.valid)
             with m.If(self.i.valid):
-                flags_in = self.i.p.data[8 : 8 * fmt.header_bytes]
-                m.d.sync += [block.eq(self.i.payload), counts.eq(count_in_groups(flags_in))]
+                block_in = Signal.like(block)
+                m.d.comb += block_in.eq(self._read(self.i.payload))
+                m.d.sync += [block.eq(block_in), counts.eq(count_in_groups(block_in.flags))]
 
         with m.If(column_room):
             m.d.sync += has_column.eq(busy)
         with m.If(step):
-            rows = [
-                block.data[8 * fmt.header_bytes :][slot * fmt.block : (slot + 1) * fmt.block]
-                for slot in range(kept)
-            ]
-            rows[-1] = Cat(rows[-1], C(0, fmt.block - len(rows[-1])))
+            rows = [block.rows.word_select(slot, engine.block) for slot in range(kept)]
             m.d.sync += [
                 index.eq(Mux(is_final, 0, index + 1)),
                 ends_block.eq(is_final),
                 column.eq(Cat(row.word_select(index, engine.lanes) for row in rows)),
             ]
             with m.If(index == 0):
-                base_here, flags_here = block.data[:8], block.data[8 : 8 * fmt.header_bytes]
-                ranks_here = ranks_from_groups(m, flags_here, counts, C(0))
-                invalid = self._is_invalid(m, base_here, flags_here, ranks_here)
-                m.d.sync += [base.eq(base_here), flags.eq(flags_here), last.eq(block.last)]
+                ranks_here = counts_from_groups(m, block.flags, counts)
+                invalid = self._is_invalid(m, block.base, block.flags, ranks_here)
+                m.d.sync += [base.eq(block.base), flags.eq(block.flags), last.eq(block.last)]
                 m.d.sync += [rank.eq(count) for rank, count in zip(ranks, ranks_here, strict=True)]
                 m.d.sync += error.eq(block.error | invalid)
 
@@ -160,30 +166,52 @@ class _Expander(wiring.Component):
                 ]
         return m
 
+    def _read(self, block) -> Value:
+        """The fields of a block that came in, as those of the engine's type."""
+        engine = self._engine
+
+        layout = _block_layout(engine)
+
+        def fields(kind: tuple[FloatType, int]) -> Value:
+            ft, target = kind
+            stored = block.data[: 8 * target]
+            places = engine.places_of(ft)
+            flags = [stored[8 + places.index(p)] if p in places else C(0) for p in range(engine.planes)]
+            rows = stored[8 + ft.width :]
+            base = stored[:8] + engine.exponent_offset(ft)
+            padding = C(0, layout["rows"].width - len(rows))
+            return Cat(base[: layout["base"].width], flags, rows, padding, block.last, block.error)
+
+        return engine.choose(lambda fmt: (fmt.float_type, fmt.target), fields)
+
     def _is_invalid(self, m: Module, base: Value, flags: Value, ranks: list[Value]) -> Value:
         """Whether no encoder produces a header: docs/format.md, "Invalid headers"."""
-        fmt = self._engine.fmt
-        ft = fmt.float_type
+        engine = self._engine
+        formats = engine.formats
+        ft = engine.float_type
+        zero_base = engine.choose(lambda fmt: engine.exponent_offset(fmt.float_type))
         exponent = Signal(ft.exponent_bits)
         m.d.comb += exponent.eq(flags[1 : 1 + ft.exponent_bits][::-1])
 
         contiguous = (exponent & (exponent + 1)[: ft.exponent_bits]) == 0
         highest_bit = exponent ^ (exponent >> 1)  # the weight of the largest delta's top bit
         reaches = base + highest_bit - exponent.any()
-        in_range = (base != 0) & (reaches <= ft.exponent_max) & (exponent.any() | (base == 1))
+        in_range = (base != zero_base) & (reaches <= ft.exponent_max)
+        in_range &= exponent.any() | (base == zero_base + 1)
         valid = contiguous & in_range
-        total = Signal(range(fmt.planes + 1))
+        total = Signal(range(engine.planes + 1))
         m.d.comb += total.eq(ranks[-1] + flags[-1])
-        if fmt.slots < 1 + ft.exponent_bits:
+        if any(fmt.slots < 1 + ft.exponent_bits for fmt in formats):
             first_mantissa_rank = ranks[1 + ft.exponent_bits]
-            valid &= first_mantissa_rank <= fmt.slots
+            valid &= first_mantissa_rank <= engine.choose(lambda fmt: fmt.slots)
         # Beyond the whole slots, mantissa planes may reach into the partial one.
-        kept = fmt.slots + (fmt.partial > 0)
-        if kept < fmt.planes:
+        if any(rows_of(fmt) < fmt.planes for fmt in formats):
             has_mantissa = flags[1 + ft.exponent_bits :].any()
-            valid &= ~has_mantissa | (total <= kept)
-        if fmt.has_specials_blocks:
-            valid |= (base == 0) & (flags == reverse_bits(fmt.specials_flags, fmt.planes))
+            valid &= ~has_mantissa | (total <= engine.choose(rows_of))
+        if any(fmt.has_specials_blocks for fmt in formats):
+            only_last_exponent_and_sign = C(1 | 1 << ft.exponent_bits, engine.planes)
+            may_be_special = engine.when(lambda fmt: fmt.has_specials_blocks)
+            valid |= may_be_special & (base == zero_base) & (flags == only_last_exponent_and_sign)
         return ~valid
 
     def _values(
@@ -191,12 +219,11 @@ class _Expander(wiring.Component):
     ) -> list[Value]:
         """The values of one word from its bits in every slot."""
         engine = self._engine
-        fmt = engine.fmt
-        ft = fmt.float_type
+        ft = engine.float_type
         kept = len(slots)
-        selects = Selects(fmt, ranks, flags)
+        selects = Selects(engine.slots, 1 + ft.exponent_bits, ranks, flags)
         planes = []
-        for plane in range(fmt.planes):
+        for plane in range(engine.planes):
             sources = selects.slots_of(plane, kept)
             bits = Signal(engine.lanes, name=f"plane{plane}")
             if sources:
@@ -213,7 +240,7 @@ class _Expander(wiring.Component):
             m.d.comb += field.eq(Mux(delta.any(), delta + base - 1, 0))
             value = Signal(ft.width, name=f"value{i}")
             m.d.comb += value.eq(Cat(mantissa, field, sign))
-            if fmt.has_specials_blocks:
+            if any(fmt.has_specials_blocks for fmt in engine.formats):
                 is_infinity = delta[0]
                 is_nan = sign & ~is_infinity
                 marked = Cat(
@@ -222,7 +249,7 @@ class _Expander(wiring.Component):
                     (is_infinity | is_nan).replicate(ft.exponent_bits),
                     sign & is_infinity,
                 )
-                with m.If(base == 0):
+                with m.If(base == engine.choose(lambda fmt: engine.exponent_offset(fmt.float_type))):
                     m.d.comb += value.eq(marked)
             values.append(value)
         return values

@@ -1,10 +1,12 @@
 """Between blocks of any size and bus words: compressed blocks lie end to end, without gaps."""
 
+from collections.abc import Mapping
 from math import gcd
 
-from amaranth import Module, Mux, Signal
+from amaranth import C, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from .planes import any_set
 from .stream import word_layout
@@ -15,30 +17,32 @@ __all__ = ["Packer", "Unpacker"]
 class Packer(wiring.Component):
     """Packs blocks end to end into words.
 
-    A block with ``last`` ends a tensor: its last word is filled with zeros, carries ``last``, and the
-    next block starts on a new word. A word is offered in the same cycle as the block that completes it, and
-    the block is taken with that word; what is left of it is offered in the cycles after. One word a cycle.
+    A block with ``last`` ends a tensor: its last word carries ``last``, what the block leaves of it is
+    ``empty``, and the next block starts on a new word. A word is offered in the same cycle as the block that
+    completes it, and the block is taken with that word; what is left of it is offered in the cycles after.
+    One word a cycle.
 
     Args:
-        block: bytes of a block.
+        block: bytes of a block; those that are ``empty`` do not count.
         bus: bytes of a word.
+        grain: bytes that divide the block, what is empty of it, and the word; as many as can be by default.
     """
 
-    def __init__(self, block: int, bus: int):
+    def __init__(self, block: int, bus: int, grain: int | None = None):
         self._block = block
         self._bus = bus
+        self._grain = grain or gcd(block, bus)
         super().__init__(
             {"i": In(stream.Signature(word_layout(block))), "o": Out(stream.Signature(word_layout(bus)))}
         )
 
     def elaborate(self, platform):
         m = Module()
-        block, bus = self._block, self._bus
-        if block == bus:
+        block, bus, grain = self._block, self._bus, self._grain
+        if block == bus == grain:
             wiring.connect(m, wiring.flipped(self.i), wiring.flipped(self.o))
             return m
         # All offsets are multiples of the grain, so that the shifter has only bus / grain positions.
-        grain = gcd(block, bus)
         block_grains, bus_grains = block // grain, bus // grain
         capacity = max(block_grains, bus_grains) - 1
 
@@ -55,7 +59,7 @@ class Packer(wiring.Component):
         places = [Mux(inserts & (level == i), self.i.p.data << (8 * grain * i), 0) for i in range(bus_grains)]
         m.d.comb += [
             joined.eq(any_set([rest, *places])),
-            total.eq(level + Mux(inserts, block_grains, 0)),
+            total.eq(level + Mux(inserts, block_grains - (self.i.p.empty >> exact_log2(grain)), 0)),
             ends_here.eq(ends | (inserts & self.i.p.last)),
         ]
 
@@ -64,6 +68,7 @@ class Packer(wiring.Component):
             self.o.valid.eq(ends_here | (total >= bus_grains)),
             self.o.p.data.eq(joined),
             self.o.p.last.eq(is_last),
+            self.o.p.empty.eq(Mux(is_last, (-total)[: exact_log2(bus_grains)], 0) << exact_log2(grain)),
             self.i.ready.eq(is_turn & (self.o.ready | ~self.o.valid)),
         ]
         with m.If(self.o.valid & self.o.ready):
@@ -80,22 +85,21 @@ class Packer(wiring.Component):
 class Unpacker(wiring.Component):
     """Cuts words into blocks: the inverse of :class:`Packer`.
 
-    A block is offered in the cycle after its last word was taken. The word with ``last`` ends a tensor
-    and may end in fewer than ``bus`` bytes of fill. Where whole blocks would fit into the fill, it is
-    told from them by its header: no compressed block has one of all zeros. A tensor always has at least
-    one block; bytes that end in the middle of a block give a block with ``error``, so that every word
-    with ``last`` leads to exactly one block with ``last``, whatever came in.
+    A block is offered in the cycle after its last word was taken. The word with ``last`` ends a tensor.
+    Bytes that end in the middle of a block give a block with ``error``, so that every word with ``last``
+    leads to exactly one block with ``last``, whatever came in.
 
     Args:
-        block: bytes of a block.
-        header: bytes at the start of a block that are never all zero.
+        block: bytes of a block, at most.
         bus: bytes of a word.
+        sizes: where blocks vary, how many bytes they may have -> whether they have; it changes only while the
+            unpacker is empty.
     """
 
-    def __init__(self, block: int, header: int, bus: int):
+    def __init__(self, block: int, bus: int, sizes: Mapping[int, Value] | None = None):
         self._block = block
-        self._header = header
         self._bus = bus
+        self._sizes = sizes or {block: C(1)}
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(bus))),
@@ -106,26 +110,22 @@ class Unpacker(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         block, bus = self._block, self._bus
-        grain = gcd(block, bus)
+        grain = gcd(bus, *self._sizes)
+        size = any_set(Mux(is_it, bytes_ // grain, 0) for bytes_, is_it in self._sizes.items())
         block_grains, bus_grains = block // grain, bus // grain
         capacity = block_grains - 1 + bus_grains
 
-        buffer = Signal(8 * grain * capacity)  # zero above the level
+        buffer = Signal(8 * grain * capacity)  # zero above the level until the tensor ends
         level = Signal(range(capacity + 1))  # in grains
         ends = Signal()  # the buffer holds the end of a tensor
+        ragged = Signal()  # and behind its grains a part of one
 
-        whole = Signal()
-        rest = Signal.like(level)
-        m.d.comb += [whole.eq(level >= block_grains), rest.eq(Mux(whole, level - block_grains, 0))]
-        is_fill = rest < block_grains
-        if block < bus:
-            header_bits = 8 * self._header
-            is_fill |= ~buffer[8 * block : 8 * block + header_bits].any()
+        whole = level >= size
         m.d.comb += [
             self.o.valid.eq(whole | ends),
             self.o.p.data.eq(buffer),
             self.o.p.error.eq(~whole),
-            self.o.p.last.eq(ends & (rest < bus_grains) & is_fill),
+            self.o.p.last.eq(ends & (~whole | ((level == size) & ~ragged))),
         ]
 
         level_left = Signal.like(level)
@@ -133,14 +133,19 @@ class Unpacker(wiring.Component):
         buffer_left = Signal.like(buffer)
         m.d.comb += [level_left.eq(level), ends_left.eq(ends), buffer_left.eq(buffer)]
         with m.If(self.o.valid & self.o.ready):
-            m.d.comb += [level_left.eq(rest), buffer_left.eq(buffer >> (8 * block))]
+            rests = [Mux(is_it, buffer >> (8 * bytes_), 0) for bytes_, is_it in self._sizes.items()]
+            m.d.comb += [level_left.eq(level - size), buffer_left.eq(any_set(rests))]
             with m.If(self.o.p.last):
                 m.d.comb += [level_left.eq(0), ends_left.eq(0), buffer_left.eq(0)]
-        m.d.comb += self.i.ready.eq(~ends_left & (level_left < block_grains))
+        m.d.comb += self.i.ready.eq(~ends_left & (level_left < size))
 
         m.d.sync += [level.eq(level_left), ends.eq(ends_left), buffer.eq(buffer_left)]
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [level.eq(level_left + bus_grains), ends.eq(self.i.p.last)]
+            m.d.sync += [
+                level.eq(level_left + ((bus - self.i.p.empty) >> exact_log2(grain))),
+                ends.eq(self.i.p.last),
+                ragged.eq(self.i.p.empty[: exact_log2(grain)].any()),
+            ]
             places = [Mux(level_left == i, self.i.p.data << (8 * grain * i), 0) for i in range(block_grains)]
             m.d.sync += buffer.eq(any_set([buffer_left, *places]))
         return m

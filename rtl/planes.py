@@ -10,17 +10,15 @@ from operator import or_
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
 
-from golden import PlaneFormat
-
 __all__ = [
     "Selects",
-    "all_after",
     "all_ones",
     "any_set",
+    "compact",
     "count_in_groups",
+    "counts_from_groups",
     "lanes_to_planes",
     "planes_to_lanes",
-    "ranks_from_groups",
     "reverse_bits",
     "select_planes",
 ]
@@ -38,16 +36,6 @@ def all_ones(width: int) -> Value:
     return C((1 << width) - 1, width)
 
 
-def all_after(values: list[Value]) -> list[Value]:
-    """For each value, the bitwise AND of all that come after it: a parallel prefix (after Sklansky)."""
-    if len(values) < 2:
-        return [all_ones(len(value)) for value in values]
-    half = len(values) // 2
-    front, back = all_after(values[:half]), all_after(values[half:])
-    whole_back = values[half] & back[0]
-    return [*(value & whole_back for value in front), *back]
-
-
 def reverse_bits(number: int, width: int) -> int:
     """The flags of golden/, whose top bit is plane 0, as those of the header, whose bit 0 is."""
     return int(f"{number:0{width}b}"[::-1], 2)
@@ -63,14 +51,50 @@ def planes_to_lanes(planes: list[Value]) -> list[Value]:
     return [Cat(plane[i] for plane in reversed(planes)) for i in range(len(planes[0]))]
 
 
+def compact(m: Module, planes: list[Value], shifts: list[Value]) -> list[Value]:
+    """Moves planes to the front, over those that are dropped.
+
+    A plane moves by the weight of one bit of its shift after the other, the lowest first, and carries the
+    bits that are left along. Planes that stay keep their order on the way, so no two ever meet.
+
+    Args:
+        planes: their bits, and whatever is to move with them; all zero in a dropped plane.
+        shifts: how many dropped planes lie before each; 0 for a dropped plane.
+    """
+    # A plane moves no further than to the front, so as many bits as its position has are enough.
+    items = [
+        Cat(plane, shift[: i.bit_length()])
+        for i, (plane, shift) in enumerate(zip(planes, shifts, strict=True))
+    ]
+    width = len(planes[0])
+    for stage in range((len(planes) - 1).bit_length()):
+        step = 1 << stage
+        moved = []
+        for i, item in enumerate(items):
+            left = i.bit_length() - stage - 1  # bits of the shift after this stage
+            stays = _without_shift_bit(item, width)
+            out = Signal(width + max(left, 0), name=f"moved_by_{step}_{i}")
+            ways = [Mux(item[width], 0, stays) if i >= step else item]
+            if i + step < len(items):
+                ways.append(Mux(items[i + step][width], _without_shift_bit(items[i + step], width), 0))
+            m.d.comb += out.eq(any_set(ways))
+            moved.append(out)
+        items = moved
+    return items
+
+
+def _without_shift_bit(item: Value, width: int) -> Value:
+    return Cat(item[:width], item[width + 1 :])
+
+
 _GROUP = 8
 
 
 def count_in_groups(flags: Value) -> Value:
-    """The first half of ranking: for each flag, how many lie before it in its group of eight.
+    """The first half of counting: for each flag, how many lie before it in its group of eight.
 
     Returns:
-        Three bits for each flag, to be kept in a register until :func:`ranks_from_groups`.
+        Three bits for each flag, to be kept in a register until :func:`counts_from_groups`.
     """
     counts = []
     for start in range(0, len(flags), _GROUP):
@@ -79,17 +103,17 @@ def count_in_groups(flags: Value) -> Value:
     return Cat(counts)
 
 
-def ranks_from_groups(m: Module, flags: Value, counts: Value, offset: Value) -> list[Value]:
-    """The second half: for each flag, ``offset`` and how many lie before it."""
-    ranks = []
-    before: list[Value] = []
+def counts_from_groups(m: Module, flags: Value, in_groups: Value) -> list[Value]:
+    """The second half: for each flag, how many lie before it."""
+    counts = []
+    in_groups_before: list[Value] = []
     for start in range(0, len(flags), _GROUP):
-        base = Signal(range((1 << len(offset)) + len(flags)), name=f"rank_base{start}")
-        m.d.comb += base.eq(sum(before, offset))
+        base = Signal(range(start + 2), name=f"before_group{start}")
+        m.d.comb += base.eq(sum(in_groups_before))
         stop = min(start + _GROUP, len(flags))
-        ranks += [base + counts[3 * i : 3 * i + 3] for i in range(start, stop)]
-        before.append(counts[3 * stop - 3 : 3 * stop] + flags[stop - 1])
-    return ranks
+        counts += [base + in_groups[3 * i : 3 * i + 3] for i in range(start, stop)]
+        in_groups_before.append(in_groups[3 * stop - 3 : 3 * stop] + flags[stop - 1])
+    return counts
 
 
 def _sum_of_bits(bits: list[Value]) -> Value:
@@ -104,16 +128,17 @@ class Selects:
     """One-hot selects made from flags and ranks: which plane lies in which slot.
 
     Args:
-        fmt: the format; sign and exponent planes never lie beyond its whole slots.
+        slots: whole slots of a block, beyond which no sign or exponent plane ever lies.
+        first_mantissa: the first mantissa plane.
         ranks: of a block's planes.
-        flags: of a block, or nothing where the planes without a flag hold zeros anyway: such a plane has
-            the rank of the next one with a flag, to which it then adds nothing.
+        flags: of a block.
     """
 
-    def __init__(self, fmt: PlaneFormat, ranks: list[Value], flags: Value | None = None):
-        self._fmt = fmt
+    def __init__(self, slots: int, first_mantissa: int, ranks: list[Value], flags: Value):
+        self._slots = slots
+        self._first_mantissa = first_mantissa
         self._ranks = ranks
-        self._flags = all_ones(len(ranks)) if flags is None else flags
+        self._flags = flags
 
     def __getitem__(self, place: tuple[int, int]) -> Value:
         """Whether ``slot, plane`` belong together."""
@@ -122,9 +147,8 @@ class Selects:
 
     def planes_of(self, slot: int) -> range:
         """The planes that can lie in a slot: none has more planes before it than its own number."""
-        first_mantissa = 1 + self._fmt.float_type.exponent_bits
-        start = slot if slot < self._fmt.slots else max(slot, first_mantissa)
-        return range(start, self._fmt.planes)
+        start = slot if slot < self._slots else max(slot, self._first_mantissa)
+        return range(start, len(self._ranks))
 
     def slots_of(self, plane: int, slots: int) -> list[int]:
         """Those of the first ``slots`` slots that a plane can lie in."""

@@ -1,11 +1,13 @@
 """The compressor's first stage: what a block holds at all, found while its words are kept for later."""
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from itertools import combinations
+
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .engine import Engine
-from .planes import any_set
+from .planes import any_set, count_in_groups
 from .stream import word_layout
 
 __all__ = ["Scanner", "summary_layout"]
@@ -13,14 +15,15 @@ __all__ = ["Scanner", "summary_layout"]
 
 def summary_layout(engine: Engine) -> data.StructLayout:
     """What a block's plan depends on: its extreme exponents and which bits it uses at all."""
-    ft = engine.fmt.float_type
+    ft = engine.float_type
     return data.StructLayout(
         {
             "lowest": ft.exponent_bits,  # smallest exponent field that is not 0; all ones if there is none
             "highest": ft.exponent_bits,
             "sign": 1,
             "nan": 1,
-            "mantissa": ft.mantissa_bits,
+            "mantissa": ft.mantissa_bits,  # the first plane in bit 0
+            "dropped": 3 * ft.mantissa_bits,  # see count_in_groups, of the planes that are not used
             "words": range(engine.words + 1),  # words of the block that came in
             "last": 1,
         }
@@ -49,9 +52,9 @@ class Scanner(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engine = self._engine
-        ft = engine.fmt.float_type
+        ft = engine.float_type
 
-        lowest, highest, nans, lanes = [], [], [], []
+        fields, nans, lanes = [], [], []
         for i in range(engine.lanes):
             lane = self.i.p.data.word_select(i, ft.width)
             mantissa = lane[: ft.mantissa_bits]
@@ -59,8 +62,7 @@ class Scanner(wiring.Component):
             nan = Signal(name=f"nan{i}")
             m.d.comb += nan.eq(field.all() & mantissa.any())
             nans.append(nan)
-            highest.append(field)
-            lowest.append(field | (~field.any()).replicate(ft.exponent_bits))
+            fields.append(field)
             lanes.append(Cat(lane[: ft.mantissa_bits - 1], mantissa[-1] | nan, lane[ft.mantissa_bits :]))
         used = any_set(lanes)
 
@@ -72,8 +74,9 @@ class Scanner(wiring.Component):
         has_word = Signal()
         is_first = Signal(init=1)
         is_final = Signal()
-        low = [Signal(ft.exponent_bits, name=f"low{i}") for i in range(min(self.CANDIDATES, engine.lanes))]
-        high = [Signal(ft.exponent_bits, name=f"high{i}") for i in range(len(low))]
+        count = min(self.CANDIDATES, engine.lanes // 2)
+        low = [Signal(ft.exponent_bits, name=f"low{i}") for i in range(count)]
+        high = [Signal(ft.exponent_bits, name=f"high{i}") for i in range(count)]
         word = Signal(summary_layout(engine))
         summary = Signal(summary_layout(engine))
         done = Signal()
@@ -89,17 +92,19 @@ class Scanner(wiring.Component):
         ]
         with m.If(can_take):
             m.d.sync += has_word.eq(takes)
+        pairs = [_extremes(m, *fields[i : i + 2], name=f"pair{i}") for i in range(0, len(fields), 2)]
+        lowest, highest = (list(column) for column in zip(*pairs, strict=True))
         with m.If(takes):
             ends = self.i.p.last | (index == engine.words - 1)
             m.d.sync += [
                 index.eq(Mux(ends, 0, index + 1)),
                 is_first.eq(index == 0),
                 is_final.eq(ends),
-                Cat(low).eq(Cat(_reduce(m, lowest, len(low), "lowest", min_of))),
-                Cat(high).eq(Cat(_reduce(m, highest, len(high), "highest", max_of))),
+                Cat(low).eq(Cat(_reduce(m, lowest, count, "lowest", smallest_of))),
+                Cat(high).eq(Cat(_reduce(m, highest, count, "highest", largest_of))),
                 word.sign.eq(used[-1]),
                 word.nan.eq(Cat(nans).any()),
-                word.mantissa.eq(used[: ft.mantissa_bits]),
+                word.mantissa.eq(used[: ft.mantissa_bits][::-1]),
                 word.words.eq(index + 1),
                 word.last.eq(self.i.p.last),
             ]
@@ -109,27 +114,53 @@ class Scanner(wiring.Component):
         with m.If(self.summaries.ready):
             m.d.sync += done.eq(0)
         with m.If(has_word & can_sum):
-            (lowest_here,) = _reduce(m, low, 1, "lowest", min_of)
-            (highest_here,) = _reduce(m, high, 1, "highest", max_of)
+            lowest_here = _reduce(m, low, 2, "lowest", smallest_of)
+            highest_here = _reduce(m, high, 2, "highest", largest_of)
+            lowest_before = summary.lowest | is_first.replicate(ft.exponent_bits)
+            highest_before = Mux(is_first, 0, summary.highest)
+            mantissa = word.mantissa | Mux(is_first, 0, summary.mantissa)
             m.d.sync += [
                 done.eq(is_final),
-                summary.lowest.eq(min_of(lowest_here, summary.lowest | is_first.replicate(ft.exponent_bits))),
-                summary.highest.eq(max_of(highest_here, Mux(is_first, 0, summary.highest))),
+                summary.lowest.eq(smallest_of([*lowest_here, lowest_before])),
+                summary.highest.eq(largest_of([*highest_here, highest_before])),
                 summary.sign.eq(word.sign | (summary.sign & ~is_first)),
                 summary.nan.eq(word.nan | (summary.nan & ~is_first)),
-                summary.mantissa.eq(word.mantissa | Mux(is_first, 0, summary.mantissa)),
+                summary.mantissa.eq(mantissa),
+                summary.dropped.eq(count_in_groups(~mantissa)),
                 summary.words.eq(word.words),
                 summary.last.eq(word.last),
             ]
         return m
 
 
-def min_of(a: Value, b: Value) -> Value:
-    return Mux(_is_less(a, b), a, b)
+def smallest_of(values: list[Value]) -> Value:
+    return _first_that_beats(values, _is_less)
 
 
-def max_of(a: Value, b: Value) -> Value:
-    return Mux(_is_less(a, b), b, a)
+def largest_of(values: list[Value]) -> Value:
+    return _first_that_beats(values, lambda a, b: _is_less(b, a))
+
+
+def _first_that_beats(values: list[Value], beats) -> Value:
+    """The value that no other beats, all pairs compared at once: as deep as one comparison."""
+    loses = [C(0)] * len(values)
+    for i, j in combinations(range(len(values)), 2):
+        later_wins = beats(values[j], values[i])
+        loses[i] |= later_wins
+        loses[j] |= ~later_wins
+    return any_set(Mux(lost, 0, value) for lost, value in zip(loses, values, strict=True))
+
+
+def _extremes(m: Module, a: Value, b: Value, name: str) -> tuple[Value, Value]:
+    """The smaller of two exponent fields that is not 0, or all ones, and the larger, by one comparison."""
+    low, high = Signal(len(a), name=f"{name}_low"), Signal(len(a), name=f"{name}_high")
+    is_less = Signal(name=f"{name}_is_less")
+    m.d.comb += [
+        is_less.eq(_is_less(a, b)),
+        high.eq(Mux(is_less, b, a)),
+        low.eq(Mux(Mux(is_less, a.any(), ~b.any()), a, b) | (~a.any() & ~b.any()).replicate(len(a))),
+    ]
+    return low, high
 
 
 def _is_less(a: Value, b: Value) -> Value:
@@ -145,13 +176,13 @@ def _is_less(a: Value, b: Value) -> Value:
     return compare(0, len(a))[0]
 
 
-def _reduce(m: Module, fields: list[Value], count: int, name: str, better) -> list[Value]:
+def _reduce(m: Module, fields: list[Value], count: int, name: str, best_of) -> list[Value]:
     """The best of some exponent fields, by a balanced tree that stops at ``count`` candidates."""
     while len(fields) > count:
         winners = []
         for i in range(0, len(fields), 2):
             winner = Signal(len(fields[0]), name=f"{name}_of_{len(fields)}_{i}")
-            m.d.comb += winner.eq(better(fields[i], fields[i + 1]))
+            m.d.comb += winner.eq(best_of(fields[i : i + 2]))
             winners.append(winner)
         fields = winners
     return fields

@@ -7,6 +7,7 @@ and holds ``valid`` and the payload until a cycle with both. Byte 0 of a word is
 from amaranth import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 __all__ = ["Joiner", "Splitter", "word_layout"]
 
@@ -20,32 +21,28 @@ def word_layout(size: int, *, error: bool = False) -> data.StructLayout:
 
     Members:
         data: the bytes.
-        last: this word ends its tensor; what the tensor does not fill is zero.
+        last: this word ends its tensor.
+        empty: how many bytes at the word's end do not belong to the tensor; they are zero. 0 unless ``last``.
         error: see above.
     """
-    members = {"data": 8 * size, "last": 1}
+    members = {"data": 8 * size, "last": 1, "empty": range(size)}
     return data.StructLayout(members | {"error": 1} if error else members)
-
-
-def _check_sizes(narrow: int, wide: int) -> None:
-    if wide % narrow:
-        raise ValueError(f"wide must be a multiple of narrow, {narrow}, not {wide!r}")
 
 
 class Splitter(wiring.Component):
     """Cuts each wide word into narrow words, lowest bytes first.
 
-    One narrow word a cycle, combinationally from the wide word, which is taken with its last piece;
-    ``last`` goes with that piece. It holds no data.
+    One narrow word a cycle, combinationally from the wide word, which is taken with its last piece, the
+    one that holds the last byte before its ``empty`` ones; ``last`` goes with that piece, whose own
+    ``empty`` stays 0: its missing bytes are zeros. It holds no data.
 
     Args:
-        wide, narrow: bytes of a word at either end; ``wide`` is a multiple of ``narrow``.
+        wide, narrow: bytes of a word at either end, powers of two.
     """
 
     def __init__(self, wide: int, narrow: int):
-        _check_sizes(narrow, wide)
         self._pieces = wide // narrow
-        self._bits = 8 * narrow
+        self._narrow = narrow
         super().__init__(
             {"i": In(stream.Signature(word_layout(wide))), "o": Out(stream.Signature(word_layout(narrow)))}
         )
@@ -53,10 +50,10 @@ class Splitter(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         index = Signal(range(self._pieces))
-        is_final = index == self._pieces - 1
+        is_final = index == ~self.i.p.empty[exact_log2(self._narrow) :]
         m.d.comb += [
             self.o.valid.eq(self.i.valid),
-            self.o.p.data.eq(self.i.p.data.word_select(index, self._bits)),
+            self.o.p.data.eq(self.i.p.data.word_select(index, 8 * self._narrow)),
             self.o.p.last.eq(self.i.p.last & is_final),
             self.i.ready.eq(self.o.ready & is_final),
         ]
@@ -68,18 +65,17 @@ class Splitter(wiring.Component):
 class Joiner(wiring.Component):
     """Gathers narrow words into wide ones, lowest bytes first.
 
-    A wide word is offered in the cycle after its last piece was taken. A narrow word with ``last``
-    ends its wide word early; the missing pieces are zero. ``error`` is set if any piece has it.
-    Takes one narrow word a cycle while the wide side does not stall.
+    A wide word is offered in the cycle after its last piece was taken. A narrow word with ``last``, which
+    has no ``empty`` bytes, ends its wide word early; the missing pieces are ``empty``. ``error`` is set if
+    any piece has it. Takes one narrow word a cycle while the wide side does not stall.
 
     Args:
-        narrow, wide: bytes of a word at either end; ``wide`` is a multiple of ``narrow``.
+        narrow, wide: bytes of a word at either end, powers of two.
     """
 
     def __init__(self, narrow: int, wide: int):
-        _check_sizes(narrow, wide)
         self._pieces = wide // narrow
-        self._bits = 8 * narrow
+        self._narrow = narrow
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(narrow, error=True))),
@@ -90,7 +86,7 @@ class Joiner(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         index = Signal(range(self._pieces))
-        word = Signal(word_layout(self._bits // 8 * self._pieces, error=True))
+        word = Signal(word_layout(self._narrow * self._pieces, error=True))
         full = Signal()
         m.d.comb += [
             self.o.valid.eq(full),
@@ -105,10 +101,11 @@ class Joiner(wiring.Component):
                 full.eq(is_final),
                 index.eq(Mux(is_final, 0, index + 1)),
                 word.last.eq(self.i.p.last),
+                word.empty.eq(Mux(self.i.p.last, ~index, 0) << exact_log2(self._narrow)),
                 word.error.eq(self.i.p.error | (word.error & (index != 0))),
             ]
             with m.If(index == 0):
                 m.d.sync += word.data.eq(self.i.p.data)
             with m.Else():
-                m.d.sync += word.data.word_select(index, self._bits).eq(self.i.p.data)
+                m.d.sync += word.data.word_select(index, 8 * self._narrow).eq(self.i.p.data)
         return m

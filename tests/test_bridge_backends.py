@@ -1,14 +1,21 @@
 """Every backend makes golden's bytes, and golden's values from them."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from golden import PlaneFormat
 from torch_bridge import backends
+from torch_bridge.backends import cpu
 from torch_bridge.dtypes import TORCH_DTYPES, format_for
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+
+FAST = ("cpu", "torch")
 
 
 def spread_of_targets(dtype, block):
@@ -27,13 +34,14 @@ def same_bits(a, b):
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_makes_the_same_bytes_and_values_as_golden(dtype, block, rounding):
+def test_fast_backends_make_the_same_bytes_and_values_as_golden(dtype, block, rounding, name):
     for target in spread_of_targets(dtype, block):
         fmt = PlaneFormat(dtype, block, target, rounding)
-        golden, ours = backends.get("golden", fmt), backends.get("torch", fmt)
+        golden, ours = backends.get("golden", fmt), backends.get(name, fmt)
         values = hostile_tensor(fmt, 300, seed=target)[: -block // 3]
         stored = golden.compress(values)
         found = ours.compress(values)
@@ -42,8 +50,9 @@ def test_torch_makes_the_same_bytes_and_values_as_golden(dtype, block, rounding)
         assert same_bits(decoded, golden.decompress(stored, len(values))), fmt
 
 
+@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_agrees_with_golden_over_several_chunks_and_threads(dtype):
+def test_fast_backends_agree_with_golden_over_several_chunks_and_threads(dtype, name):
     fmt = PlaneFormat(dtype, 64, target_range(dtype, 64)[1] // 3)
     values = torch.randn(400_003).to(TORCH_DTYPES[dtype])
     stored = backends.get("golden", fmt).compress(values)
@@ -51,7 +60,7 @@ def test_torch_agrees_with_golden_over_several_chunks_and_threads(dtype):
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            ours = backends.get("torch", fmt)
+            ours = backends.get(name, fmt)
             assert torch.equal(ours.compress(values), stored)
             decoded = ours.decompress(stored, len(values))
             assert same_bits(decoded, backends.get("golden", fmt).decompress(stored, len(values)))
@@ -60,7 +69,7 @@ def test_torch_agrees_with_golden_over_several_chunks_and_threads(dtype):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["golden", "torch"])
+@pytest.mark.parametrize("name", ["golden", *FAST])
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65])
 def test_tails_and_empty_tensors_keep_their_length(name, count):
     backend = backends.get(name, PlaneFormat("fp32", 64, 256))
@@ -70,18 +79,19 @@ def test_tails_and_empty_tensors_keep_their_length(name, count):
     assert torch.equal(backend.decompress(stored, count), values)
 
 
+@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize(
     "fmt", [PlaneFormat("fp32", 64, 80), PlaneFormat("fp16", 16, 8), PlaneFormat("bf16", 32, 11)]
 )
-def test_torch_rejects_the_headers_that_golden_rejects(fmt):
+def test_fast_backends_reject_the_headers_that_golden_rejects(fmt, name):
     generator = torch.Generator().manual_seed(0)
     headers = torch.randint(256, (4000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
     headers[:2000] &= torch.randint(256, (2000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
-    valid = backends.get("torch", fmt).compress(hostile_tensor(fmt, 500, 1))[:, : fmt.header_bytes]
+    valid = backends.get(name, fmt).compress(hostile_tensor(fmt, 500, 1))[:, : fmt.header_bytes]
     headers = torch.cat([headers, valid, valid ^ 1])
     expected = fmt.check_headers(headers.numpy())
     assert 0 < expected.sum() < len(headers)
-    codec = backends.get("torch", fmt)
+    codec = backends.get(name, fmt)
     for header, invalid in zip(headers[::7], expected[::7], strict=True):
         row = torch.zeros((1, fmt.target), dtype=torch.uint8)
         row[0, : fmt.header_bytes] = header
@@ -92,7 +102,7 @@ def test_torch_rejects_the_headers_that_golden_rejects(fmt):
             codec.decompress(row, fmt.block)
 
 
-@pytest.mark.parametrize("name", ["golden", "torch"])
+@pytest.mark.parametrize("name", ["golden", *FAST])
 def test_an_invalid_header_names_the_block(name):
     fmt = PlaneFormat("fp32", 64, 80)
     stored = backends.get(name, fmt).compress(torch.randn(200_000))
@@ -101,15 +111,37 @@ def test_an_invalid_header_names_the_block(name):
         backends.get(name, fmt).decompress(stored, 200_000)
 
 
-@pytest.mark.parametrize("name", ["golden", "torch"])
+@pytest.mark.parametrize("name", ["golden", *FAST])
 def test_stored_of_the_wrong_size_is_an_error(name):
     backend = backends.get(name, PlaneFormat("fp32", 64, 80))
     with pytest.raises(ValueError, match=r"\(3, 80\)"):
         backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
 
 
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
+    program = (
+        "import torch; from golden import PlaneFormat; from torch_bridge import backends\n"
+        "backend = backends.get('cpu', PlaneFormat('bf16', 16, 16))\n"
+        "values = torch.arange(16.0).bfloat16()\n"
+        "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
+        "print(sum(backend._compress.stats.cache_hits.values()))"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for hits in (0, 1):
+        run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert (run.returncode, run.stdout) == (0, f"{hits}\n"), run.stderr
+
+
+def test_machine_code_that_no_folder_can_keep_is_compiled_all_the_same():
+    scope = {}
+    exec("def double(number):\n    return 2 * number", scope)
+    assert cpu._compiled(scope["double"])(21) == 42
+
+
 def test_an_unknown_backend_is_named():
-    with pytest.raises(ValueError, match="backend must be one of auto, golden, torch, verilated, not 'gpu'"):
+    with pytest.raises(
+        ValueError, match="backend must be one of auto, golden, cpu, torch, verilated, not 'gpu'"
+    ):
         backends.get("gpu", PlaneFormat())
 
 
@@ -146,7 +178,7 @@ def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, 
 
 
 def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_library, monkeypatch):
-    """Several blocks share a bus word, whose fill must not reach the next tensor."""
+    """Several blocks share a bus word, whose empty bytes must not reach the next tensor."""
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
     fmt = PlaneFormat("fp16", 16, 20)
     golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
@@ -156,7 +188,7 @@ def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_libr
         assert torch.equal(ours.compress(values), stored)
         assert same_bits(ours.decompress(stored, count), golden.decompress(stored, count))
     stored = golden.compress(torch.ones(7 * 16).half())
-    for block in (6, 3):  # all zeros at the end of a tensor are fill to the hardware, and an error here
+    for block in (6, 3):
         broken = stored.clone()
         broken[block] = 0
         with pytest.raises(ValueError, match=f"block {block}: no encoder"):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from gen import toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
 from golden import PlaneFormat
+from rtl import Engine
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,14 @@ def test_the_linter_is_not_asleep(tmp_path, small):
         verilog.lint(path, verilog.module_name(small, "compressor"))
 
 
-def test_the_manifest_says_what_an_integrator_needs(tmp_path, small):
-    manifest = json.loads(verilog.write_presets([small], tmp_path).read_text())
+@pytest.mark.parametrize("interface", ["stream", "axi", "runtime"])
+def test_the_manifest_says_what_an_integrator_needs(tmp_path, interface):
+    config = Config(PlaneFormat("fp16", 16, 20), bus_bytes=16, interface=interface)
+    manifest = json.loads(verilog.write_presets([config], tmp_path).read_text())
     assert set(manifest["lint"]["waivers"]) == set(verilog.WAIVERS)
     (entry,) = manifest["configs"]
     text = (tmp_path / entry["file"]).read_text()
-    assert entry["parameters"] | {"ratio": 1.6} == entry["parameters"]
+    assert entry["parameters"] | {"ratio": 1.6, "interface": interface} == entry["parameters"]
     for engine in entry["engines"].values():
         assert engine["uncompressed_bytes_per_cycle"] == 16
         header = re.search(rf"module {engine['module']}\((.*?)\);(.*?)endmodule", text, re.DOTALL)
@@ -75,6 +79,26 @@ def test_presets_have_the_formats_that_their_names_say():
     assert (fmt.dtype, fmt.block, fmt.target) == ("fp32", 64, 80)
     fmt = PRESETS["gpt2-bf16-2x"].fmt
     assert (fmt.dtype, fmt.block, fmt.target) == ("bf16", 64, 64)
+    for name in ("gpt2-fp32-3.2x", "gpt2-bf16-2x"):
+        axi = PRESETS[f"{name}-axi"]
+        assert (axi.fmt, axi.interface) == (PRESETS[name].fmt, "axi")
+    fp32, switched = PRESETS["gpt2-fp32-runtime"].formats, PRESETS["gpt2-runtime"].formats
+    assert {fmt.dtype for fmt in fp32} == {"fp32"}
+    assert {fmt.dtype for fmt in switched} == {"fp32", "bf16", "fp16"}
+    assert {fmt.rounding for fmt in fp32} == {"nearest", "truncate"}
+
+
+def test_several_formats_need_the_interface_that_chooses_between_them():
+    further = (PlaneFormat("fp16", 16, 20, "truncate"),)
+    with pytest.raises(ValueError, match="interface must be runtime for several formats, not 'axi'"):
+        Config(PlaneFormat("fp16", 16, 20), interface="axi", further=further)
+    config = Config(PlaneFormat("fp16", 16, 20), interface="runtime", further=further)
+    assert [entry["rounding"] for entry in verilog.manifest_entry(config, Path("x.v"))["formats"]] == [
+        "nearest",
+        "truncate",
+    ]
+    with pytest.raises(ValueError, match="formats must all have a block of 16, not 32"):
+        Engine((PlaneFormat("fp16", 16, 20), PlaneFormat("fp16", 32, 40)), 64)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +109,7 @@ def test_presets_have_the_formats_that_their_names_say():
         (["--target", "20"], "target must be from 21 .* to 256 bytes .*, not 20"),
         (["--rounding", "up"], "rounding must be one of nearest, truncate, not 'up'"),
         (["--bus-bytes", "48"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
+        (["--interface", "wishbone"], "interface must be one of stream, axi, runtime, not 'wishbone'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

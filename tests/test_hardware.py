@@ -1,8 +1,12 @@
 """The engines in Verilator against golden/: a slice of what ``make sim`` runs in full."""
 
+import re
+
+import numpy as np
 import pytest
 
-from cocotb_tests import configs, runner
+from cocotb_tests import configs, mutation, reports, runner
+from cocotb_tests.coverage import Coverage
 from gen.config import Config
 from golden import PlaneFormat
 from rtl import Engine
@@ -11,6 +15,8 @@ SLICE = [
     Config(PlaneFormat("fp32", 64, 80), bus_bytes=64),
     Config(PlaneFormat("bf16", 16, 7), bus_bytes=64),
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
+    Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
+    configs.SWITCHED,
 ]
 
 
@@ -18,18 +24,89 @@ SLICE = [
 @pytest.mark.parametrize("part", ["compressor", "decompressor"])
 @pytest.mark.parametrize("config", SLICE, ids=lambda config: config.slug)
 def test_engine_matches_the_golden_model(config, part, activations, build):
-    row = runner.run(
-        config,
-        part,
-        build / "sim",
-        blocks=600,
-        seed=1,
-        simulator="verilator",
-        waves=False,
-        activations=activations,
-    )
-    assert row.blocks == 600
+    row = runner.run(config, part, build / "sim", blocks=600, seed=1, activations=activations)
+    assert row.blocks >= 600
     assert row.mismatches == 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", ["compressor", "decompressor"])
+def test_the_benches_meet_every_corner_of_the_format(part, build):
+    row = runner.run(SLICE[1], part, build / "sim", blocks=3000, seed=1)
+    assert [(group, name) for group, name, hits in row.coverage if not hits] == []
+    assert ("specials block", "a quiet NaN") in [(group, name) for group, name, _ in row.coverage]
+
+
+@pytest.mark.timeout(900)
+def test_gates_without_initial_values_match_the_golden_model(build):
+    config = configs.SMALL[0]
+    row = runner.run(config, "compressor", build / "gates", model=runner.GATES, blocks=300, seed=1)
+    assert row.mismatches == 0
+    netlist = build / "gates" / "verilator" / config.slug / "compressor" / "engine.v"
+    assert "$_DFFE_PP_" in netlist.read_text()
+    assert not re.search(r"^\s*(reg|initial)\b", netlist.read_text(), re.M)
+
+
+@pytest.mark.timeout(900)
+def test_the_benches_find_mutants(build):
+    findings = mutation.run(configs.SMALL[0], "decompressor", build / "mutants", count=20, blocks=300, seed=2)
+    assert [finding.mutant.number for finding in findings] == [*range(1, 21)]
+    assert all("rtl/" in finding.mutant.source for finding in findings)
+    fates = [finding.fate for finding in findings]
+    assert fates.count("killed") >= 0.8 * (20 - fates.count("equivalent")), fates
+    assert {finding.killed_by for finding in findings if finding.fate != "killed"} <= {None}
+
+
+def test_a_corner_that_cannot_occur_is_no_bin():
+    roomy = Coverage(Engine(PlaneFormat("bf16", 16, 32), 16), "compressor")
+    tight = Coverage(Engine(PlaneFormat("bf16", 16, 8), 16), "compressor")
+    assert ("specials block", "a quiet NaN") in tight.hits
+    assert ("specials block", "a quiet NaN") not in roomy.hits
+    assert ("flushed", "to 1 exponent planes") in tight.hits
+    assert not any(group == "flushed" for group, _ in roomy.hits)
+    assert not any(group == "header" for group, _ in tight.hits)
+
+
+def test_coverage_sees_what_a_block_holds():
+    fmt = PlaneFormat("bf16", 16, 12)  # the worked block of docs/format.md
+    values = [
+        0,
+        1,
+        -1.25,
+        1.1875,
+        2.125,
+        -2.25,
+        1.4375,
+        0.578125,
+        1.125,
+        1.1875,
+        1.375,
+        -0.625,
+        -0.0,
+        2.5,
+        0,
+        0,
+    ]
+    words = np.array(values, fmt.float_type.array).view(fmt.float_type.bits).reshape(1, 16)
+    coverage = Coverage(Engine(fmt, 16), "compressor")
+    coverage.blocks(words)
+    assert coverage.hits["delta width", "2 bits"] == 1
+    assert coverage.hits["flags", "some, side by side, signs"] == 1
+    assert coverage.hits["fit", "planes dropped"] == 1
+    assert coverage.hits["rounding, early values", "a tie, up to even"] == 1  # value 3
+    assert coverage.hits["rounding, early values", "a tie, down to even"] == 1  # value 4
+    assert coverage.hits["rounding, early values", "saturates below a zero plane"] == 1  # value 6
+    assert coverage.hits["rounding, early values", "down"] == 1  # value 7
+    assert coverage.hits["rounding, late values", "a tie, down to even"] == 1  # value 8
+    assert coverage.hits["rounding, late values", "up"] == 1  # value 9
+    assert coverage.hits["rounding, late values", "saturates below a zero plane"] == 1  # value 10
+
+
+def test_the_report_of_mutants_counts_faults_only():
+    fates = ["killed"] * 8 + ["equivalent"] * 2 + ["bounded"] * 2
+    rows = reports.mutants([{"config": "x", "part": "compressor", "fate": fate} for fate in fates])
+    assert [row["config"] for row in rows] == ["x", "all"]
+    assert (rows[1]["mutants"], rows[1]["killed"], rows[1]["killed_percent"]) == (12, 8, 80)
 
 
 @pytest.mark.timeout(900)
@@ -41,9 +118,7 @@ def test_a_waveform_is_left_on_request(build):
         build / "waves",
         blocks=100,
         seed=1,
-        simulator="verilator",
         waves=True,
-        activations=None,
     )
     (wave,) = (build / "waves" / "verilator" / config.slug / "compressor").glob("*.fst")
     assert wave.stat().st_size > 1000

@@ -1,8 +1,8 @@
 """The codecs that the bridge can run: every backend makes the same bytes for the same values.
 
 A backend takes values as a flat tensor and gives the stored bytes, and back. ``golden`` is the NumPy
-model itself, ``torch`` the same in vectorised torch operations on any device, ``verilated`` the
-generated Verilog, simulated. ``auto`` is the fastest that needs nothing built: ``torch``.
+model itself, ``cpu`` the same as machine code, ``torch`` in vectorised torch operations on any device,
+``verilated`` the generated Verilog, simulated. ``auto`` is the fastest that needs nothing built: ``torch``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from golden import PlaneFormat
 
+from .cpu import CpuBackend
 from .golden import GoldenBackend
 from .torch_ops import TorchBackend
 from .verilated import VerilatedBackend
@@ -42,6 +43,7 @@ class Backend(Protocol):
 
 _BACKENDS: dict[str, type[Backend]] = {
     "golden": GoldenBackend,
+    "cpu": CpuBackend,
     "torch": TorchBackend,
     "verilated": VerilatedBackend,
 }

@@ -1,0 +1,223 @@
+"""The AXI4-Stream engines, driven by cocotbext-axi's own sources and sinks, against golden/.
+
+Run as :mod:`cocotb_tests.bench_engines` is.
+"""
+
+from __future__ import annotations
+
+import random
+
+import cocotb
+import numpy as np
+from cocotb.clock import Clock
+from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge, with_timeout
+from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamMonitor, AxiStreamSink, AxiStreamSource
+
+from cocotb_tests import stimulus
+from cocotb_tests.bench_engines import TASK
+from cocotb_tests.streams import PATTERNS
+
+PERIOD = 2  # simulation steps
+
+
+class TB:
+    """Clock, reset, source and sink; what the engine offers is checked against AXI4-Stream's rules."""
+
+    def __init__(self, dut, seed: int):
+        self.dut = dut
+        self.rng = random.Random(seed)
+        self.source = self.on_port(AxiStreamSource, "s_axis")
+        self.sink = self.on_port(AxiStreamSink, "m_axis")
+
+    def on_port(self, kind, prefix: str):
+        dut = self.dut
+        return kind(AxiStreamBus.from_prefix(dut, prefix), dut.aclk, dut.aresetn, reset_active_level=False)
+
+    @classmethod
+    async def started(cls, salt: int) -> TB:
+        dut = cocotb.top
+        dut.aresetn.value = 0
+        Clock(dut.aclk, PERIOD, unit="step").start()
+        await ClockCycles(dut.aclk, 3)
+        tb = cls(dut, TASK.seed + salt)
+        await ClockCycles(dut.aclk, 3)
+        dut.aresetn.value = 1
+        cocotb.start_soon(tb._keeps_the_rules())
+        return tb
+
+    def pause(self, idle: str, stall: str) -> None:
+        self.source.set_pause_generator(PATTERNS[idle](self.rng))
+        self.sink.set_pause_generator(PATTERNS[stall](self.rng))
+
+    async def receive(self) -> AxiStreamFrame:
+        return await with_timeout(self.sink.recv(compact=False), 20_000 * PERIOD, "step")
+
+    async def _keeps_the_rules(self) -> None:
+        """What is offered stays until it is taken; nothing is offered or taken while ARESETn is low."""
+        dut = self.dut
+        payload = [getattr(dut, f"m_axis_{name}") for name in ("tdata", "tkeep", "tlast")]
+        payload += [dut.m_axis_tuser] if TASK.part == "decompressor" else []
+        held = None
+        while True:
+            await RisingEdge(dut.aclk)
+            offered, taken = bool(dut.m_axis_tvalid.value), bool(dut.m_axis_tready.value)
+            now = [signal.value for signal in payload]
+            if held and dut.aresetn.value:
+                assert offered, "TVALID fell before the beat was taken"
+                assert now == held, "the beat changed before it was taken"
+            held = now if offered and not taken else None
+            await ReadOnly()
+            if not dut.aresetn.value:
+                assert not dut.m_axis_tvalid.value, "TVALID is high while ARESETn is low"
+                assert not dut.s_axis_tready.value, "TREADY is high while ARESETn is low"
+
+
+def answer(tensor: bytes) -> tuple[bytes, set[int]]:
+    """What golden/ makes of a tensor's bytes, and which blocks of it are errors."""
+    fmt = TASK.fmt
+    size = fmt.raw_bytes if TASK.part == "compressor" else fmt.target
+    blocks = -(-len(tensor) // size)
+    rows = np.frombuffer(tensor.ljust(blocks * size, b"\0"), np.uint8).reshape(blocks, size).copy()
+    if TASK.part == "compressor":
+        return fmt.compress(rows.view(fmt.float_type.bits).view(fmt.float_type.array)).tobytes(), set()
+    invalid = fmt.check_headers(rows[:, : fmt.header_bytes])
+    invalid[-1] |= len(tensor) % size > 0
+    rows[invalid] = fmt.compress(np.zeros(fmt.block, fmt.float_type.array))
+    return fmt.decompress(rows, (blocks, fmt.block)).tobytes(), set(np.flatnonzero(invalid).tolist())
+
+
+def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
+    """Tensors of ``count`` blocks in all: of any number of bytes for the compressor, else compressed."""
+    fmt = TASK.fmt
+    values = stimulus.blocks(fmt, "mixed", count, rng, TASK.activations).tobytes()
+    made, start = [], 0
+    for size in stimulus.tensor_lengths(count, fmt.raw_bytes, rng):
+        stop = start + fmt.raw_bytes * -(-size // fmt.raw_bytes)
+        if TASK.part == "compressor":
+            made.append(values[start : start + size])
+        else:
+            made.append(fmt.compress(np.frombuffer(values[start:stop], fmt.float_type.array)).tobytes())
+        start = stop
+    return made
+
+
+def is_answer(packet: AxiStreamFrame, tensor: bytes) -> bool:
+    """Whether a packet is the right one in every byte, TKEEP and TUSER."""
+    fmt, beat = TASK.fmt, TASK.bus_bytes
+    expected, errors = answer(tensor)
+    size = -(-len(expected) // beat) * beat
+    keep = [1] * len(expected) + [0] * (size - len(expected))
+    user = []
+    if TASK.part == "decompressor":
+        for start in range(0, size, beat):
+            blocks = range(start // fmt.raw_bytes, -(-(start + beat) // fmt.raw_bytes))
+            user += [int(not errors.isdisjoint(blocks))] * beat
+    return (bytes(packet)[: len(expected)], packet.tkeep, packet.tuser) == (expected, keep, user)
+
+
+@cocotb.test()
+@cocotb.parametrize(idle=list(PATTERNS), stall=list(PATTERNS))
+async def matches_golden(dut, idle, stall):
+    """Every packet is golden/'s answer, back to back, however the ends pause."""
+    number = list(PATTERNS).index(idle) * len(PATTERNS) + list(PATTERNS).index(stall)
+    count = TASK.blocks * (number + 1) // len(PATTERNS) ** 2 - TASK.blocks * number // len(PATTERNS) ** 2
+    tb = await TB.started(10 + number)
+    tb.pause(idle, stall)
+    size = TASK.fmt.raw_bytes if TASK.part == "compressor" else TASK.fmt.target
+    sent = tensors(count, TASK.rng(10, number))
+    for tensor in sent:
+        tb.source.send_nowait(tensor)
+    wrong = 0
+    for tensor in sent:
+        if not is_answer(await tb.receive(), tensor):
+            wrong += -(-len(tensor) // size)
+    TASK.note(blocks=count, mismatches=wrong)
+    assert wrong == 0, f"{wrong} of {count} blocks are in packets that differ from golden/ (seed {TASK.seed})"
+    assert tb.sink.empty(), "a packet without a tensor"
+
+
+@cocotb.test()
+async def takes_packets_of_every_length(dut):
+    """A packet may end after any byte; what the decompressor cannot decode comes with TUSER."""
+    fmt = TASK.fmt
+    tb = await TB.started(2)
+    tb.pause("often", "never")
+    data = stimulus.blocks(fmt, "mixed", 2 + TASK.bus_bytes // fmt.target, TASK.rng(11), None)
+    data = data.tobytes() if TASK.part == "compressor" else fmt.compress(data).tobytes()
+    longest = min(len(data), fmt.raw_bytes + TASK.bus_bytes)
+    for size in range(1, longest + 1):
+        tb.source.send_nowait(data[:size])
+    for size in range(1, longest + 1):
+        assert is_answer(await tb.receive(), data[:size]), f"wrong answer to {size} bytes"
+
+
+@cocotb.test()
+async def takes_bytes_without_keep_as_zeros(dut):
+    """Any TKEEP: bytes without it count as 0; a packet ends behind the highest bit of its last beat."""
+    rng, beat = TASK.rng(12), TASK.bus_bytes
+    tb = await TB.started(3)
+    tb.pause("often", "often")
+    packets = []
+    for tensor in tensors(200, rng):
+        data = tensor + rng.bytes(int(rng.integers(0, beat)))
+        keep = rng.random(len(data)) < rng.choice([0.5, 0.98, 1])
+        keep[len(tensor) :] = 0
+        tb.source.send_nowait(AxiStreamFrame(data, tkeep=keep.astype(int).tolist()))
+        last_beat = (len(data) - 1) // beat * beat
+        size = 1 + max([*np.flatnonzero(keep[last_beat:]), 0]) + last_beat
+        packets.append((np.frombuffer(data, np.uint8) * keep)[:size].tobytes())
+    for i, tensor in enumerate(packets):
+        assert is_answer(await tb.receive(), tensor), f"wrong answer to packet {i} (seed {TASK.seed})"
+
+
+@cocotb.test()
+async def sustains_its_throughput_and_latency(dut):
+    """Without pauses the uncompressed side moves a beat a cycle; one block takes the stated latency."""
+    fmt = TASK.fmt
+    tb = await TB.started(4)
+    monitors = tb.on_port(AxiStreamMonitor, "s_axis"), tb.on_port(AxiStreamMonitor, "m_axis")
+    values = stimulus.blocks(fmt, "mixed", 100, TASK.rng(13), TASK.activations)
+    stored = fmt.compress(values)
+    sent = [block.tobytes() for block in (values if TASK.part == "compressor" else stored)]
+    latencies = []
+    for block in sent:
+        tb.source.send_nowait(block)
+        assert is_answer(await tb.receive(), block)
+        taken, given = [await monitor.recv() for monitor in monitors]
+        latencies.append((given.sim_time_start - taken.sim_time_end) // PERIOD)
+    TASK.note(latency_min=min(latencies), latency_mean=float(np.mean(latencies)), latency_max=max(latencies))
+    assert max(latencies) <= TASK.latency, f"{max(latencies)} cycles of latency, not {TASK.latency}"
+
+    for name, pause in (("bytes_per_cycle", "never"), ("bytes_per_cycle_stalled", "often")):
+        tb.pause(pause, pause)
+        tb.source.send_nowait(b"".join(sent))
+        assert is_answer(await tb.receive(), b"".join(sent))
+        taken, given = [await monitor.recv() for monitor in monitors]
+        raw = taken if TASK.part == "compressor" else given
+        rate = values.nbytes / ((raw.sim_time_end - raw.sim_time_start) // PERIOD + 1)
+        TASK.note(**{name: rate})
+        promised = min(TASK.bus_bytes, fmt.raw_bytes / 2)
+        assert pause != "never" or rate >= 0.97 * promised, f"{rate:.2f} bytes a cycle, not {promised}"
+
+
+@cocotb.test()
+async def reset_leaves_no_trace(dut):
+    """A reset in any cycle of a packet: what comes after is as if nothing had been before."""
+    tb = await TB.started(5)
+    tb.pause("often", "often")
+    rng = TASK.rng(14)
+    for phase in range(40):
+        before, after = tensors(3, rng), tensors(2, rng)
+        for tensor in before:
+            tb.source.send_nowait(tensor)
+        await ClockCycles(dut.aclk, phase + 1)
+        dut.aresetn.value = 0
+        tb.source.clear()
+        await ClockCycles(dut.aclk, 1 + phase % 3)
+        dut.aresetn.value = 1
+        await RisingEdge(dut.aclk)
+        tb.sink.clear()
+        for tensor in after:
+            tb.source.send_nowait(tensor)
+        for tensor in after:
+            assert is_answer(await tb.receive(), tensor), f"wrong after a reset (seed {TASK.seed})"

@@ -1,0 +1,143 @@
+"""Line and toggle coverage of the generated Verilog, read from what a Verilator model leaves behind."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gen import netlist
+from gen.config import Config
+from gen.verilog import module_name
+
+
+class Point(NamedTuple):
+    """Something a run can reach: a branch, or a rise or fall of a bit.
+
+    Attributes:
+        place: of a branch ``engine.v:line``, of a bit the same as ``signal``.
+        signal: the bit itself, or the branch's condition if that is a signal; the submodules before its name.
+        bit: of the signal.
+        hits: how often it was reached.
+    """
+
+    place: str
+    signal: str
+    bit: int
+    hits: int
+
+
+@dataclass(frozen=True)
+class CodeCoverage:
+    """How much of an engine's Verilog the benches reached.
+
+    Lines are its branches. Toggles are the rises and falls of every bit of every signal that rtl/ names; what
+    Amaranth numbers (``$12``) is a term of an expression. Bits that ABC proves to be constant cannot toggle,
+    nor can a branch be taken against a constant condition; such points are left out.
+
+    Attributes:
+        lines, lines_reached, toggles, toggles_reached: numbers of points.
+        constant: points left out.
+        missed: for each branch or signal that was not fully reached, how many of its points were not.
+        waived: why, for those that have a reason.
+    """
+
+    config: str
+    part: str
+    lines: int
+    lines_reached: int
+    toggles: int
+    toggles_reached: int
+    constant: int
+    missed: dict[str, int]
+    waived: dict[str, str]
+
+    def as_row(self) -> dict[str, Any]:
+        why = Counter[str]()
+        for place, count in self.missed.items():
+            why[self.waived.get(place, f"without a reason: {place}")] += count
+        return {
+            "config": self.config,
+            "part": self.part,
+            "lines": self.lines,
+            "lines_percent": 100 * self.lines_reached / self.lines,
+            "toggles": self.toggles,
+            "toggles_percent": 100 * self.toggles_reached / self.toggles,
+            "constant": self.constant,
+            "missed": "; ".join(f"{count} {reason}" for reason, count in why.items()) or "none",
+        }
+
+    def complaints(self) -> list[str]:
+        """What is below the aim of 95 %, and what was missed without a reason."""
+        row = self.as_row()
+        low = [f"{row[name]:.1f} %" for name in ("lines_percent", "toggles_percent") if row[name] < 95]
+        bare = sorted(self.missed.keys() - self.waived.keys())
+        return [f"{self.config} {self.part}: {what} reached" for what in low] + [
+            f"{self.config} {self.part}: {place} was not reached" for place in bare
+        ]
+
+
+def read(config: Config, part: str, place: Path) -> CodeCoverage:
+    """What a model reached whose ``engine.v`` and ``coverage.dat`` lie in a folder."""
+    top = module_name(config, part)
+    points = list(_points(place, top))
+    suspects = sorted({point.signal for point in points if point.signal and not point.hits})
+    variable = netlist.variable_bits(place / "engine.v", top, suspects)
+    counted = [
+        point for point in points if point.hits or not point.signal or (point.signal, point.bit) in variable
+    ]
+    missed = Counter(point.place for point in counted if not point.hits)
+    lines = [point.hits > 0 for point in counted if point.place != point.signal]
+    toggles = [point.hits > 0 for point in counted if point.place == point.signal]
+    return CodeCoverage(
+        config.name,
+        part,
+        lines=len(lines),
+        lines_reached=sum(lines),
+        toggles=len(toggles),
+        toggles_reached=sum(toggles),
+        constant=len(points) - len(counted),
+        missed=dict(missed),
+        waived={name: reason for name in missed if (reason := _waiver(config, name))},
+    )
+
+
+def _waiver(config: Config, place: str) -> str | None:
+    """Why the benches do not reach a place, where no input can and ABC does not prove it."""
+    exponent_bits, slots = config.fmt.float_type.exponent_bits, config.fmt.slots
+    plane = re.fullmatch(r".*\.planes\[(\d+)\]", place)
+    if plane and 1 <= int(plane[1]) <= exponent_bits - slots:
+        return f"of delta bits: no block keeps more than {slots} exponent planes"
+    return None
+
+
+def _points(place: Path, top: str) -> Iterator[Point]:
+    """The points of a coverage.dat that stand for something in rtl/.
+
+    A line of it is ``C 'key\x02value\x01key\x02value…' hits``; in names, what identifiers of C cannot hold
+    stands as ``__0`` and its code. Modules are named by their place: the engine's name, then the submodules'.
+    """
+    source = (place / "engine.v").read_text().splitlines()
+    for line in (place / "coverage.dat").read_text().splitlines():
+        if not line.startswith("C '"):
+            continue
+        fields, hits = line[3:].rsplit("' ", 1)
+        point = dict(field.split("\x02", 1) for field in fields.split("\x01") if field)
+        kind, module = point["page"].split("/", 1)
+        path = f"{module.removeprefix(top)}.".removeprefix(".")
+        if kind == "v_toggle":
+            plain = re.sub(r"__0([0-9A-Fa-f]{2})", lambda code: chr(int(code[1], 16)), point["o"])
+            name, bit = re.fullmatch(r"(.*?)(?:\[(-?\d+)\])?:\d->\d", plain).groups()
+            if not name.startswith("$"):
+                yield Point(path + name, path + name, int(bit or 0), int(hits))
+            continue
+        text = source[int(point["l"]) - 1]
+        if "dump_module" in text:  # Yosys starts each process with an if that does nothing
+            continue
+        condition = re.search(r"(?:if \(|= )(?:\\(\S+) |(\w+))(?:\[(\d+)\])? *[?)]", text)
+        escaped, plain, bit = condition.groups() if condition else (None, None, None)
+        signal = path + (escaped or plain) if condition else ""
+        yield Point(f"engine.v:{point['l']}", signal, int(bit or 0), int(hits))

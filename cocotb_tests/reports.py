@@ -1,0 +1,228 @@
+"""Tables of what was measured: on the terminal after a run, and in docs/verification.md from the reports."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Row = dict[str, Any]
+DOCUMENT = Path("docs/verification.md")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A file of rows, how it is made, and how it is shown.
+
+    Attributes:
+        command: what makes it.
+        path: where it lies, a JSON list of rows.
+        title: of its table.
+        columns: members of a row to show, with their headings.
+        about: what to know of the figures.
+    """
+
+    command: str
+    path: Path
+    title: str
+    columns: dict[str, str]
+    about: str
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write the rows and print their table."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(rows, indent=2) + "\n")
+        table = Table(title=self.title)
+        for name, heading in self.columns.items():
+            is_number = all(isinstance(row[name], int | float) for row in rows)
+            table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+        for row in rows:
+            table.add_row(*(_text(row[name]) for name in self.columns))
+        Console(width=max(Console().width, 120)).print(table)
+        print(self.path)
+
+    def markdown(self) -> str:
+        rows = json.loads(self.path.read_text())
+        head = [list(self.columns.values()), ["---"] * len(self.columns)]
+        body = [[_text(row[name]) for name in self.columns] for row in rows]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *body])
+        return f"## {self.title}\n\n```sh\n{self.command}\n```\n\n{self.about}\n\n{table}\n"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_ENGINE = {"config": "config", "part": "part"}
+SIM = Report(
+    "make sim",
+    Path("build/sim/summary.json"),
+    "Engines in simulation against the golden model",
+    _ENGINE
+    | {
+        "simulator": "simulator",
+        "blocks": "blocks",
+        "mismatches": "mismatches",
+        "bytes_per_cycle": "bytes per cycle",
+        "bytes_per_cycle_stalled": "with stalls",
+        "latency_min": "latency, min",
+        "latency_mean": "mean",
+        "latency_max": "max",
+    },
+    "Every kind of blocks under every pattern of idling and stalling at either end, and a reset in every "
+    "cycle of a block. Bytes per cycle are of uncompressed data, without stalls and with either end "
+    "pausing every other cycle at random; latency is in cycles from a block's last word in to its first "
+    "word out.",
+)
+BINS = Report(
+    "make sim",
+    Path("build/sim/coverage.json"),
+    "Functional coverage",
+    _ENGINE | {"bins": "bins", "met": "met", "rarest": "rarest bin", "hits": "its hits"},
+    "Bins are the corners of [the format](format.md) that can occur in it: each width of the deltas, each"
+    " class of flags, what fits, how values are rounded and saturate, every kind of value, flushing to "
+    "each width, specials blocks, each place where a block can start in a bus word and a tensor end in a "
+    "block, each way in which a header is invalid. `cocotb_tests/coverage.py` has them with the rules for"
+    " corners that a format lacks. An empty bin fails the run.",
+)
+CODE = Report(
+    "make coverage",
+    Path("build/coverage/report.json"),
+    "Line and toggle coverage",
+    _ENGINE
+    | {
+        "lines": "branches",
+        "lines_percent": "reached, %",
+        "toggles": "toggles",
+        "toggles_percent": "reached, %",
+        "constant": "constant",
+        "missed": "not reached, and why",
+    },
+    "As Verilator counts them: branches, and the rises and falls of the signals that `rtl/` names. Bits "
+    "that ABC proves to be constant cannot toggle, nor can a branch be taken against them; they do not "
+    "count.",
+)
+NETLIST = Report(
+    "make netlist",
+    Path("build/netlist/report.json"),
+    "Gates in simulation",
+    _ENGINE | {"simulator": "simulator", "blocks": "blocks", "mismatches": "mismatches", "cells": "cells"},
+    "The same benches on the netlist of `synth -flatten` with Yosys' simulation cells.",
+)
+XSAFETY = Report(
+    "make xsafety",
+    Path("build/xsafety/report.json"),
+    "Gates from unknown states",
+    _ENGINE | {"simulator": "simulator", "seed": "seed", "blocks": "blocks", "mismatches": "mismatches"},
+    "The same netlist without initial values. Verilator starts every flip-flop, and whatever is assigned "
+    "an X, with random bits of the seed; Icarus starts them with X, and an X that reaches a valid output "
+    "fails the bench.",
+)
+MUTATION = Report(
+    "make mutate",
+    Path("build/mutate/summary.json"),
+    "Mutants",
+    _ENGINE
+    | {
+        "mutants": "mutants",
+        "equivalent": "proven equivalent",
+        "killed": "killed",
+        "killed_percent": "killed of the others, %",
+        "bounded": "no difference in n cycles",
+        "open": "differ",
+    },
+    "Single faults in operators and registers, spread evenly by Yosys' `mutate`, all in one model and "
+    "selected at run time. A survivor goes to ABC, with inputs that keep the streams' rules: it is proven"
+    " equivalent, or searched for a difference from reset on, any input, as many cycles as stated. "
+    "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
+)
+FORMAL = Report(
+    "make formal",
+    Path("build/formal/report.json"),
+    "Formal proofs",
+    {
+        "claim": "claim",
+        "component": "component",
+        "parameters": "parameters",
+        "extent": "extent",
+        "expected": "expected",
+        "status": "result",
+    },
+    "See [hardware.md](hardware.md) for the claims. A proof of a component with a fault is expected to "
+    "fail: it shows that the claim can.",
+)
+SYNTH = Report(
+    "make synth",
+    Path("build/synth/report.json"),
+    "Area and depth",
+    {
+        "preset": "preset",
+        "part": "part",
+        "bus_bytes": "bus bytes",
+        "kge": "kGE",
+        "kge_per_byte_per_cycle": "per byte per cycle",
+        "flip_flops": "flip-flops",
+        "nand_levels": "NAND levels",
+        "ecp5_luts": "ECP5 LUTs",
+        "ecp5_mhz": "ECP5 MHz",
+    },
+    "See [hardware.md](hardware.md) for the flow and the weights.",
+)
+ALL = (SIM, BINS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL, SYNTH)
+
+
+def bins(figures: Sequence[Row]) -> list[Row]:
+    """Rows of :data:`BINS` from rows with the bins of each engine: group, name and hits."""
+    rows = []
+    for row in figures:
+        counted = sorted(row["coverage"], key=lambda bin: bin[2])
+        rarest = counted[0]
+        rows.append(
+            {
+                "config": row["config"],
+                "part": row["part"],
+                "bins": len(counted),
+                "met": sum(hits > 0 for _, _, hits in counted),
+                "rarest": f"{rarest[0]}: {rarest[1]}",
+                "hits": rarest[2],
+                "all": counted,
+            }
+        )
+    return rows
+
+
+def mutants(findings: Sequence[Row]) -> list[Row]:
+    """Rows of :data:`MUTATION`, one for each engine and part and one for each part in all."""
+    rows = []
+    for part in dict.fromkeys(finding["part"] for finding in findings):
+        of_part = [finding for finding in findings if finding["part"] == part]
+        for config in [*dict.fromkeys(finding["config"] for finding in of_part), "all"]:
+            fates = Counter(f["fate"] for f in of_part if config in ("all", f["config"]))
+            faults = fates.total() - fates["equivalent"]
+            rows.append(
+                {"config": config, "part": part, "mutants": fates.total()}
+                | {fate: fates[fate] for fate in ("equivalent", "killed", "bounded", "open")}
+                | {"killed_percent": 100 * fates["killed"] / faults}
+            )
+    return rows
+
+
+def write_document() -> None:
+    """Write docs/verification.md from the reports of ``make verify``."""
+    parts = [
+        "# Verification\n\nThe last full run of\n\n```sh\nmake verify\n```\n\nThis page is written by "
+        "`python -m cocotb_tests document`; each table is of the command above it. Seeds are fixed (1) and "
+        "can be chosen: `python -m cocotb_tests sim --seed 7`.\n",
+        *(report.markdown() for report in ALL),
+    ]
+    DOCUMENT.write_text("\n".join(parts))

@@ -1,0 +1,39 @@
+"""``python -m gen formal``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ..toolchain import ToolError
+from .proofs import all_proofs
+from .runner import prove, report
+
+__all__ = ["add_arguments", "run"]
+
+_FOLDER = Path("build/formal")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="*", help="of a proof, as in 'contract-*' (default: all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="proofs at a time (default: cores)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the proofs, print their table and write it to build/formal/report.json.
+
+    Raises:
+        ValueError: no proof has such a name.
+        gen.toolchain.ToolError: a proof did not end as it must.
+    """
+    names = arguments.name or ["*"]
+    proofs = [proof for proof in all_proofs() if any(fnmatch(proof.name, name) for name in names)]
+    if not proofs:
+        raise ValueError(f"name must be of a proof, not {' '.join(names)!r}")
+    results = prove(proofs, _FOLDER, arguments.jobs)
+    report(results, _FOLDER / "report.json")
+    wrong = [proof.name for proof, result in zip(proofs, results, strict=True) if not result.is_good]
+    if wrong:
+        raise ToolError(f"not as it must be, see {_FOLDER}: {', '.join(wrong)}")

@@ -1,0 +1,294 @@
+"""The list of all proofs: which claim about which component, of which size and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from amaranth import Cat, Value
+from amaranth.lib import wiring
+
+from golden import PlaneFormat
+from rtl import Compressor, Decompressor, Engine
+from rtl.axi import AxiStreamCompressor, AxiStreamDecompressor
+from rtl.coder import Coder
+from rtl.decompressor import _Expander
+from rtl.gearbox import Packer, Unpacker
+from rtl.lanes import Narrower, Widener
+from rtl.placer import Placer
+from rtl.planner import Chooser
+from rtl.runtime import RuntimeCompressor, RuntimeDecompressor
+from rtl.scanner import DelayLine, Scanner
+from rtl.stream import Joiner, Splitter
+
+from ..config import PRESETS, Config
+from .axi import AxiStreams
+from .contract import NO_PATH_FROM_READY, Contract, Patience
+from .faults import FAULTS, Stage
+from .order import Chain, InOrder
+from .roundtrip import RoundTrip, TinyFormat
+from .runner import INDUCTION, REACHABILITY, SEARCH, Proof
+from .runtime import AtBoundary, Configured
+from .tally import NeverHangs, Rate, Tally
+
+__all__ = ["all_proofs"]
+
+SMALL = Config(PlaneFormat("bf16", block=16, target=20), bus_bytes=16)
+NARROW = Config(PlaneFormat("fp16", block=16, target=7), bus_bytes=64)
+SWITCHED = Config(
+    PlaneFormat("bf16", block=16, target=20),
+    bus_bytes=16,
+    interface="runtime",
+    further=(PlaneFormat("fp32", block=16, target=24, rounding="truncate"),),
+    preset="bf16_n16_t20_or_fp32_n16_t24_b16",
+)
+
+NUMBER = "number, latency"
+
+Maker = Callable[[], wiring.Component]
+
+
+def all_proofs() -> list[Proof]:
+    """Every proof, and for each kind of claim the faults that it must find."""
+    parts = (_of_stages, _of_movers, _of_engines, _of_runtime, _of_round_trips, _of_faults)
+    return [proof for part in parts for proof in part()]
+
+
+def _contract(name: str, parameters: str, make: Maker) -> Proof:
+    return Proof(
+        "contract", name, parameters, lambda: Contract(make()), INDUCTION, 2, script=NO_PATH_FROM_READY
+    )
+
+
+def _reached(proof: Proof, depth: int) -> Proof:
+    """What the proof is about occurs at all: its `Cover` statements."""
+    return replace(proof, engine=INDUCTION, depth=depth, mode="cover", script=())
+
+
+def _of_stages() -> Iterator[Proof]:
+    """The components inside the engines; the last number of a row is their patience."""
+    engine = Engine(SMALL.fmt, SMALL.bus_bytes)
+    narrow = Engine(NARROW.fmt, NARROW.bus_bytes)
+    stages: list[tuple[str, str, Maker, int]] = [
+        ("Splitter", "4 to 2 bytes", lambda: Splitter(4, 2), 1),
+        ("Joiner", "2 to 4 bytes", lambda: Joiner(2, 4), 2),
+        ("Packer", "2 to 4 bytes", lambda: Packer(2, 4, 1), 3),
+        ("Unpacker", "4 to 3 bytes", lambda: Unpacker(3, 4), 3),
+        ("DelayLine", "8 bits, 4 deep", lambda: DelayLine(8, 4), 4),
+        ("Widener", NARROW.name, lambda: Widener(narrow), 1),
+        ("Narrower", NARROW.name, lambda: Narrower(narrow), 4),
+        ("Scanner", SMALL.name, lambda: Scanner(engine), 6),
+        ("Chooser", SMALL.name, lambda: Chooser(engine), 1),
+        ("Coder", SMALL.name, lambda: Coder(engine), 2),
+        ("Placer", SMALL.name, lambda: Placer(engine), 3),
+        ("Expander", SMALL.name, lambda: _Expander(engine), 3),
+    ]
+    for name, parameters, make, cycles in stages:
+        yield _contract(name, parameters, make)
+        yield _reached(_contract(name, parameters, make), 16)
+        yield _patience(name, parameters, make, cycles)
+
+
+def _patience(name: str, parameters: str, make: Maker, cycles: int) -> Proof:
+    return Proof("valid does not wait", name, parameters, lambda: Patience(make(), cycles), REACHABILITY, 20)
+
+
+def _of_movers() -> Iterator[Proof]:
+    """The components that change no byte: none is lost, added, moved or late."""
+    for wide, narrow in [(4, 2)]:
+        yield _moves(Splitter, (wide, narrow), Rate(wide, narrow, narrow, narrow))
+        yield _moves(Joiner, (narrow, wide), Rate(narrow, narrow, narrow, wide))
+    for block, bus in [(3, 4), (3, 2), (2, 4)]:
+        yield _moves(Packer, (block, bus, 1), Rate(block, 1, 1, bus, ragged=True))
+        yield _moves(Unpacker, (block, bus), Rate(bus, block, block, block))
+    yield _delays("DelayLine", lambda: DelayLine(4, 3))
+
+
+def _moves(component: type[wiring.Component], sizes: tuple[int, ...], rate: Rate) -> Proof:
+    parameters = f"{sizes[0]} and {sizes[1]} bytes"
+    return Proof(
+        "order", component.__name__, parameters, lambda: Tally(component(*sizes), rate, 1), REACHABILITY, 20
+    )
+
+
+def _delays(name: str, make: Maker) -> Proof:
+    def harness():
+        return InOrder(make(), 4, lambda tag, bit: tag, lambda payload: Value.cast(payload)[:4])
+
+    return Proof("order", name, "4 bits, 3 deep", harness, REACHABILITY, 20)
+
+
+def _of_engines() -> Iterator[Proof]:
+    """No control depends on data, so that the datapaths fall away here and the engines may have full size."""
+    presets = [config for config in PRESETS.values() if config.interface == "stream"]
+    for config in (*presets, SMALL, NARROW):
+        yield _counts_compressed(config, whole_blocks=True)
+        yield _counts_compressed(config, whole_blocks=False)
+        yield _counts_decompressed(config)
+        yield _never_hangs(config)
+    yield _counts_compressed(presets[0], whole_blocks=True, less=1)
+    yield _counts_decompressed(presets[0], less=1)
+    for engine in (Compressor, Decompressor):
+        for config in (*presets, SMALL, NARROW):
+            yield _engine_contract(engine, config)
+    for axi in (AxiStreamCompressor, AxiStreamDecompressor):
+        for config in (presets[0], SMALL):
+            yield _axi_contract(axi, config)
+    order = _orders_blocks(TinyFormat(block=16, target=8), 16)
+    yield from (order, _reached(order, order.depth))
+
+
+def _counts_compressed(config: Config, whole_blocks: bool, less: int = 0) -> Proof:
+    """A tensor that ends within a block may have up to the rest of that block's words more of latency.
+
+    With ``less`` cycles of latency than are stated the proof must fail.
+    """
+    fmt, bus, target = config.fmt, config.bus_bytes, config.fmt.target
+    assert target is not None
+    engine = Engine(fmt, bus)
+    latency = Compressor.latency(engine) + (0 if whole_blocks else engine.words - 1)
+    rate = Rate(bus, fmt.raw_bytes, target, bus)
+    parameters = f"{config.name}, {'whole blocks' if whole_blocks else 'any bytes'}{_sooner(less)}"
+
+    def harness():
+        return Tally(Compressor(fmt, bus), rate, latency - less, whole_blocks)
+
+    return Proof(NUMBER, "Compressor", parameters, harness, SEARCH, 20, "bmc", finds=less > 0)
+
+
+def _counts_decompressed(config: Config, less: int = 0) -> Proof:
+    fmt, bus, target = config.fmt, config.bus_bytes, config.fmt.target
+    assert target is not None
+    latency = Decompressor.latency(Engine(fmt, bus))
+    rate = Rate(bus, target, fmt.raw_bytes, bus)
+
+    def harness():
+        return Tally(Decompressor(fmt, bus), rate, latency - less)
+
+    proof = Proof(NUMBER, "Decompressor", config.name + _sooner(less), harness, REACHABILITY, 20)
+    if config.preset and not less:
+        return proof
+    return replace(proof, engine=SEARCH, mode="bmc", finds=less > 0)
+
+
+def _sooner(less: int) -> str:
+    return f", {less} cycle sooner" if less else ""
+
+
+def _never_hangs(config: Config) -> Proof:
+    def harness():
+        return NeverHangs(Decompressor(config.fmt, config.bus_bytes), wait=32, drain=64)
+
+    return Proof("never hangs", "Decompressor", config.name, harness, REACHABILITY, 80)
+
+
+def _engine_contract(engine: type[wiring.Component], config: Config) -> Proof:
+    return _contract(engine.__name__, config.name, lambda: engine(config.fmt, config.bus_bytes))
+
+
+def _axi_contract(engine: type[wiring.Component], config: Config) -> Proof:
+    return _contract(engine.__name__, config.name, lambda: AxiStreams(engine(config.fmt, config.bus_bytes)))
+
+
+def _of_runtime() -> Iterator[Proof]:
+    """Engines that are switched between formats: the switch, and each format by itself."""
+    for engine in (RuntimeCompressor, RuntimeDecompressor):
+        yield _switched_contract(engine)
+        yield _takes_configurations(engine)
+        yield _reached(_takes_configurations(engine), 20)
+        for number in range(len(SWITCHED.formats)):
+            yield _counts_switched(engine, number, bypass=False)
+        yield _counts_switched(engine, 0, bypass=True)
+
+
+def _switched_contract(engine: type[wiring.Component]) -> Proof:
+    return _contract(engine.__name__, SWITCHED.name, lambda: engine(SWITCHED.formats, SWITCHED.bus_bytes))
+
+
+def _takes_configurations(engine: type[wiring.Component]) -> Proof:
+    def harness():
+        return AtBoundary(engine(SWITCHED.formats, SWITCHED.bus_bytes))
+
+    return Proof("block boundary", engine.__name__, SWITCHED.name, harness, SEARCH, 20, mode="bmc")
+
+
+def _counts_switched(engine: type[wiring.Component], number: int, bypass: bool) -> Proof:
+    fmt, bus = SWITCHED.formats[number], SWITCHED.bus_bytes
+    assert fmt.target is not None
+    compressed, raw = Rate(bus, fmt.raw_bytes, fmt.target, bus), Rate(bus, fmt.target, fmt.raw_bytes, bus)
+    rate = compressed if engine is RuntimeCompressor else raw
+
+    def harness():
+        runtime = engine(SWITCHED.formats, bus)
+        configured = Configured(runtime, number, bypass)
+        if bypass:
+            return Tally(configured, Rate(bus, 1, 1, bus), latency=1)
+        return Tally(configured, rate, engine.latency(runtime.engine), whole_blocks=True)
+
+    parameters = f"{SWITCHED.name}, {'bypass' if bypass else f'format {number}'}"
+    return Proof(NUMBER, engine.__name__, parameters, harness, SEARCH, 20, mode="bmc")
+
+
+def _orders_blocks(fmt: TinyFormat, bus_bytes: int) -> Proof:
+    """Each bus word is a block; its values have a tag as their exponent, and come back as they went in."""
+    ft = fmt.float_type
+
+    def payload(tag: Value, is_last: Value) -> Value:
+        value = tag << ft.mantissa_bits
+        return Cat(Cat(value[: ft.width].replicate(fmt.block)), is_last)  # `last` lies behind the data
+
+    def tag(word) -> Value:
+        return word.data[ft.mantissa_bits : ft.width - 1]
+
+    def harness():
+        chain = Chain(Compressor(fmt, bus_bytes), Decompressor(fmt, bus_bytes))
+        return InOrder(chain, ft.exponent_bits, payload, tag)
+
+    return Proof("order", "Compressor, Decompressor", _tiny(fmt), harness, SEARCH, 24, mode="bmc")
+
+
+def _of_round_trips() -> Iterator[Proof]:
+    yield _reached(_round_trip(TinyFormat(block=8, target=6), SEARCH), 20)
+    for rounding in ("nearest", "truncate"):
+        for target in (4, 6):
+            yield _round_trip(TinyFormat(block=8, target=target, rounding=rounding), INDUCTION)
+        for target in (6, 7, 9, 11, 14):
+            yield _round_trip(TinyFormat(block=16, target=target, rounding=rounding), SEARCH)
+
+
+def _round_trip(fmt: TinyFormat, engine: str) -> Proof:
+    return Proof("every x", "round trip", _tiny(fmt), lambda: RoundTrip(fmt, 16), engine, 20, mode="bmc")
+
+
+def _tiny(fmt: TinyFormat) -> str:
+    ft = fmt.float_type
+    bits = f"1+{ft.exponent_bits}+{ft.mantissa_bits} bits"
+    return f"{bits}, N={fmt.block}, target {fmt.target}, {fmt.rounding}"
+
+
+def _of_faults() -> Iterator[Proof]:
+    """Each kind of harness passes a register without a fault, and finds each fault that is its to find."""
+    harnesses: dict[str, tuple[Callable[[wiring.Component], wiring.Component], str, list[str]]] = {
+        "contract": (Contract, INDUCTION, ["withdraws", "changes", "survives", "looks"]),
+        "valid does not wait": (lambda stage: Patience(stage, 1), SEARCH, ["waits"]),
+        "order": (lambda stage: Tally(stage, Rate(2, 1, 1, 2), 1), SEARCH, ["loses", "swallows", "dawdles"]),
+        "never hangs": (lambda stage: NeverHangs(stage, wait=4, drain=8), SEARCH, ["swallows", "hangs"]),
+    }
+    for claim, (harness, engine, faults) in harnesses.items():
+        for fault in (None, *faults):
+            yield _finds(claim, harness, engine, fault)
+    fmt = TinyFormat(block=8, target=6, rounding="truncate")
+    wrong = replace(fmt, rounding="nearest")
+    parameters = f"{_tiny(fmt)} held against nearest"
+    yield Proof(
+        "every x", "round trip", parameters, lambda: RoundTrip(fmt, 16, wrong), SEARCH, 20, "bmc", finds=True
+    )
+
+
+def _finds(claim: str, harness: Callable, engine: str, fault: str | None) -> Proof:
+    parameters = FAULTS[fault] if fault else "without a fault"
+    script = NO_PATH_FROM_READY if claim == "contract" else ()
+    finds = fault is not None
+    return Proof(
+        claim, "Stage", parameters, lambda: harness(Stage(2, fault)), engine, 16, "bmc", finds, script
+    )

