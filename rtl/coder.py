@@ -6,9 +6,9 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from .chooser import choice_layout
 from .engine import Engine, rows_of
 from .planes import any_set, compact, lanes_to_planes
-from .planner import choice_layout
 
 __all__ = ["Coder", "coded_layout"]
 

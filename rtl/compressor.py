@@ -1,14 +1,13 @@
 """The compressor: bus words of floats in, compressed blocks out, one word a cycle.
 
-    i --> Widener --> Scanner --> Chooser --> Ranker --> Placer --> Packer --> o
-                         |           `------> Coder ------^
-                         `--- delay line -------^
+    i --> Widener --> Scanner ------------> Coder --> Placer --> Packer --> o
+                         `----> Chooser ------^
 
 What a block keeps is known only when all of it has been seen. The scanner therefore reduces each block to
-a summary while its words wait in a delay line. The chooser turns the summary into base and flags, the
-ranker these into places; meanwhile the coder starts to send the words on, their exponents as deltas, and
-the placer moves their bits through the plane network, rounding on the way. The stages work on successive
-blocks at the same time.
+a summary while its words wait in a delay line. The chooser turns the summary into base and flags. The coder
+sends the words on, their exponents as deltas, and moves the mantissa planes that stay to the front. The
+placer moves all planes behind the exponent planes that stay, and rounds what does not fit. The stages work
+on successive blocks at the same time.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,12 @@ from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
+from .chooser import Chooser
 from .coder import Coder
 from .engine import Engine
 from .gearbox import Packer
 from .lanes import Widener
 from .placer import Placer
-from .planner import Chooser
 from .scanner import Scanner
 from .stream import word_layout
 
@@ -61,7 +60,7 @@ class Compressor(wiring.Component):
 
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: two for the scanner, one each for chooser and ranker, one a step for the placer, and one if
+        """Cycles: two for the scanner, one each for chooser and coder, one a step for the placer, and one if
         steps are gathered from bus words."""
         gathers = max(engine.step_bytes(ft) for ft in engine.types) > engine.bus_bytes
         return 2 + 1 + 1 + engine.words + gathers

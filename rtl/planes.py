@@ -1,8 +1,8 @@
-"""The network that moves planes to their places, shared by the compressor and the decompressor.
+"""Moving planes to their places and back.
 
-A block's flagged planes are stored in order, so plane ``j`` lies in the slot whose number is the count
-of flags before its own: its *rank*. Ranks are found once a block; moving a plane is then an AND with a
-one-hot select and an OR, on the bits that one word contributes to the plane.
+A block's flagged planes are stored in order, so plane ``j`` lies in the slot whose number is the count of
+flags before its own: its *rank*. The compressor closes the gaps that dropped planes leave, bit by bit of
+their number; the decompressor finds the ranks once a block and then selects.
 """
 
 from functools import reduce
@@ -19,7 +19,6 @@ __all__ = [
     "counts_from_groups",
     "lanes_to_planes",
     "planes_to_lanes",
-    "reverse_bits",
     "select_planes",
 ]
 
@@ -34,11 +33,6 @@ def any_set(values) -> Value:
 
 def all_ones(width: int) -> Value:
     return C((1 << width) - 1, width)
-
-
-def reverse_bits(number: int, width: int) -> int:
-    """The flags of golden/, whose top bit is plane 0, as those of the header, whose bit 0 is."""
-    return int(f"{number:0{width}b}"[::-1], 2)
 
 
 def lanes_to_planes(lanes: list[Value]) -> list[Value]:

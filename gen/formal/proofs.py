@@ -11,12 +11,12 @@ from amaranth.lib import wiring
 from golden import PlaneFormat
 from rtl import Compressor, Decompressor, Engine
 from rtl.axi import AxiStreamCompressor, AxiStreamDecompressor
+from rtl.chooser import Chooser
 from rtl.coder import Coder
 from rtl.decompressor import _Expander
 from rtl.gearbox import Packer, Unpacker
 from rtl.lanes import Narrower, Widener
 from rtl.placer import Placer
-from rtl.planner import Chooser
 from rtl.runtime import RuntimeCompressor, RuntimeDecompressor
 from rtl.scanner import DelayLine, Scanner
 from rtl.stream import Joiner, Splitter
