@@ -59,7 +59,7 @@ def test_a_seed_gives_every_scheme_the_same_start():
 def test_sixteen_bits_train_under_autocast(dtype, attention):
     result = train.run(replace(TINY, dtype=dtype, attention=attention))
     assert result["target"] == 64
-    assert 1.9 < result["ratio"] < 2.0
+    assert 2.1 < result["ratio"] < 2.5  # dropout masks take a bit
     assert all(0 < loss < 8 for loss in result["train_loss"])
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from golden import PlaneFormat
 from golden.floats import FLOAT_TYPES
 
+from .bits import BitsCodec
 from .dtypes import float_name
 from .layout import region_of
+from .policy import Policy, Rule
 from .trace import Trace
 
 
@@ -23,7 +26,8 @@ class Saved:
         op: name of the operation that produced it, "" if it was not seen.
         shape: of the tensor as it was saved first.
         dtype: "fp32", "bf16" or "fp16".
-        exact: why the bridge would leave it raw (log-softmax, log-sum-exp, norm statistics), or None.
+        module: in whose forward pass it was saved.
+        exact: why the bridge keeps it as it is (log-sum-exp, norm statistics, two values, ...), or None.
         values: flat, in the order of memory, as the bridge would cut it into blocks; of the format's
             NumPy type (``ml_dtypes.bfloat16`` for bf16).
     """
@@ -31,6 +35,7 @@ class Saved:
     op: str
     shape: tuple[int, ...]
     dtype: str
+    module: str
     exact: str | None
     values: np.ndarray
 
@@ -45,15 +50,15 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
         forward: computes the loss; the backward pass is run on it.
         use: called with each tensor. The arrays are not kept here.
     """
-    trace = Trace(model)
+    trace = Trace(model, follow_modules=True)
+    rules = Policy.default(PlaneFormat("fp32", 64, 80)).rules  # which are exact does not depend on the format
     seen = set()
     alive = []  # saved tensors, so that no address is used twice while it is in ``seen``
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         dtype = float_name(tensor.dtype)
         origin = trace.origin(tensor)
-        constant = origin.exact is not None and origin.exact.startswith(("parameter", "buffer"))
-        if dtype is None or constant or tensor.numel() == 0:
+        if dtype is None or origin.constant or tensor.numel() == 0:
             return tensor.detach()
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             region = region_of(tensor)
@@ -61,14 +66,26 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
             if key not in seen:
                 seen.add(key)
                 alive.append(tensor.detach())
-                octets = region.values(tensor).cpu().contiguous().view(torch.uint8).numpy()
-                values = octets.view(FLOAT_TYPES[dtype].array).copy()
-                use(Saved(origin.op, tuple(tensor.shape), dtype, origin.exact, values))
+                values = region.values(tensor)
+                exact = _why_exact(rules, origin.op, trace.module, values)
+                octets = values.cpu().contiguous().view(torch.uint8).numpy()
+                array = octets.view(FLOAT_TYPES[dtype].array).copy()
+                use(Saved(origin.op, tuple(tensor.shape), dtype, trace.module, exact, array))
             return tensor.detach()
 
     with trace, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = forward()
     loss.backward()
+
+
+def _why_exact(rules: Sequence[Rule], op: str, module: str, values: torch.Tensor) -> str | None:
+    for rule in rules:
+        if rule.fits(op, module, str(values.dtype).removeprefix("torch."), len(values)):
+            if rule.keep == "bits" and BitsCodec.of(values) is not None:
+                return "two values"
+            if rule.keep != "bits":
+                return rule.why if rule.keep == "raw" else None
+    return None
 
 
 def capture(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list[Saved]:

@@ -76,8 +76,8 @@ class Region:
         return self.count < self.span
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The region's values as a flat tensor, taken from a tensor of its storage; a view if it can be."""
-        return tensor.as_strided(self.size, self.stride, self.offset).reshape(-1)
+        """The region's values, taken from a tensor of its storage: flat, contiguous, a view if it can be."""
+        return tensor.as_strided(self.size, self.stride, self.offset).reshape(-1).contiguous()
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """Flat values -> the run of memory under the region; what lies in the gaps is undefined."""

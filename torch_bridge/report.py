@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-COMPRESSED = "compressed"
+COMPRESSED, BITS = "compressed", "bits"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Row:
     Attributes:
         op: operation that produced them, "" if it was not seen.
         shape, dtype: of the tensor that was saved first.
-        kept: "compressed", or the reason why the tensor stayed raw.
+        kept: "compressed", "bits" (of a tensor with two values), or the reason why the tensor stayed raw.
         counted: whether the totals count it; parameters and buffers are in neither.
         tensors: how many there are, each storage and version counted once.
         raw_bytes: bytes of all of them as they were.

@@ -15,20 +15,26 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from golden import PlaneFormat
 
 from . import backends
+from .bits import BitsCodec
+from .checksum import CorruptionError, checksums
 from .dtypes import float_name, format_for
 from .layout import Geometry, Region, region_of
-from .report import COMPRESSED, Report, Tally
+from .policy import Policy, Rule
+from .report import BITS, COMPRESSED, Report, Tally
 from .trace import Origin, Trace
 
 # Decompressed storages that are kept until others are needed: nodes that follow each other in the
 # backward pass often need the same one. More would give back the memory that compressing saved.
 _KEEP_DECOMPRESSED = 2
 
-_CONSTANTS = ("parameter", "buffer", "parameter copy", "buffer copy")
-
 
 def compress_activations(
-    model: torch.nn.Module, fmt: PlaneFormat, backend: str = "auto", *, min_values: int = 1024
+    model: torch.nn.Module,
+    policy: PlaneFormat | Policy,
+    backend: str = "auto",
+    *,
+    min_values: int = 1024,
+    verify: bool = False,
 ) -> AbstractContextManager[Stash]:
     """Stash compressed blocks instead of the activations that the forward pass saves for backward.
 
@@ -37,9 +43,8 @@ def compress_activations(
     computes what it always computes; the backward pass sees the activations that were decompressed.
 
     Kept as they are: parameters and buffers of ``model``, with all views and copies of them (autocast's
-    too); tensors of integers, booleans and floats that no format has (fp64); tensors under
-    ``min_values``; log-softmaxes, attention's log-sum-exps and norm statistics, told by the operation
-    that made them. ``stash.report()`` lists all of it.
+    too); tensors of integers and of floats that no format has (fp64); tensors under ``min_values``; and what
+    the policy says. ``stash.report()`` lists all of it.
 
     Everything else is cut into blocks in the order of memory and kept as uint8[blocks, target] on its
     device. Tensors that share a storage are stashed once. Of nested managers the innermost wins, as
@@ -47,10 +52,13 @@ def compress_activations(
 
     Args:
         model: whose parameters and buffers stay raw.
-        fmt: a fixed-mode format. Float tensors of another 16- or 32-bit type (autocast saves both) are
-            kept at the same ratio: in the same blocks, with the target scaled by their width.
-        backend: "auto", "torch", "golden" or "verilated"; the bytes are the same with each.
+        policy: which tensors are compressed, and how far; a fixed-mode format stands for
+            ``Policy.default(fmt)``. Float tensors of another 16- or 32-bit type than a format's (autocast
+            saves both) are kept at the same ratio: in the same blocks, with the target scaled by their width.
+        backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each.
         min_values: tensors with fewer distinct values stay raw.
+        verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
+            :class:`CorruptionError`, which names tensor and block.
 
     Raises:
         ValueError: there is no such backend, or the format is lossless, whose blocks vary in size.
@@ -66,31 +74,38 @@ def compress_activations(
     """
     if min_values < 0:
         raise ValueError(f"min_values must not be negative, not {min_values!r}")
-    codecs = _Codecs(fmt, backend)
-    return _compressing(model, codecs, min_values)
+    if isinstance(policy, PlaneFormat):
+        policy = Policy.default(policy)
+    codecs = _Codecs(policy, backend)
+    return _compressing(model, policy, codecs, min_values, verify)
 
 
 @contextmanager
-def _compressing(model: torch.nn.Module, codecs: _Codecs, min_values: int) -> Iterator[Stash]:
-    trace = Trace(model)
-    stash = Stash(codecs, trace, min_values)
+def _compressing(
+    model: torch.nn.Module, policy: Policy, codecs: _Codecs, min_values: int, verify: bool
+) -> Iterator[Stash]:
+    trace = Trace(model, follow_modules=policy.names_modules)
+    stash = Stash(policy, codecs, trace, min_values, verify)
     with trace, torch.autograd.graph.saved_tensors_hooks(stash.pack, stash.unpack):
         yield stash
 
 
 class _Codecs:
-    """One backend for each dtype that is met, all of one ratio."""
+    """One backend for each format that is met: that of a rule, or the same for another dtype.
 
-    def __init__(self, fmt: PlaneFormat, name: str) -> None:
-        self._fmt, self._name = fmt, name
-        self._backends = {fmt.dtype: backends.get(name, fmt)}
+    That of a policy's last rule is made at once, so that what is wrong shows before the training.
+    """
 
-    def get(self, dtype: torch.dtype) -> backends.Backend:
-        name = float_name(dtype)
-        assert name is not None
-        if name not in self._backends:
-            self._backends[name] = backends.get(self._name, format_for(self._fmt, dtype))
-        return self._backends[name]
+    def __init__(self, policy: Policy, name: str) -> None:
+        self._name = name
+        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, PlaneFormat)]
+        self._backends = {fmt: backends.get(name, fmt) for fmt in formats[-1:]}
+
+    def get(self, fmt: PlaneFormat, dtype: torch.dtype) -> backends.Backend:
+        fmt = format_for(fmt, dtype)
+        if fmt not in self._backends:
+            self._backends[fmt] = backends.get(self._name, fmt)
+        return self._backends[fmt]
 
 
 class Stash:
@@ -99,8 +114,10 @@ class Stash:
     It holds nothing but numbers itself: what is stashed belongs to the autograd graph and goes with it.
     """
 
-    def __init__(self, codecs: _Codecs, trace: Trace, min_values: int) -> None:
-        self._codecs, self._trace, self._min_values = codecs, trace, min_values
+    def __init__(self, policy: Policy, codecs: _Codecs, trace: Trace, min_values: int, verify: bool) -> None:
+        self._policy, self._codecs, self._trace = policy, codecs, trace
+        self._min_values, self._verify = min_values, verify
+        self._rules: dict[tuple[str, str, str, int], list[Rule]] = {}
         self._tally = Tally()
         self._entries: weakref.WeakValueDictionary[Hashable, _Source] = weakref.WeakValueDictionary()
         self._decompressed: deque[weakref.ref[_Entry]] = deque()
@@ -151,42 +168,62 @@ class Stash:
             entry = self._entries.get((state, candidate))
             if isinstance(entry, _Entry):
                 return _Packed(entry, Geometry.of(tensor))
+        if (source := self._entries.get((state, region))) is not None:
+            return _Raw(tensor.detach(), source)
 
-        reason = self._reason_to_stay_raw(tensor, origin, region)
+        values = region.values(tensor)
+        codec, kept = self._codec(values, origin)
         key = (state, region)
         raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
-        if reason is None or (reason == self._too_small and region != whole):
-            codec = None if reason else self._codecs.get(tensor.dtype)
-            new = _Entry(storage, region, region.values(tensor), codec)
+        if codec is not None or (kept == self._too_small and region != whole):
+            new = _Entry(storage, region, values, codec, self._name(tensor, origin) if self._verify else None)
             self._entries[key] = new
-            self._count(tensor, origin, reason, raw, new.stored.nbytes)
+            self._count(tensor, origin, kept, raw, new.nbytes)
             return _Packed(new, Geometry.of(tensor))
-        source = self._entries.get(key)
-        if source is None:
-            self._entries[key] = source = _Source(storage)
-            self._count(tensor, origin, reason, raw, raw)
+        self._entries[key] = source = _Source(storage)
+        self._count(tensor, origin, kept, raw, raw)
         return _Raw(tensor.detach(), source)
 
     @property
     def _too_small(self) -> str:
         return f"under {self._min_values} values"
 
-    def _reason_to_stay_raw(self, tensor: torch.Tensor, origin: Origin, region: Region) -> str | None:
-        if origin.exact in _CONSTANTS:
-            return origin.exact
-        if not tensor.is_floating_point():
-            return "boolean" if tensor.dtype == torch.bool else "not floating point"
-        if float_name(tensor.dtype) is None:
-            return f"no format for {_name(tensor.dtype)}"
-        if region.count < self._min_values:
-            return self._too_small
-        return origin.exact
+    def _codec(self, values: torch.Tensor, origin: Origin) -> tuple[backends.Backend | BitsCodec | None, str]:
+        """What compresses a flat tensor, None if nothing does, and what the report is to say of it."""
+        if origin.constant is not None:
+            return None, origin.constant
+        if len(values) < self._min_values:
+            return None, self._too_small
+        for rule in self._rules_for(values, origin):
+            if rule.keep == "raw":
+                return None, rule.why or "raw"
+            if rule.keep == "bits":
+                if (bits := BitsCodec.of(values)) is not None:
+                    return bits, BITS
+            elif not values.is_floating_point():
+                return None, "not floating point"
+            elif float_name(values.dtype) is None:
+                return None, f"no format for {_name_of(values.dtype)}"
+            else:
+                return self._codecs.get(rule.keep, values.dtype), COMPRESSED
+        return None, "no rule"
 
-    def _count(self, tensor: torch.Tensor, origin: Origin, reason: str | None, raw: int, stored: int) -> None:
+    def _rules_for(self, values: torch.Tensor, origin: Origin) -> list[Rule]:
+        facts = (origin.op, self._trace.module, _name_of(values.dtype), len(values))
+        if facts not in self._rules:
+            self._rules[facts] = [rule for rule in self._policy.rules if rule.fits(*facts)]
+        return self._rules[facts]
+
+    def _name(self, tensor: torch.Tensor, origin: Origin) -> str:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
-        counted = reason not in _CONSTANTS
-        self._tally.add(op, tensor.shape, _name(tensor.dtype), reason or COMPRESSED, counted, raw, stored)
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
+        return f"{op + ', ' if op else ''}{shape}, {_name_of(tensor.dtype)}"
+
+    def _count(self, tensor: torch.Tensor, origin: Origin, kept: str, raw: int, stored: int) -> None:
+        op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
+        counted = origin.constant is None
+        self._tally.add(op, tensor.shape, _name_of(tensor.dtype), kept, counted, raw, stored)
 
     def _keep(self, entry: _Entry, memory: torch.Tensor) -> None:
         """Keep the last few decompressed storages, and let go of the one used longest ago."""
@@ -213,22 +250,41 @@ class _Source:
 
 
 class _Entry(_Source):
-    """A region of a storage, compressed (or copied, without a codec); lives as long as its handles."""
+    """A region of a storage, compressed (or copied, without a codec); lives as long as its handles.
 
-    __slots__ = ("_decompressed", "codec", "dtype", "kept", "region", "stored")
+    With a ``name`` it has checksums, and errors name it.
+    """
+
+    __slots__ = ("_checksums", "_decompressed", "_name", "codec", "dtype", "kept", "region", "stored")
 
     def __init__(
         self,
         storage: torch.UntypedStorage,
         region: Region,
         values: torch.Tensor,
-        codec: backends.Backend | None,
+        codec: backends.Backend | BitsCodec | None,
+        name: str | None,
     ) -> None:
         super().__init__(storage)
-        self.region, self.codec, self.dtype = region, codec, values.dtype
+        self.region, self.codec, self.dtype, self._name = region, codec, values.dtype, name
         self.stored = codec.compress(values) if codec else values.clone()
+        self._checksums = checksums(self.stored) if codec and name is not None else None
         self.kept: torch.Tensor | None = None
         self._decompressed: StorageWeakRef | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes + (0 if self._checksums is None else self._checksums.nbytes)
+
+    def _verify(self) -> None:
+        """Raise CorruptionError if the stored bytes are not those that were stashed."""
+        if self._checksums is not None:
+            changed = (checksums(self.stored) != self._checksums).nonzero()
+            if len(changed):
+                raise CorruptionError(
+                    f"stashed bytes changed in memory: block {int(changed[0])} of {len(self.stored)} of the "
+                    f"tensor {self._name}"
+                )
 
     def memory(self) -> torch.Tensor:
         """The memory under the region, flat: the same storage for as long as anyone still uses it."""
@@ -238,6 +294,7 @@ class _Entry(_Source):
             storage = torch.UntypedStorage._new_with_weak_ptr(self._decompressed.cdata)
             if storage is not None:
                 return torch.empty(0, dtype=self.dtype, device=self.stored.device).set_(storage)
+        self._verify()
         values = self.codec.decompress(self.stored, self.region.count) if self.codec else self.stored
         memory = self.region.spread(values)
         if self.codec is not None or self.region.has_gaps:
@@ -268,7 +325,7 @@ class _Raw:
         if self._saved._version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: [{_name(self._saved.dtype)} {list(self._saved.shape)}] is at version "
+                f"operation: [{_name_of(self._saved.dtype)} {list(self._saved.shape)}] is at version "
                 f"{self._saved._version}; expected version {self._version} instead"
             )
         return self._saved
@@ -291,5 +348,5 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

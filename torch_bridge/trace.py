@@ -11,6 +11,7 @@ storage can have the same address, so a freed and reused address is never mistak
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,39 +19,9 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-
-# (operation, output) of what is small, and ruins gradients when it is not exact. A log-softmax and
-# attention's log-sum-exp cause most of the gradient error when all is compressed (design.md, "Facts").
-_LOG_SOFTMAX, _LOG_SUM_EXP, _NORM = "log-softmax", "log-sum-exp", "norm statistics"
-EXACT_OUTPUTS = {
-    ("_log_softmax", 0): _LOG_SOFTMAX,
-    ("logsumexp", 0): _LOG_SUM_EXP,
-    ("_scaled_dot_product_flash_attention_for_cpu", 1): _LOG_SUM_EXP,
-    ("_scaled_dot_product_flash_attention", 1): _LOG_SUM_EXP,
-    ("_scaled_dot_product_efficient_attention", 1): _LOG_SUM_EXP,
-    ("_scaled_dot_product_cudnn_attention", 1): _LOG_SUM_EXP,
-    ("_scaled_dot_product_fused_attention_overrideable", 1): _LOG_SUM_EXP,
-    ("_flash_attention_forward", 1): _LOG_SUM_EXP,
-    ("_efficient_attention_forward", 1): _LOG_SUM_EXP,
-    ("_cudnn_attention_forward", 1): _LOG_SUM_EXP,
-    ("native_layer_norm", 1): _NORM,
-    ("native_layer_norm", 2): _NORM,
-    ("native_group_norm", 1): _NORM,
-    ("native_group_norm", 2): _NORM,
-    ("native_batch_norm", 1): _NORM,
-    ("native_batch_norm", 2): _NORM,
-    ("_native_batch_norm_legit", 1): _NORM,
-    ("_native_batch_norm_legit", 2): _NORM,
-    ("_batch_norm_with_update", 1): _NORM,
-    ("_batch_norm_with_update", 2): _NORM,
-    ("cudnn_batch_norm", 1): _NORM,
-    ("cudnn_batch_norm", 2): _NORM,
-    ("miopen_batch_norm", 1): _NORM,
-    ("miopen_batch_norm", 2): _NORM,
-    ("_fused_rms_norm", 1): _NORM,
-    ("rsqrt", 0): _NORM,  # how norms written in plain PyTorch end
-}
+from torch.utils.hooks import RemovableHandle
 
 # Operations whose result is their first argument in other memory or another type.
 _COPIES = ("_to_copy", "clone")
@@ -61,14 +32,15 @@ class Origin:
     """What is known of one storage.
 
     Attributes:
-        op: name of the operation that last wrote it, without namespace, "" if not seen.
-        exact: why its values must stay as they are, or None.
+        op: name of the operation that last wrote it, without namespace, "" if not seen; with its number if
+            it is not the first output: "native_layer_norm.1".
+        constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or None.
         writes: in-place operations seen on it. Unlike ``Tensor._version`` this counts writes through
             ``.data`` and other tensors that share the memory and not the version counter.
     """
 
     op: str = ""
-    exact: str | None = None
+    constant: str | None = None
     writes: int = 0
 
 
@@ -101,30 +73,62 @@ class Trace(TorchDispatchMode):
 
     Args:
         module: its parameters and buffers are known as such, and copies of them too.
+        follow_modules: also note which module's forward pass is under way, for :attr:`module`.
 
     Example:
         >>> with Trace(torch.nn.Linear(2, 2)) as trace:
         ...     y = torch.log_softmax(torch.ones(3, 3), 0)
-        >>> trace.origin(y).exact
-        'log-softmax'
+        >>> trace.origin(y).op
+        '_log_softmax'
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, follow_modules: bool = False) -> None:
         super().__init__()
         self._origins = StorageMap()
         self._constants = StorageMap()
+        self._names = {part: name for name, part in module.named_modules()} if follow_modules else {}
+        self._under_way = threading.local()
+        self._hooks: list[RemovableHandle] = []
         self._add_constants(module.parameters(), "parameter")
         self._add_constants(module.buffers(), "buffer")
 
     def _add_constants(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         for tensor in tensors:
             if tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor):
-                self._constants.set(tensor.untyped_storage(), Origin(exact=kind))
+                self._constants.set(tensor.untyped_storage(), Origin(constant=kind))
 
     def __enter__(self) -> Trace:
         # Autocast keeps its copies of weights: those made before now were made unseen.
         torch.clear_autocast_cache()
+        if self._names:
+            self._hooks += [
+                register_module_forward_pre_hook(self._enter_module),
+                register_module_forward_hook(self._leave_module, always_call=True),
+            ]
         return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        super().__exit__(*error)
+
+    @property
+    def module(self) -> str:
+        """Name of the innermost module whose forward pass this thread is in; "" for the model itself."""
+        names = self._stack()
+        return names[-1] if names else ""
+
+    def _stack(self) -> list[str]:
+        stack: list[str] = self._under_way.__dict__.setdefault("names", [])
+        return stack
+
+    def _enter_module(self, module: torch.nn.Module, *_: Any) -> None:
+        if module in self._names:
+            self._stack().append(self._names[module])
+
+    def _leave_module(self, module: torch.nn.Module, *_: Any) -> None:
+        if module in self._names and self._stack():
+            self._stack().pop()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -135,11 +139,11 @@ class Trace(TorchDispatchMode):
         """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
         storage = tensor.untyped_storage()
         seen = self._origins.get(storage)
-        constant = self._constants.get(storage)
-        if constant is None and isinstance(tensor, torch.nn.Parameter):
-            constant = Origin(exact="parameter")
-        if constant is not None:
-            return Origin(seen.op if seen else "", constant.exact, seen.writes if seen else 0)
+        known = self._constants.get(storage)
+        if known is None and isinstance(tensor, torch.nn.Parameter):
+            known = Origin(constant="parameter")
+        if known is not None:
+            return Origin(seen.op if seen else "", known.constant, seen.writes if seen else 0)
         return seen or Origin()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,16 +162,16 @@ class Trace(TorchDispatchMode):
     def _origin_of_output(self, name: str, index: int, args: tuple[Any, ...]) -> Origin:
         if name in _COPIES and args and _is_strided(args[0]):
             source = self.origin(args[0])
-            exact = f"{source.exact} copy" if source.exact in ("parameter", "buffer") else source.exact
-            return Origin(source.op or name, exact)
-        return Origin(name, EXACT_OUTPUTS.get((name, index)))
+            constant = source.constant
+            return Origin(source.op or name, f"{constant.removesuffix(' copy')} copy" if constant else None)
+        return Origin(f"{name}.{index}" if index else name)
 
     def _note_write(self, tensor: torch.Tensor, name: str) -> None:
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
         before = self._origins.get(storage)
-        self._origins.set(storage, Origin(name, None, before.writes + 1 if before else 1))
+        self._origins.set(storage, Origin(name, writes=before.writes + 1 if before else 1))
 
 
 @cache

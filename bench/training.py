@@ -1,0 +1,177 @@
+"""What a training step costs in time and memory, by scheme: ``python -m bench.training``.
+
+Trains GPT-2, the small default and the 124M one, without compression, with the plane format at 3.2x, with
+``torch.utils.checkpoint`` for each block, and with ``torch.autograd.graph.save_on_cpu``. Each row runs in a
+process of its own. Memory is measured: on a CPU by PyTorch's allocator, whose every allocation the profiler
+reports, in a step that is not timed; on a GPU by ``torch.cuda.max_memory_allocated``.
+
+Columns: seconds of a step (median); MB that are alive when the forward pass ends, over those before, as
+predicted by the stash's report and as measured; the peak of the whole step, gradients included; the peak of
+the process's resident memory. Rows go to build/bench/training.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+from torch_bridge import Policy, Stash, compress_activations, train
+
+SCHEMES = ("none", "planes", "checkpoint", "save_on_cpu")
+MODELS = {
+    "small": train.Options(config="small", batch=8, steps=2),
+    "gpt2": train.Options(config="gpt2", batch=1, steps=1),
+}
+OUTPUT = Path("build/bench/training.json")
+
+
+def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float | None]:
+    """One row; resident memory is that of this process."""
+    options = MODELS[name]
+    device = options.torch_device
+    model, forward = train.warmed_up(options)
+    if scheme == "checkpoint":
+        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    def around() -> AbstractContextManager[Stash | None]:
+        if scheme == "planes":
+            return compress_activations(model, options.format)
+        return (
+            torch.autograd.graph.save_on_cpu(device.type == "cuda")
+            if scheme == "save_on_cpu"
+            else nullcontext()
+        )
+
+    def step() -> Iterator[Stash | None]:
+        """Yields between the passes."""
+        with around() as stash:
+            loss = forward()
+        yield stash
+        loss.backward()
+
+    seconds = []
+    for _ in range(steps + 1):  # the first to warm up
+        model.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        for _stash in step():
+            pass
+        _wait(device)
+        seconds.append(time.perf_counter() - start)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    model.zero_grad(set_to_none=True)
+    stored, kept, peak = (_measure_cuda if device.type == "cuda" else _measure_cpu)(step)
+    with compress_activations(model, Policy([])) as raw:
+        forward()
+    predicted = {"none": raw.raw_bytes, "planes": stored}.get(scheme)
+    return {
+        "model": name,
+        "scheme": scheme,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "seconds_per_step": statistics.median(seconds[1:]),
+        "predicted_bytes": predicted,
+        "kept_bytes": kept,
+        "peak_bytes": peak,
+        "resident_bytes": resident,
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+Step = Callable[[], Iterator["Stash | None"]]
+
+
+def _measure_cuda(step: Step) -> tuple[int | None, int, int]:
+    """Bytes that the stash says it has, that are alive between the passes, and at most at any time."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, kept, stored = torch.cuda.memory_allocated(), 0, None
+    for stash in step():
+        torch.cuda.synchronize()
+        kept, stored = torch.cuda.memory_allocated() - before, stash and stash.stored_bytes
+    torch.cuda.synchronize()
+    return stored, kept, torch.cuda.max_memory_allocated() - before
+
+
+def _measure_cpu(step: Step) -> tuple[int | None, int, int]:
+    """The same, from the profiler's record of every allocation."""
+    middle, stored = 0, None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        for stash in step():
+            middle, stored = time.time_ns(), stash and stash.stored_bytes
+    events = _flat(record.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    changes = [
+        (e.start_time_ns, e.typed[1].alloc_size) for e in events if e.typed[0] == _EventType.Allocation
+    ]
+    changes.sort(key=lambda change: change[0])
+    alive = list(accumulate(size for _, size in changes))
+    kept = sum(size for when, size in changes if when < middle)
+    return stored, kept, max(alive)
+
+
+def _flat(events: list[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _flat(event.children)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.training", description="Time and memory of a step."
+    )
+    parser.add_argument("--model", choices=MODELS, help="only this one")
+    parser.add_argument("--scheme", choices=SCHEMES, help="only this one")
+    parser.add_argument("--steps", type=int, default=5, help="to take the median of")
+    parser.add_argument("--row", action="store_true", help="print one row as JSON and write nothing")
+    given = parser.parse_args()
+    if given.row:
+        print(json.dumps(measure(given.model, given.scheme, given.steps)))
+        return
+    pairs = [
+        (m, s) for m in MODELS for s in SCHEMES if given.model in (None, m) and given.scheme in (None, s)
+    ]
+    rows = []
+    for model, scheme in track(pairs, "training", console=Console(stderr=True), transient=True):
+        command = [sys.executable, "-m", "bench.training", "--row", "--model", model, "--scheme", scheme]
+        done = subprocess.run([*command, "--steps", str(given.steps)], stdout=subprocess.PIPE, check=True)
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+    table = Table(
+        "model", "scheme", title=f"a training step, median of {given.steps}, on {rows[0]['device']}"
+    )
+    for heading in ("seconds", "of none", "predicted MB", "kept MB", "peak MB", "resident MB"):
+        table.add_column(heading, justify="right")
+    none = {row["model"]: row["seconds_per_step"] for row in rows if row["scheme"] == "none"}
+    for row in rows:
+        times = f"{row['seconds_per_step'] / none[row['model']]:.2f}" if row["model"] in none else "-"
+        sizes = [row[f"{what}_bytes"] for what in ("predicted", "kept", "peak", "resident")]
+        cells = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
+        table.add_row(row["model"], row["scheme"], f"{row['seconds_per_step']:.3f}", times, *cells)
+    Console(width=110).print(table)
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")
+    print(f"written to {OUTPUT}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Chooses how far each kind of saved tensor is compressed, by what that does to the gradient.
+
+As in GACT (Liu et al., ICML 2022, section 4): the effect of each tensor on the gradient is measured, by
+compressing it alone, and bits are then taken away greedily where they matter least. GACT scales the effect
+to other rates by a model of its quantiser; here it scales with the tensor's own squared error, which is
+measured at every rate.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from golden import PlaneFormat
+
+from . import backends
+from .capture import Saved, visit
+from .dtypes import TORCH_DTYPES, format_for
+from .policy import LOG_SOFTMAX, Policy, Rule
+from .stash import Stash, compress_activations
+
+Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+
+# Bits per fp32 value to choose from, and the same shares of a shorter one; the middle one is the rate at
+# which a tensor's effect on the gradient is measured.
+_BITS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4)
+_MEASURED_BITS = 8
+_MIN_VALUES = 1024
+
+
+@dataclass
+class _Kind:
+    """All tensors that one rule will be about: those of one module, operation and dtype.
+
+    Attributes:
+        options: what could be done with them: by format its bytes a step, and its squared error.
+        effect: squared gradient error over squared error, as measured.
+    """
+
+    module: str
+    op: str
+    dtype: str
+    raw_bytes: float = 0
+    power: float = 0
+    options: dict[PlaneFormat, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    effect: float = 0
+
+    def rule(self, fmt: PlaneFormat | None, error: float = 0) -> Rule:
+        """The rule that keeps them in a format, or raw."""
+        why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
+        return Rule(fmt or "raw", module=_escape(self.module), op=_escape(self.op), dtype=self.dtype, why=why)
+
+    def bytes_of(self, fmt: PlaneFormat | None) -> float:
+        return self.options[fmt][0] if fmt else self.raw_bytes
+
+    def error_of(self, fmt: PlaneFormat | None) -> float:
+        """Squared relative error that compressing them in this format adds to the gradient."""
+        return self.options[fmt][1] * self.effect if fmt else 0.0
+
+
+def calibrate(
+    model: torch.nn.Module, batch: Any, budget: int, fmt: PlaneFormat, loss: Loss | None = None
+) -> tuple[Rule, ...]:
+    """The rules of :meth:`Policy.calibrate`, which says what is taken and raised.
+
+    Weights, their gradients, buffers and the state of random numbers are left as they were. Every batch
+    is run once for each kind of tensor, and three times besides.
+    """
+    if budget < 1:
+        raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
+    batches = batch if isinstance(batch, list) else [batch]
+    runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
+    formats = [replace(fmt, target=fmt.raw_bytes * bits // 32) for bits in _BITS]
+    formats = [one for one in formats if one.target >= fmt.min_target]  # type: ignore[operator]
+    measured = min(formats, key=lambda one: abs(one.target * 32 / fmt.raw_bytes - _MEASURED_BITS))  # type: ignore[operator]
+
+    kinds = _survey(runs, formats)
+    exact = [run.gradients(Policy([])) for run in runs]
+    for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
+        alone = Policy([kind.rule(measured)])
+        error = sum(
+            _relative_error(run.gradients(alone), gradients)
+            for run, gradients in zip(runs, exact, strict=True)
+        ) / len(runs)
+        noise = kind.options[measured][1]
+        # What this rate stores without loss may lose at others: then all of it might matter.
+        kind.effect = error / noise if noise else 1 / kind.power if kind.power else 0
+
+    defaults = Policy.default(fmt).rules
+    all_raw = Policy([*(kind.rule(None) for kind in kinds), *defaults])
+    fixed = max(run.stashed_bytes(all_raw) for run in runs) - sum(kind.raw_bytes for kind in kinds)
+    chosen = _choose(kinds, formats, budget - fixed, fixed)
+    return (*(kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True)), *defaults)
+
+
+def _choose(
+    kinds: list[_Kind], formats: list[PlaneFormat], budget: float, fixed: float
+) -> list[PlaneFormat | None]:
+    """Start with everything raw, and take the step that costs least error for its bytes until all fits."""
+    chosen: list[PlaneFormat | None] = [None] * len(kinds)
+    size = sum(kind.raw_bytes for kind in kinds)
+    while size > budget:
+        steps = [
+            ((kind.error_of(one) - kind.error_of(chosen[i])) / saved, i, one, saved)
+            for i, kind in enumerate(kinds)
+            for one in formats
+            if (saved := kind.bytes_of(chosen[i]) - kind.bytes_of(one)) > 0
+        ]
+        if not steps:
+            raise ValueError(
+                f"budget must be at least {round(size + fixed):,} bytes for this batch, not "
+                f"{round(budget + fixed):,}"
+            )
+        _, i, one, saved = min(steps, key=lambda step: step[:2])
+        chosen[i] = one
+        size -= saved
+    return chosen
+
+
+def _survey(runs: list[_Run], formats: list[PlaneFormat]) -> list[_Kind]:
+    """What a step saves and could lose, and what it would take up in each format; means over the runs."""
+    kinds: dict[tuple[str, str, str], _Kind] = {}
+
+    def look(saved: Saved) -> None:
+        if saved.exact not in (None, LOG_SOFTMAX) or len(saved.values) < _MIN_VALUES:
+            return
+        dtype = TORCH_DTYPES[saved.dtype]
+        name = (saved.module, saved.op, str(dtype).removeprefix("torch."))
+        kind = kinds.setdefault(name, _Kind(*name))
+        values = torch.from_numpy(saved.values.view("u1")).view(dtype)
+        kind.raw_bytes += values.nbytes / len(runs)
+        kind.power += float(values.double().square().nan_to_num().sum()) / len(runs)
+        for fmt in formats:
+            backend = backends.get("auto", format_for(fmt, dtype))
+            stored = backend.compress(values)
+            lost = backend.decompress(stored, len(values)).double() - values
+            kind.options[fmt][0] += stored.nbytes / len(runs)
+            kind.options[fmt][1] += float(lost.square().nan_to_num().sum()) / len(runs)
+
+    for run in runs:
+        run.visit(look)
+    return list(kinds.values())
+
+
+@dataclass
+class _Run:
+    """One batch, which always runs with the same random numbers and leaves no trace."""
+
+    model: torch.nn.Module
+    batch: Any
+    loss: Loss
+
+    def visit(self, use: Callable[[Saved], None]) -> None:
+        self._alone(lambda: visit(self.model, lambda: self.loss(self.model, self.batch), use))
+
+    def stashed_bytes(self, policy: Policy) -> int:
+        return self._alone(lambda: self._forward(policy)[1].stored_bytes)
+
+    def gradients(self, policy: Policy) -> list[torch.Tensor]:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+        def run() -> list[torch.Tensor]:
+            found = torch.autograd.grad(self._forward(policy)[0], parameters, allow_unused=True)
+            return [g for g in found if g is not None]
+
+        return self._alone(run)
+
+    def _forward(self, policy: Policy) -> tuple[torch.Tensor, Stash]:
+        with compress_activations(self.model, policy, min_values=_MIN_VALUES) as stash:
+            return self.loss(self.model, self.batch), stash
+
+    def _alone(self, work: Callable[[], Any]) -> Any:
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                return work()
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def _loss_of_transformers(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return model(**batch).loss
+
+
+def _relative_error(gradients: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """Squared: ``||g - g_exact||^2 / ||g_exact||^2``."""
+    error = sum(float((g - e).double().square().sum()) for g, e in zip(gradients, exact, strict=True))
+    return error / sum(float(e.double().square().sum()) for e in exact)
+
+
+def _escape(name: str) -> str:
+    """A shell pattern that fits this name only."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

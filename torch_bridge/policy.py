@@ -1,0 +1,201 @@
+"""Which saved tensors are compressed, and how far: rules by operation, module, dtype and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from golden import PlaneFormat
+
+Keep = PlaneFormat | Literal["raw", "bits"]
+
+LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
+
+# What is small, and ruins gradients when it is not exact (design.md, "Facts"), by the operations whose
+# output it is; behind the point the number of the output.
+_EXACT_OPS = {
+    "logsumexp": LOG_SUM_EXP,
+    "_scaled_dot_product_*attention*.1": LOG_SUM_EXP,
+    "_flash_attention_forward.1": LOG_SUM_EXP,
+    "_efficient_attention_forward.1": LOG_SUM_EXP,
+    "_cudnn_attention_forward.1": LOG_SUM_EXP,
+    "native_*_norm.[12]": NORM,
+    "_native_batch_norm_legit*.[12]": NORM,
+    "_batch_norm_with_update*.[12]": NORM,
+    "cudnn_batch_norm.[12]": NORM,
+    "miopen_batch_norm.[12]": NORM,
+    "_fused_rms_norm.1": NORM,
+    "rsqrt": NORM,  # how norms written in plain PyTorch end
+}
+# How PyTorch makes the mask of a dropout on a CPU: Bernoulli values, then scaled.
+_MASK_OPS = ("bernoulli_", "div_")
+
+# A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
+# sixth of all that GPT-2 saves: docs/training.md has the gradient error of its rate.
+_LARGE = 1 << 20
+_LOG_SOFTMAX_BITS = 12
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to do with the tensors that fit all of a rule's conditions.
+
+    Args:
+        keep: "raw"; "bits", a bit for each value, which only fits tensors with two values at most; or a
+            fixed-mode format. A format holds for all float types: another than its own gets the same block
+            and ratio. Integers, and floats that no format has, stay raw.
+        op: name of the operation that made the tensor, as in ``stash.report()``; a shell pattern
+            ("*_norm.1").
+        module: name of the module in whose forward pass it is saved, as in ``model.named_modules()``; a
+            shell pattern ("transformer.h.0.*").
+        dtype: "float32", "bfloat16", "bool", ...; a shell pattern.
+        least, most: how many values it has.
+        why: what the report says of tensors that stay raw, and the policy's table of the rule.
+
+    Raises:
+        ValueError: ``keep`` is none of these.
+    """
+
+    keep: Keep
+    _: KW_ONLY
+    op: str = "*"
+    module: str = "*"
+    dtype: str = "*"
+    least: int = 0
+    most: int | None = None
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, PlaneFormat):
+            if self.keep.target is None:
+                raise ValueError(
+                    "the bridge stashes blocks of a fixed size: a format must have a target, not None"
+                )
+        elif self.keep not in ("raw", "bits"):
+            raise ValueError(f"keep must be 'raw', 'bits' or a format, not {self.keep!r}")
+
+    def fits(self, op: str, module: str, dtype: str, values: int) -> bool:
+        """Whether it is about such a tensor; whether it has two values only is not looked at."""
+        return (
+            self.least <= values
+            and (self.most is None or values <= self.most)
+            and fnmatchcase(op, self.op)
+            and fnmatchcase(module, self.module)
+            and fnmatchcase(dtype, self.dtype)
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Rules in their order: for each tensor the first holds that fits it, and without one it stays raw.
+
+    Parameters and buffers stay raw whatever the rules say.
+
+    Args:
+        rules: the first that fits a tensor holds.
+
+    Example:
+        >>> fmt = PlaneFormat("fp32", block=64, target=80)
+        >>> policy = Policy([Rule("raw", module="*.ln_f"), *Policy.default(fmt).rules])
+        >>> policy.rules[0].fits("add", "transformer.ln_f", "float32", 4096)
+        True
+    """
+
+    rules: Sequence[Rule]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    @classmethod
+    def default(cls, fmt: PlaneFormat) -> Policy:
+        """Everything in one format, but for what is exact as bits or has to be exact.
+
+        Booleans and the masks of dropout become bits; log-sum-exps and norm statistics stay raw, and so do
+        small log-softmaxes. Log-softmaxes of over a million values are kept in 12 bits a value, if the format
+        has fewer.
+
+        Raises:
+            ValueError: the format is lossless, so that its blocks vary in size.
+        """
+        masks = [Rule("bits", dtype="bool"), *(Rule("bits", op=op) for op in _MASK_OPS)]
+        exact = [Rule("raw", op=op, why=why) for op, why in _EXACT_OPS.items()]
+        logs = [
+            Rule("raw", op="_log_softmax", most=_LARGE - 1, why=LOG_SOFTMAX),
+            Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), op="_log_softmax", why=LOG_SOFTMAX),
+        ]
+        return cls([*masks, *exact, *logs, Rule(fmt)])
+
+    @classmethod
+    def calibrate(
+        cls,
+        model: torch.nn.Module,
+        batch: Any,
+        *,
+        budget: int,
+        fmt: PlaneFormat | None = None,
+        loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
+    ) -> Policy:
+        """The policy with the least gradient error whose stash fits a budget: see :mod:`.calibration`.
+
+        Args:
+            model: as it trains: its weights, and train() or eval().
+            batch: one batch, or a list of several, whose errors are averaged.
+            budget: bytes that a step's stash may have, with all that stays raw.
+            fmt: gives block and rounding; by default ``PlaneFormat("fp32", 64, 80)``.
+            loss: computes a batch's loss; by default ``model(**batch).loss``.
+
+        Returns:
+            Rules for each module and operation, with the reason for each, before those of :meth:`default`.
+            Print it for a table.
+
+        Raises:
+            ValueError: no choice fits the budget; the message says what would.
+        """
+        from .calibration import calibrate
+
+        return cls(calibrate(model, batch, budget, fmt or PlaneFormat("fp32", 64, 80), loss))
+
+    @property
+    def names_modules(self) -> bool:
+        """Whether any rule asks which module a tensor is saved in."""
+        return any(rule.module != "*" for rule in self.rules)
+
+    def table(self) -> Table:
+        """The rules as a table of rich."""
+        table = Table(title="policy")
+        for heading in ("module", "operation", "dtype", "values", "keep", "why"):
+            table.add_column(heading, overflow="fold")
+        for rule in self.rules:
+            table.add_row(rule.module, rule.op, rule.dtype, _range(rule), _name(rule.keep), rule.why)
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=140)
+        with console.capture() as captured:
+            console.print(self.table())
+        return captured.get().rstrip()
+
+
+def _at_least(fmt: PlaneFormat, bits: int) -> PlaneFormat:
+    """The format with no fewer than ``bits`` per fp32 value, or the same share of a shorter one."""
+    least = fmt.raw_bytes * bits // 32
+    return fmt if fmt.target is None or fmt.target >= least else replace(fmt, target=least)
+
+
+def _range(rule: Rule) -> str:
+    if rule.most is None:
+        return f"from {rule.least:,}" if rule.least else "any"
+    return f"{rule.least:,} to {rule.most:,}"
+
+
+def _name(keep: Keep) -> str:
+    if isinstance(keep, str):
+        return keep
+    assert keep.target is not None
+    return f"{8 * keep.target / keep.block:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"
