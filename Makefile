@@ -7,10 +7,10 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train bench clean
+.PHONY: help demo test lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train bench bench-gpu clean
 
 help: ## Say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: setup library verilog ## The whole story: Verilog, simulation, training with and without (15 minutes)
 	$(RUN) cocotb_tests sim --presets
@@ -60,9 +60,15 @@ formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)
 
-bench: setup ## Speed of the golden model, and of the CPU backend beside other codecs, in build/bench
+bench: setup ## Speed of codecs, time and memory of training steps, in build/bench (20 minutes)
 	$(RUN) bench.golden_speed
 	$(RUN) bench.codec
+	$(RUN) bench.training
+	$(RUN) bench.log_softmax
+
+bench-gpu: setup ## The same on a GPU
+	$(RUN) bench.codec --device cuda
+	$(RUN) bench.training
 
 setup: compiler $(READY) ## Only set up
 

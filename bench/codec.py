@@ -1,4 +1,4 @@
-"""How fast the CPU backend is beside other codecs, on real activations: ``python -m bench.codec``.
+"""How fast the codecs of the bridge are beside others, on real activations: ``python -m bench.codec``.
 
 Prints GB of uncompressed values per second each way, the median of several runs, on one thread and on all,
 and writes the same rows to build/bench/codec.json. Every codec makes its own output array, as it would in
@@ -6,10 +6,14 @@ training, and the memory copy does too. The values are what the default GPT-2 sa
 the tensors that the bridge keeps exact. zfp runs at a fixed rate, in one dimension and on one thread: zfpy
 offers no more; it has no bf16, so it gets those values as fp32, converted beforehand. blosc2 is lossless,
 at its default level 5, so it has no target.
+
+``--device cuda`` measures the Triton kernels instead, and writes build/bench/codec_gpu.json: there a row
+also has the share of the memory copy's rate.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -30,11 +34,11 @@ from torch_bridge import backends
 from torch_bridge.capture import gpt2_activations
 from torch_bridge.dtypes import TORCH_DTYPES
 
-RAW_BYTES = 32 << 20
-RUNS = 5
+RAW_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+RUNS = {"cpu": 5, "cuda": 20}
 BLOCK = 64
 RATIOS = (3.2, 2.0)
-OUTPUT = Path("build/bench/codec.json")
+OUTPUT = {"cpu": Path("build/bench/codec.json"), "cuda": Path("build/bench/codec_gpu.json")}
 
 
 class Codec(NamedTuple):
@@ -46,34 +50,42 @@ class Codec(NamedTuple):
     stored_bytes: Callable[[Any], int] = len
 
 
-def activations(dtype: str) -> torch.Tensor:
-    """At most RAW_BYTES of the values that the bridge would compress."""
+def activations(dtype: str, device: str) -> torch.Tensor:
+    """The values that the bridge would compress, RAW_BYTES at most; repeated on a GPU, up to RAW_BYTES."""
     saved = gpt2_activations(dtype, batch=16)
     values = np.concatenate([s.values for s in saved if s.dtype == dtype and s.exact is None])
-    octets = values[: RAW_BYTES // values.itemsize].view(np.uint8)
-    return torch.from_numpy(octets).view(TORCH_DTYPES[dtype])
+    most = RAW_BYTES[device] // values.itemsize
+    octets = values[:most].view(np.uint8)
+    flat = torch.from_numpy(octets).view(TORCH_DTYPES[dtype]).to(device)
+    return flat if device == "cpu" else flat.repeat(-(-most // len(flat)))[:most]
 
 
-def codecs(values: torch.Tensor, dtype: str, threads: int) -> Iterator[Codec]:
+def planes(backend: str, values: torch.Tensor, dtype: str) -> Iterator[Codec]:
     for ratio in RATIOS:
         raw = PlaneFormat(dtype, BLOCK, None).raw_bytes
-        planes = backends.get("cpu", PlaneFormat(dtype, BLOCK, int(raw / ratio)))
+        codec = backends.get(backend, PlaneFormat(dtype, BLOCK, int(raw / ratio)))
         yield Codec(
-            "planes-cpu",
-            lambda planes=planes: planes.compress(values),
-            lambda stored, planes=planes: planes.decompress(stored, len(values)),
+            f"planes-{backend}",
+            lambda codec=codec: codec.compress(values),
+            lambda stored, codec=codec: codec.decompress(stored, len(values)),
             torch.Tensor.numel,
         )
-        if threads == 1:
-            wide = values.float().numpy()
-            yield Codec(
-                "zfp fixed rate",
-                lambda wide=wide, rate=8 * values.itemsize / ratio: zfpy.compress_numpy(wide, rate=rate),
-                lambda stored: torch.from_numpy(zfpy.decompress_numpy(stored)),
-            )
+
+
+def zfp(values: torch.Tensor) -> Iterator[Codec]:
+    wide = values.float().numpy()
+    for ratio in RATIOS:
+        yield Codec(
+            "zfp fixed rate",
+            lambda rate=8 * values.itemsize / ratio: zfpy.compress_numpy(wide, rate=rate),
+            lambda stored: torch.from_numpy(zfpy.decompress_numpy(stored)),
+        )
+
+
+def blosc(values: torch.Tensor, threads: int) -> Iterator[Codec]:
     octets = values.view(torch.uint8).numpy()
 
-    def unblosc(stored: bytes) -> torch.Tensor:
+    def decompress(stored: bytes) -> torch.Tensor:
         decoded = torch.empty_like(values)
         blosc2.decompress2(stored, dst=decoded.view(torch.uint8).numpy(), nthreads=threads)
         return decoded
@@ -83,24 +95,36 @@ def codecs(values: torch.Tensor, dtype: str, threads: int) -> Iterator[Codec]:
         yield Codec(
             f"blosc2 bitshuffle+{name}",
             lambda options=options: blosc2.compress2(octets, typesize=values.itemsize, **options),
-            unblosc,
+            decompress,
         )
+
+
+def codecs(values: torch.Tensor, dtype: str, threads: int) -> Iterator[Codec]:
     yield Codec("memcpy", values.clone, torch.Tensor.clone, lambda stored: stored.nbytes)
+    if values.device.type == "cuda":
+        yield from planes("triton", values, dtype)
+        return
+    yield from planes("cpu", values, dtype)
+    if threads == 1:
+        yield from zfp(values)
+    yield from blosc(values, threads)
 
 
 def gigabytes_per_second(work: Callable[[], object], values: torch.Tensor) -> float:
-    """Median over RUNS, after one run to warm up."""
+    """Median of some runs, after one to warm up."""
     seconds = []
-    for _ in range(RUNS + 1):
+    for _ in range(RUNS[values.device.type] + 1):
         start = time.perf_counter()
         work()
+        if values.device.type == "cuda":
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return values.nbytes / 1e9 / statistics.median(seconds[1:])
 
 
 def effective_bits(values: torch.Tensor, decoded: torch.Tensor) -> float:
     """Mean over blocks of 0.5 * log2(variance / mean squared error), at most 24 (Shannon's rate)."""
-    whole = len(values) // BLOCK * BLOCK
+    whole = min(len(values), RAW_BYTES["cpu"] // values.itemsize) // BLOCK * BLOCK
     exact = values[:whole].double().view(-1, BLOCK)
     error = (decoded[:whole].double().view(-1, BLOCK) - exact).square().mean(1)
     variance = exact.var(1, correction=0)
@@ -110,9 +134,10 @@ def effective_bits(values: torch.Tensor, decoded: torch.Tensor) -> float:
 
 def measure(values: torch.Tensor, dtype: str, threads: int) -> Iterator[dict[str, str | int | float]]:
     torch.set_num_threads(threads)
+    copy = 0.0
     for codec in codecs(values, dtype, threads):
         stored = codec.compress()
-        yield {
+        row: dict[str, str | int | float] = {
             "codec": codec.name,
             "dtype": dtype,
             "ratio": values.nbytes / codec.stored_bytes(stored),
@@ -121,24 +146,38 @@ def measure(values: torch.Tensor, dtype: str, threads: int) -> Iterator[dict[str
             "decompress_gbps": gigabytes_per_second(lambda c=codec, s=stored: c.decompress(s), values),
             "effective_bits": effective_bits(values, codec.decompress(stored)),
         }
+        if values.device.type == "cuda":
+            copy = copy or float(row["compress_gbps"])
+            row["compress_of_copy"] = float(row["compress_gbps"]) / copy
+            row["decompress_of_copy"] = float(row["decompress_gbps"]) / copy
+            row["device"] = torch.cuda.get_device_name()
+        yield row
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.codec", description="Speed of codecs.")
+    parser.add_argument("--device", choices=OUTPUT, default="cpu", help="cpu (default) or cuda")
+    device = parser.parse_args().device
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU, and PyTorch sees none")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rows = []
     for dtype in ("fp32", "bf16"):
-        values = activations(dtype)
-        for threads in sorted({1, cores}):
+        values = activations(dtype, device)
+        for threads in sorted({1, cores}) if device == "cpu" else (1,):
             rows += measure(values, dtype, threads)
-    table = Table("codec", title=f"GB/s of uncompressed values, median of {RUNS} runs")
-    for heading in ("dtype", "ratio", "threads", "compress", "decompress", "effective bits"):
-        table.add_column(heading, justify="right")
+    columns = {name: name.replace("_gbps", "").replace("_", " ") for name in rows[0] if name != "device"}
+    table = Table(title=f"GB/s of uncompressed values on {device}, median of {RUNS[device]} runs")
+    for name, heading in columns.items():
+        table.add_column(heading, justify="left" if name == "codec" else "right")
     for row in rows:
-        table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-    Console(width=110).print(table)
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")
-    print(f"written to {OUTPUT}")
+        cells = [row[name] for name in columns]
+        table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells))
+    Console(width=120).print(table)
+    output = OUTPUT[device]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(rows, indent=2) + "\n")
+    print(f"written to {output}")
 
 
 if __name__ == "__main__":

@@ -111,6 +111,8 @@ def _waiver(config: Config, place: str) -> str | None:
     plane = re.fullmatch(r".*\.planes\[(\d+)\]", place)
     if plane and 1 <= int(plane[1]) <= exponent_bits - slots:
         return f"of delta bits: no block keeps more than {slots} exponent planes"
+    if re.fullmatch(r"placer\.moved_by_[248]_0", place):
+        return "of a carry's mark: only the last move, by one plane, brings a mantissa plane to the front"
     return None
 
 

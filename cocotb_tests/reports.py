@@ -41,7 +41,9 @@ class Report:
         table = Table(title=self.title)
         for name, heading in self.columns.items():
             is_number = all(isinstance(row[name], int | float) for row in rows)
-            table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+            table.add_column(
+                heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+            )
         for row in rows:
             table.add_row(*(_text(row[name]) for name in self.columns))
         Console(width=max(Console().width, 120)).print(table)

@@ -144,14 +144,17 @@ def _specials(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
 
 
 def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
-    """All zero, all -0.0, all equal, all special, subnormal, a single bit, one outlier, the largest value."""
+    """All zero, all -0.0, all equal, all special, subnormal, a single plane, one outlier, the largest value.
+
+    These in turn, so that each plane of a type is the only one in a few hundred blocks.
+    """
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     exponent = rng.integers(0, ft.exponent_max, (count, 1))
     equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
     payload = rng.choice([0, 1, ft.quiet_bit, ft.mantissa_mask], (count, 1))
     special = np.broadcast_to(_fields(fmt, sign[:, :1], ft.exponent_max, payload), shape)
-    bit = rng.integers(0, 2, shape) << rng.integers(0, ft.width, (count, 1))
+    turns = np.arange(count)[:, None]
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
     choices = [
@@ -159,12 +162,12 @@ def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Block
         _fields(fmt, np.ones(shape), 0, 0),
         equal,
         special,
-        bit,
+        rng.integers(0, 2, shape) << turns // 8 % ft.width,
         _fields(fmt, sign, 0, mantissa),
         outlier,
         np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
     ]
-    return np.choose(rng.integers(0, len(choices), (count, 1)), choices).astype(np.uint64)
+    return np.choose(turns % len(choices), choices).astype(np.uint64)
 
 
 def _planes_that_barely_fit(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
