@@ -154,7 +154,7 @@ def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Block
     equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
     payload = rng.choice([0, 1, ft.quiet_bit, ft.mantissa_mask], (count, 1))
     special = np.broadcast_to(_fields(fmt, sign[:, :1], ft.exponent_max, payload), shape)
-    turns = np.arange(count)[:, None]
+    turns = np.arange(count)[:, None] + rng.integers(8 * ft.width)
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
     choices = [
