@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
     add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
-    document = commands.add_parser("document", help="write docs/verification.md from all the reports")
-    document.set_defaults(run=lambda arguments: reports.write_document())
+    document = commands.add_parser("document", help="write the tables in docs/ from all the reports")
+    document.set_defaults(run=lambda arguments: reports.write_documents())
     return parser
 
 

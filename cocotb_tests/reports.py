@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 Row = dict[str, Any]
-DOCUMENT = Path("docs/verification.md")
+DOCS = Path("docs")
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,19 @@ class Report:
         Console(width=max(Console().width, 120)).print(table)
         print(self.path)
 
-    def markdown(self) -> str:
+    def section(self) -> str:
+        """The table under its title, with the command and what to know of it, as Markdown."""
+        return f"## {self.title}\n\n```sh\n{self.command}\n```\n\n{self.about}\n\n{self.table()}\n"
+
+    def table(self) -> str:
+        """The table as Markdown."""
         rows = json.loads(self.path.read_text())
-        head = [list(self.columns.values()), ["---"] * len(self.columns)]
-        body = [[_text(row[name]) for name in self.columns] for row in rows]
-        table = "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *body])
-        return f"## {self.title}\n\n```sh\n{self.command}\n```\n\n{self.about}\n\n{table}\n"
+        return _markdown(list(self.columns.values()), [[row[name] for name in self.columns] for row in rows])
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [headings, ["---"] * len(headings), *([_text(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _text(value: Any) -> str:
@@ -81,10 +89,7 @@ SIM = Report(
         "latency_mean": "mean",
         "latency_max": "max",
     },
-    "Every kind of blocks under every pattern of idling and stalling at either end, and a reset in every "
-    "cycle of a block. Bytes per cycle are of uncompressed data, without stalls and with either end "
-    "pausing every other cycle at random; latency is in cycles from a block's last word in to its first "
-    "word out.",
+    "Of every kind of blocks under every pattern of idling and stalling at either end, with resets.",
 )
 BINS = Report(
     "make sim",
@@ -201,9 +206,9 @@ SYNTH = Report(
         "ecp5_luts": "ECP5 LUTs",
         "ecp5_mhz": "ECP5 MHz",
     },
-    "See [hardware.md](hardware.md) for the flow and the weights.",
+    "NAND 1, NOT 0.67, flip-flop 6.",
 )
-ALL = (SIM, BINS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL, SYNTH)
+VERIFICATION = (BINS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
 
 
 def bins(figures: Sequence[Row]) -> list[Row]:
@@ -242,12 +247,35 @@ def mutants(findings: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def write_document() -> None:
-    """Write docs/verification.md from the reports of ``make verify``."""
+def write_documents() -> None:
+    """Write docs/verification.md, and the tables of docs/hardware.md, from the reports of ``make verify``."""
     parts = [
         "# Verification\n\nThe last full run of\n\n```sh\nmake verify\n```\n\nThis page is written by "
-        "`python -m cocotb_tests document`; each table is of the command above it. Seeds are fixed (1) and "
+        "`python -m cocotb_tests document`; each table is of the command above it. That of `make sim`, every "
+        "engine against the golden model, is in [hardware.md](hardware.md#measured). Seeds are fixed (1) and "
         "can be chosen: `python -m cocotb_tests sim --seed 7`.\n",
-        *(report.markdown() for report in ALL),
+        *(report.section() for report in VERIFICATION),
     ]
-    DOCUMENT.write_text("\n".join(parts))
+    (DOCS / "verification.md").write_text("\n".join(parts))
+    datasheet = DOCS / "hardware.md"
+    text = datasheet.read_text()
+    for name, table in (("sim", SIM.table()), ("synth", SYNTH.table()), ("submodules", submodules())):
+        text, found = re.subn(
+            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL
+        )
+        if found != 1:
+            raise ValueError(f"{datasheet} must have one place for the table {name}, not {found}")
+    datasheet.write_text(text)
+
+
+def submodules() -> str:
+    """Where the gates of the 64-byte fp32 engines go, as Markdown."""
+    details = json.loads(Path("build/synth/details.json").read_text())
+    engines = [row for row in details if (row["preset"], row["bus_bytes"]) == ("gpt2-fp32-3.2x", 64)]
+    rows = [
+        (row["part"], name, kge, 100 * kge / sum(row["modules"].values()))
+        for row in engines
+        for name, kge in sorted(row["modules"].items(), key=lambda item: -item[1])
+        if kge
+    ]
+    return _markdown(("part", "submodule", "kGE", "%"), rows)

@@ -2,11 +2,13 @@
 
 A backend takes values as a flat tensor and gives the stored bytes, and back. ``golden`` is the NumPy
 model itself, ``cpu`` the same as machine code, ``torch`` in vectorised torch operations on any device,
-``verilated`` the generated Verilog, simulated. ``auto`` is the fastest that needs nothing built: ``torch``.
+``verilated`` the generated Verilog, simulated, ``triton`` kernels for CUDA tensors. ``auto`` is the fastest
+that needs nothing built: ``torch``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -41,11 +43,21 @@ class Backend(Protocol):
         ...
 
 
-_BACKENDS: dict[str, type[Backend]] = {
+def _triton(fmt: PlaneFormat) -> Backend:
+    """The backend that needs Triton, which is not there on every system."""
+    try:
+        from .triton_kernels import TritonBackend
+    except ModuleNotFoundError as error:
+        raise ImportError("the triton backend needs Triton, for Linux only: pip install triton") from error
+    return TritonBackend(fmt)
+
+
+_BACKENDS: dict[str, Callable[[PlaneFormat], Backend]] = {
     "golden": GoldenBackend,
     "cpu": CpuBackend,
     "torch": TorchBackend,
     "verilated": VerilatedBackend,
+    "triton": _triton,
 }
 NAMES = ("auto", *_BACKENDS)
 
@@ -60,6 +72,7 @@ def get(name: str, fmt: PlaneFormat) -> Backend:
     Raises:
         ValueError: there is no such backend, or the format is lossless.
         FileNotFoundError: "verilated", and its library is not built; the message says how.
+        ImportError: "triton", and Triton is not installed; the message says how.
 
     Example:
         >>> backend = get("auto", PlaneFormat("fp32", block=64, target=80))
