@@ -140,7 +140,7 @@ def test_machine_code_that_no_folder_can_keep_is_compiled_all_the_same():
 
 def test_an_unknown_backend_is_named():
     with pytest.raises(
-        ValueError, match="backend must be one of auto, golden, cpu, torch, verilated, not 'gpu'"
+        ValueError, match="backend must be one of auto, golden, cpu, torch, verilated, triton, not 'gpu'"
     ):
         backends.get("gpu", PlaneFormat())
 

@@ -107,6 +107,10 @@ class _Codecs:
             self._backends[fmt] = backends.get(self._name, fmt)
         return self._backends[fmt]
 
+    def check(self) -> None:
+        for backend in self._backends.values():
+            backend.check()
+
 
 class Stash:
     """What one ``compress_activations`` keeps; made by it, not by hand.
@@ -134,8 +138,13 @@ class Stash:
         return self._tally.stored_bytes
 
     def report(self) -> Report:
-        """Every saved tensor since the context was entered; see :class:`Report`."""
+        """Every saved tensor since the context was entered; see :class:`Report`.
+
+        Raises:
+            ValueError: a block that was decompressed on a GPU had a header that no encoder produces.
+        """
         with self._lock:
+            self._codecs.check()
             return self._tally.report()
 
     def pack(self, tensor: torch.Tensor) -> _Raw | _Packed:

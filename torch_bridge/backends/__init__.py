@@ -1,46 +1,63 @@
 """The codecs that the bridge can run: every backend makes the same bytes for the same values.
 
 A backend takes values as a flat tensor and gives the stored bytes, and back. ``golden`` is the NumPy
-model itself, ``cpu`` the same as machine code, ``torch`` in vectorised torch operations on any device,
-``verilated`` the generated Verilog, simulated, ``triton`` kernels for CUDA tensors. ``auto`` is the fastest
-that needs nothing built: ``torch``.
+model itself, ``cpu`` the same as machine code, ``triton`` kernels for CUDA, ``torch`` vectorised torch
+operations on any device, ``verilated`` the generated Verilog, simulated. ``auto`` takes for each tensor the
+fastest that needs nothing built: ``cpu`` on a CPU, ``triton`` on CUDA where Triton is installed, ``torch``
+elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import cached_property
+from importlib.util import find_spec
 
 import torch
 
 from golden import PlaneFormat
 
+from .base import Backend
 from .cpu import CpuBackend
 from .golden import GoldenBackend
 from .torch_ops import TorchBackend
 from .verilated import VerilatedBackend
 
+__all__ = ["NAMES", "AutoBackend", "Backend", "get"]
 
-class Backend(Protocol):
-    """One codec for one fixed-mode format."""
 
-    def __init__(self, fmt: PlaneFormat) -> None: ...
+class AutoBackend(Backend):
+    """The fastest backend for each tensor, by its device."""
+
+    def __init__(self, fmt: PlaneFormat) -> None:
+        self._fmt = fmt
 
     def compress(self, values: torch.Tensor) -> torch.Tensor:
-        """Compress a flat, contiguous tensor of the format's dtype to uint8[blocks, target].
-
-        The result is on the device of the values; the tail block is padded with zeros.
-        """
-        ...
+        return self._for(values.device).compress(values)
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        """Decompress uint8[blocks, target] to a flat tensor of ``count`` values, on the same device.
+        return self._for(stored.device).decompress(stored, count)
 
-        Raises:
-            ValueError: ``stored`` has the wrong shape for the count, or a block has a header that
-                no encoder produces; the message names the block.
-        """
-        ...
+    def check(self) -> None:
+        if "_cuda" in self.__dict__:
+            self._cuda.check()
+
+    def _for(self, device: torch.device) -> Backend:
+        if device.type == "cpu":
+            return self._cpu
+        return self._cuda if device.type == "cuda" else self._other
+
+    @cached_property
+    def _cpu(self) -> Backend:
+        return CpuBackend(self._fmt)
+
+    @cached_property
+    def _cuda(self) -> Backend:
+        return _triton(self._fmt) if find_spec("triton") else self._other
+
+    @cached_property
+    def _other(self) -> Backend:
+        return TorchBackend(self._fmt)
 
 
 def _triton(fmt: PlaneFormat) -> Backend:
@@ -53,13 +70,14 @@ def _triton(fmt: PlaneFormat) -> Backend:
 
 
 _BACKENDS: dict[str, Callable[[PlaneFormat], Backend]] = {
+    "auto": AutoBackend,
     "golden": GoldenBackend,
     "cpu": CpuBackend,
     "torch": TorchBackend,
     "verilated": VerilatedBackend,
     "triton": _triton,
 }
-NAMES = ("auto", *_BACKENDS)
+NAMES = tuple(_BACKENDS)
 
 
 def get(name: str, fmt: PlaneFormat) -> Backend:
@@ -83,4 +101,4 @@ def get(name: str, fmt: PlaneFormat) -> Backend:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, not {name!r}")
     if fmt.target is None:
         raise ValueError("the bridge stashes blocks of a fixed size: fmt must have a target, not None")
-    return _BACKENDS["torch" if name == "auto" else name](fmt)
+    return _BACKENDS[name](fmt)

@@ -20,13 +20,14 @@ import torch
 from golden import PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
+from .base import Backend
 from .threads import for_each
 
 # Values a thread works on at a time: enough to make a call cheap, few enough to share out evenly.
 _CHUNK = 1 << 16
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Runs on ``torch.get_num_threads()`` threads; tensors of other devices go through the CPU.
 
     The first call for a block's size and a value's width compiles for some seconds. Numba keeps what it

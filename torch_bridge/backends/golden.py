@@ -7,9 +7,10 @@ import torch
 from golden import PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
+from .base import Backend
 
 
-class GoldenBackend:
+class GoldenBackend(Backend):
     """Runs ``golden.PlaneFormat`` itself; tensors of other devices go through the CPU."""
 
     def __init__(self, fmt: PlaneFormat) -> None:

@@ -16,6 +16,7 @@ import torch
 from golden import PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
+from .base import Backend
 from .threads import for_each
 
 # Values worked on at a time: on the CPU the temporaries stay in the cache, on a GPU they stay small
@@ -28,7 +29,7 @@ _CPU_CHUNK, _DEVICE_CHUNK = 1 << 17, 1 << 24
 _SWAPS = ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555))
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Compresses and decompresses on the device where the values are.
 
     On CUDA nothing is copied to the host while compressing; decompressing waits for the device, to

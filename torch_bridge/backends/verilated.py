@@ -16,6 +16,7 @@ import torch
 from golden import PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
+from .base import Backend
 
 
 def library_path(fmt: PlaneFormat) -> Path:
@@ -24,7 +25,7 @@ def library_path(fmt: PlaneFormat) -> Path:
     return root / f"{fmt.dtype}-n{fmt.block}-t{fmt.target}-{fmt.rounding}" / "libbitstash.so"
 
 
-class VerilatedBackend:
+class VerilatedBackend(Backend):
     """Drives the simulated compressor and decompressor; tensors of other devices go through the CPU.
 
     Raises:
