@@ -1,9 +1,10 @@
 """What a training step costs in time and memory, by scheme: ``python -m bench.training``.
 
-Trains GPT-2, the small default and the 124M one, without compression, with the plane format at 3.2x, with
-``torch.utils.checkpoint`` for each block, and with ``torch.autograd.graph.save_on_cpu``. Each row runs in a
-process of its own. Memory is measured: on a CPU by PyTorch's allocator, whose every allocation the profiler
-reports, in a step that is not timed; on a GPU by ``torch.cuda.max_memory_allocated``.
+Trains GPT-2, the small default and the 124M one, without compression, with the plane format at 3.2x, the
+same with checksums, with ``torch.utils.checkpoint`` for each block, and with
+``torch.autograd.graph.save_on_cpu``. Each row runs in a process of its own. Memory is measured: on a CPU by
+PyTorch's allocator, whose every allocation the profiler reports, in a step that is not timed; on a GPU by
+``torch.cuda.max_memory_allocated``.
 
 Columns: seconds of a step (median); MB that are alive when the forward pass ends, over those before, as
 predicted by the stash's report and as measured; the peak of the whole step, gradients included; the peak of
@@ -34,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from torch_bridge import Policy, Stash, compress_activations, train
 
-SCHEMES = ("none", "planes", "checkpoint", "save_on_cpu")
+SCHEMES = ("none", "planes", "planes_verify", "checkpoint", "save_on_cpu")
 MODELS = {
     "small": train.Options(config="small", batch=8, steps=2),
     "gpt2": train.Options(config="gpt2", batch=1, steps=1),
@@ -51,13 +52,11 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
         model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
     def around() -> AbstractContextManager[Stash | None]:
-        if scheme == "planes":
-            return compress_activations(model, options.format)
-        return (
-            torch.autograd.graph.save_on_cpu(device.type == "cuda")
-            if scheme == "save_on_cpu"
-            else nullcontext()
-        )
+        if scheme.startswith("planes"):
+            return compress_activations(model, options.format, verify=scheme == "planes_verify")
+        if scheme == "save_on_cpu":
+            return torch.autograd.graph.save_on_cpu(device.type == "cuda")
+        return nullcontext()
 
     def step() -> Iterator[Stash | None]:
         """Yields between the passes."""
@@ -80,7 +79,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     stored, kept, peak = (_measure_cuda if device.type == "cuda" else _measure_cpu)(step)
     with compress_activations(model, Policy([])) as raw:
         forward()
-    predicted = {"none": raw.raw_bytes, "planes": stored}.get(scheme)
+    predicted = raw.raw_bytes if scheme == "none" else stored
     return {
         "model": name,
         "scheme": scheme,
