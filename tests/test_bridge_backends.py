@@ -194,3 +194,11 @@ def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_libr
         with pytest.raises(ValueError, match=f"block {block}: no encoder"):
             ours.decompress(broken, 7 * 16)
         assert same_bits(ours.decompress(stored, 7 * 16), golden.decompress(stored, 7 * 16))
+
+
+def test_the_cpu_backend_leaves_a_storage_that_can_be_resized():
+    values = torch.arange(64.0) * 1
+    backend = backends.get("cpu", PlaneFormat("fp32", 64, 256))
+    stored = backend.compress(values)
+    values.untyped_storage().resize_(0)
+    assert torch.equal(backend.decompress(stored, 64), torch.arange(64.0))

@@ -154,7 +154,9 @@ def test_a_tensor_stays_what_it_became_when_it_was_saved_first():
         with compress_activations(model, policy) as stash:
             model(leaf(64, 64))
         counted = [row for row in stash.report().rows if row.counted]
-        assert [(row.kept, row.tensors) for row in counted] == [("raw" if first == "raw" else "compressed", 1)]
+        assert [(row.kept, row.tensors) for row in counted] == [
+            ("raw" if first == "raw" else "compressed", 1)
+        ]
 
 
 def test_bits_fall_through_where_there_are_more_values():

@@ -16,6 +16,7 @@ from golden import PlaneFormat
 Keep = PlaneFormat | Literal["raw", "bits"]
 
 LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
+LOSS_WEIGHT = "weight of the loss"
 
 # What is small, and ruins gradients when it is not exact (design.md, "Facts"), by the operations whose
 # output it is; behind the point the number of the output.
@@ -31,6 +32,7 @@ _EXACT_OPS = {
     "cudnn_batch_norm.[12]": NORM,
     "miopen_batch_norm.[12]": NORM,
     "_fused_rms_norm.1": NORM,
+    "nll_loss*_forward.1": LOSS_WEIGHT,
     "rsqrt": NORM,  # how norms written in plain PyTorch end
 }
 # How PyTorch makes the mask of a dropout on a CPU: Bernoulli values, then scaled.

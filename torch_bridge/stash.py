@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -86,7 +87,10 @@ def _compressing(
 ) -> Iterator[Stash]:
     trace = Trace(model, follow_modules=policy.names_modules)
     stash = Stash(policy, codecs, trace, min_values, verify)
-    with trace, torch.autograd.graph.saved_tensors_hooks(stash.pack, stash.unpack):
+    pack, unpack = stash.pack, stash.unpack
+    if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
+        pack, unpack = torch.compiler.disable(pack), torch.compiler.disable(unpack)
+    with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield stash
 
 
@@ -180,8 +184,10 @@ class Stash:
         if (source := self._entries.get((state, region))) is not None:
             return _Raw(tensor.detach(), source)
 
-        values = region.values(tensor)
-        codec, kept = self._codec(values, origin)
+        values, codec, kept = tensor, None, origin.constant
+        if kept is None:
+            values = region.values(tensor)
+            codec, kept = self._codec(values, origin)
         key = (state, region)
         raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
@@ -200,8 +206,6 @@ class Stash:
 
     def _codec(self, values: torch.Tensor, origin: Origin) -> tuple[backends.Backend | BitsCodec | None, str]:
         """What compresses a flat tensor, None if nothing does, and what the report is to say of it."""
-        if origin.constant is not None:
-            return None, origin.constant
         if len(values) < self._min_values:
             return None, self._too_small
         for rule in self._rules_for(values, origin):
@@ -349,6 +353,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not tensor.is_neg()
         and not tensor.is_conj()
+        and not tensor._is_zerotensor()
         and not tensor.is_quantized
     )
 

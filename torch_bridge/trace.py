@@ -140,7 +140,9 @@ class Trace(TorchDispatchMode):
         storage = tensor.untyped_storage()
         seen = self._origins.get(storage)
         known = self._constants.get(storage)
-        if known is None and isinstance(tensor, torch.nn.Parameter):
+        if known is None and (
+            isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
+        ):
             known = Origin(constant="parameter")
         if known is not None:
             return Origin(seen.op if seen else "", known.constant, seen.writes if seen else 0)

@@ -9,6 +9,7 @@ matrices only the bytes of planes that are stored are ever looked at.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ class CpuBackend(Backend):
 
     def compress(self, values: torch.Tensor) -> torch.Tensor:
         block, bits = self.fmt.block, self.fmt.float_type.bits
-        words = values.view(torch.uint8).cpu().numpy().view(bits)
+        here = values.cpu()
+        words = _octets(here).view(bits)
         stored = torch.empty((self.fmt.blocks(len(words)), self._target), dtype=torch.uint8)
         rows, whole = stored.numpy(), len(words) // block
         self._for_each(whole, self._compress, words[: whole * block].reshape(whole, block), rows[:whole])
@@ -78,6 +80,14 @@ class CpuBackend(Backend):
                 raise ValueError(f"block {start + invalid}: no encoder produces the header {header}")
 
         for_each(work, range(0, blocks, step))
+
+
+def _octets(tensor: torch.Tensor) -> np.ndarray:
+    """A CPU tensor's memory, for as long as the tensor lives.
+
+    ``Tensor.numpy()`` would forbid everyone to resize the storage, which is how FSDP frees memory.
+    """
+    return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 class _Layout(NamedTuple):

@@ -1,0 +1,109 @@
+"""Training on the ranks of torchrun, once with each kind of hooks; test_bridge_distributed.py starts it.
+
+    torchrun --standalone --nproc-per-node 2 -m tests.distributed_worker FOLDER
+
+Every rank writes FOLDER/RANK.json: for each parallelism and each kind of hooks the losses of some steps, the
+bytes of two matrices between the last forward and backward pass, and the rows of the bridge's last report.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_bridge import compress_activations
+
+from .plain_stash import COARSE, is_log_softmax, reference, untouched
+
+STEPS, BATCH, LENGTH, WIDTH, HEADS, CLASSES = 4, 3, 40, 64, 4, 33
+
+
+class Net(nn.Module):
+    """A small transformer. Two ranks cannot share 33 classes equally, so what FSDP gathers has padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 96, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(x).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, tokens.roll(-1, 1).flatten())
+
+
+def shard(net: nn.Module, **how: Any) -> nn.Module:
+    """FSDP2, on the CPU even where there is a GPU."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh, **how)
+    return fully_shard(net, mesh=mesh, **how)
+
+
+PARALLEL: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "ddp": DistributedDataParallel,
+    "fsdp": shard,
+    "fsdp, bf16": lambda net: shard(net, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "fsdp, kept after forward": lambda net: shard(net, reshard_after_forward=False),
+}
+
+
+def is_exact(tensor: torch.Tensor) -> bool:
+    """Log-softmaxes, norm statistics and log-sum-exps."""
+    return is_log_softmax(tensor) or tensor.shape[-1:] == (1,) or tensor.shape == (BATCH, HEADS, LENGTH)
+
+
+HOOKS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
+    "bridge": lambda model: compress_activations(model, COARSE, min_values=2),
+    "reference": lambda model: reference(model, COARSE, is_exact, min_values=2),
+    "exact": lambda model: untouched(),
+}
+
+
+def train(parallel: str, hooks: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Net()
+    model = PARALLEL[parallel](net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    weights: list[torch.UntypedStorage] = []
+    for layer in net.layers:
+        layer.linear1.register_forward_pre_hook(lambda part, _: weights.append(part.weight.untyped_storage()))
+    for _ in range(STEPS):
+        weights.clear()
+        tokens = torch.randint(CLASSES, (BATCH, LENGTH), generator=batches)
+        with HOOKS[hooks](model) as stash:
+            loss = model(tokens)
+        bytes_between = sum(storage.nbytes() for storage in weights)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    rows = [asdict(row) for row in stash.report().rows] if hooks == "bridge" else []
+    return {"losses": losses, "rows": rows, "bytes_between": bytes_between}
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    results = {p: {h: train(p, h) for h in HOOKS} for p in PARALLEL}
+    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()

@@ -1,0 +1,55 @@
+"""Training on two ranks: what the bridge does to it is what a plain stash does, and weights stay exact."""
+
+import json
+
+import pytest
+
+from .launch import TORCHRUN, python
+
+PARALLEL = ("ddp", "fsdp", "fsdp, bf16", "fsdp, kept after forward")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each rank of tests/distributed_worker.py wrote; see there."""
+    folder = tmp_path_factory.mktemp("ranks")
+    python(*TORCHRUN, "-m", "tests.distributed_worker", str(folder))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_losses_equal_those_of_the_reference(ranks, parallel):
+    for rank in ranks:
+        runs = rank[parallel]
+        assert runs["bridge"]["losses"] == runs["reference"]["losses"]
+        assert runs["bridge"]["losses"] != runs["exact"]["losses"]
+    assert ranks[0][parallel]["bridge"]["losses"] != ranks[1][parallel]["bridge"]["losses"]
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_weights_are_not_stashed(ranks, parallel):
+    # Matrices that are not parameters have a row for each of the 120 tokens.
+    for rank in ranks:
+        rows = rank[parallel]["bridge"]["rows"]
+        matrices = [row for row in rows if len(row["shape"]) == 2 and 120 not in row["shape"]]
+        weights = [row for row in matrices if row["dtype"] != "int64"]
+        assert sorted(row["shape"] for row in weights) == [[64, 33], [64, 64], [64, 96], [64, 192], [96, 64]]
+        assert {row["kept"] for row in weights} == {"parameter"}
+        assert not any(row["counted"] for row in weights)
+
+
+def test_weights_are_freed_between_forward_and_backward_where_fsdp_frees_them(ranks):
+    for rank in ranks:
+        kept = {parallel: runs["bridge"]["bytes_between"] for parallel, runs in rank.items()}
+        assert kept == {parallel: runs["exact"]["bytes_between"] for parallel, runs in rank.items()}
+        assert (kept["fsdp"], kept["fsdp, bf16"]) == (0, 0)
+        assert kept["ddp"] == kept["fsdp, kept after forward"] == 2 * 4 * 64 * 96
+
+
+def test_activations_are_stashed_alike(ranks):
+    def activations(parallel):
+        rows = ranks[0][parallel]["bridge"]["rows"]
+        return {(tuple(row["shape"]), row["kept"], row["stored_bytes"]) for row in rows if row["counted"]}
+
+    assert activations("fsdp") == activations("ddp") == activations("fsdp, kept after forward")
+    assert any(kept == "compressed" for _, kept, _ in activations("ddp"))

@@ -1,0 +1,215 @@
+"""Other people's trainers do with the bridge what a plain loop does with the same context; examples run."""
+
+import re
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+import transformers
+from torch import nn
+
+from torch_bridge import compress_activations
+from torch_bridge.huggingface import CompressActivationsMixin
+from torch_bridge.lightning import CompressActivations
+
+from .launch import TORCHRUN, python
+from .plain_stash import COARSE, untouched
+
+STEPS, RATE = 4, 0.1
+
+
+class Regression(nn.Module):
+    """The norm of vectors; the loss as transformers' models return it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def forward(self, x, labels=None):
+        found = self.net(x)
+        return {"loss": (found - x.norm(dim=1, keepdim=True)).square().mean(), "found": found}
+
+
+def data():
+    return torch.randn(STEPS * 64, 32, generator=torch.Generator().manual_seed(0))
+
+
+def fresh(kind=Regression):
+    torch.manual_seed(0)
+    return kind()
+
+
+def trained_by_a_plain_loop(context):
+    model = fresh()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for x in data().split(64):
+        with context(model):
+            loss = model(x)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.net.state_dict()
+
+
+def equal(found, expected):
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    found = trained_by_a_plain_loop(lambda model: compress_activations(model, COARSE))
+    assert not equal(found, trained_by_a_plain_loop(lambda model: untouched()))
+    return found
+
+
+class PlainTrainer(transformers.Trainer):
+    """Batches in their order."""
+
+    def get_train_dataloader(self):
+        examples = [{"x": x} for x in data()]
+        return torch.utils.data.DataLoader(examples, batch_size=64)
+
+
+class Compressing(CompressActivationsMixin, PlainTrainer):
+    pass
+
+
+class WithOwnLoss(CompressActivationsMixin, PlainTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+def huggingface(kind, folder, **arguments):
+    model = fresh()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    settings = transformers.TrainingArguments(
+        str(folder),
+        max_steps=STEPS,
+        logging_steps=1,
+        max_grad_norm=0.0,
+        remove_unused_columns=False,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        **arguments,
+    )
+    return kind(model, settings, optimizers=(optimizer, constant), policy=COARSE)
+
+
+@pytest.mark.parametrize("kind", [Compressing, WithOwnLoss])
+def test_huggingface_trainer_equals_a_plain_loop(tmp_path, expected, kind):
+    trainer = huggingface(kind, tmp_path)
+    trainer.train()
+    assert equal(trainer.model.net.state_dict(), expected)
+    logged = [entry["activation_ratio"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [trainer.stash.report().ratio] * STEPS
+    assert logged[0] > 2
+
+
+def test_huggingface_evaluation_is_left_alone(tmp_path):
+    trainer = huggingface(Compressing, tmp_path, per_device_eval_batch_size=64)
+    trainer.train()
+    stash = trainer.stash
+    examples = [{"x": x, "labels": torch.zeros(())} for x in data()]
+    found = trainer.evaluate(examples)["eval_loss"]
+    assert trainer.stash is stash
+    with torch.no_grad():
+        assert found == pytest.approx(trainer.model(data())["loss"].item())
+
+
+def test_huggingface_trainer_with_autocast_stashes_bf16(tmp_path):
+    trainer = huggingface(Compressing, tmp_path, bf16=True)
+    trainer.train()
+    kept = {row.dtype for row in trainer.stash.report().rows if row.kept == "compressed"}
+    assert "bfloat16" in kept
+
+
+class Automatic(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.regression = fresh()
+        self.fails = False
+
+    def training_step(self, x, _):
+        if self.fails:
+            raise ArithmeticError("in the middle of a step")
+        return self.regression(x)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+class Manual(Automatic):
+    """The backward pass is in the training step, and so inside the context."""
+
+    automatic_optimization = False
+
+    def training_step(self, x, _):
+        self.optimizers().zero_grad()
+        self.manual_backward(self.regression(x)["loss"])
+        self.optimizers().step()
+
+
+def fit(module, callback, **arguments):
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        callbacks=[callback],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        **arguments,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(data(), batch_size=64))
+    return trainer
+
+
+@pytest.mark.parametrize("kind", [Automatic, Manual])
+def test_lightning_equals_a_plain_loop(expected, kind):
+    module, callback = kind(), CompressActivations(COARSE)
+    trainer = fit(module, callback)
+    assert equal(module.regression.net.state_dict(), expected)
+    assert trainer.callback_metrics["activation_ratio"] == pytest.approx(callback.stash.report().ratio)
+    assert callback.stash.report().ratio > 2
+
+
+def test_lightning_with_autocast_stashes_bf16():
+    callback = CompressActivations(COARSE)
+    fit(Automatic(), callback, precision="bf16-mixed")
+    kept = {row.dtype for row in callback.stash.report().rows if row.kept == "compressed"}
+    assert "bfloat16" in kept
+
+
+def test_lightning_module_is_as_before_after_fit_and_after_a_failure():
+    module, callback = Automatic(), CompressActivations(COARSE)
+    fit(module, callback)
+    assert "training_step" not in vars(module)
+    module.fails = True
+    with pytest.raises(ArithmeticError):
+        fit(module, callback)
+    assert "training_step" not in vars(module)
+    x = torch.randn(64, 64, requires_grad=True)
+    (x * x).sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+
+
+EXAMPLES = {
+    "plain_loop": ["examples/plain_loop.py"],
+    "huggingface_trainer": ["examples/huggingface_trainer.py"],
+    "lightning_module": ["examples/lightning_module.py"],
+    "accelerate_loop": ["examples/accelerate_loop.py"],
+    "train_ddp": [*TORCHRUN, "examples/train_ddp.py", "--steps", "3"],
+    "train_ddp with fsdp": [*TORCHRUN, "examples/train_ddp.py", "--steps", "3", "--fsdp"],
+}
+
+
+@pytest.mark.parametrize("command", EXAMPLES.values(), ids=EXAMPLES)
+def test_an_example_runs(command):
+    output = python(*command)
+    ratios = re.findall(r"activations ([\d.]+)x smaller", output)
+    assert ratios, output
+    assert all(float(ratio) > 1.9 for ratio in ratios), output

@@ -1,0 +1,296 @@
+"""The Triton backend makes golden's bytes and values: on the GPU if there is one, else interpreted."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from golden import PlaneFormat
+from torch_bridge import backends
+from torch_bridge.dtypes import TORCH_DTYPES
+
+from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NATIVE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+def kernels():
+    """The backend's module; where there is no GPU a copy of our own, which is interpreted.
+
+    Triton decides while the module is loaded, and other tests may want it compiled.
+    """
+    if DEVICE == "cuda":
+        return importlib.import_module("torch_bridge.backends.triton_kernels")
+    spec = importlib.util.find_spec("torch_bridge.backends.triton_kernels")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        spec.loader.exec_module(module)
+    return module
+
+
+pytest.importorskip("triton", reason="there is no Triton for this system")
+TritonBackend = kernels().TritonBackend
+
+
+def spread_of_targets(dtype, block):
+    """The smallest target (blocks of specials), whole and partial planes, and the raw size."""
+    low, high = target_range(dtype, block)
+    plane = block // 8
+    return sorted({low, low + 1, low + plane, high * 5 // 16, high // 2 + 1, high})
+
+
+def as_tensor(fmt, words):
+    words = np.asarray(words).astype(fmt.float_type.bits).reshape(-1)
+    return torch.from_numpy(words.view(np.uint8)).view(TORCH_DTYPES[fmt.dtype])
+
+
+def compress(backend, values):
+    stored = backend.compress(values.to(DEVICE))
+    assert stored.device.type == DEVICE
+    return stored.cpu()
+
+
+def decompress(backend, stored, count):
+    values = backend.decompress(stored.to(DEVICE), count)
+    assert values.device.type == DEVICE
+    backend.check()
+    return values.cpu()
+
+
+def assert_same_bits(fmt, found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    wrong = (found.view(torch.uint8) != expected.view(torch.uint8)).nonzero()[:1]
+    size = found.element_size() * fmt.block
+    assert not len(wrong), f"{fmt}: block {int(wrong[0]) // size} differs"
+
+
+def refuse(backend, stored, count):
+    """The message with which the backend refuses what is stored."""
+    with pytest.raises(ValueError, match="no encoder") as error:
+        decompress(backend, stored, count)
+    return str(error.value)
+
+
+def message(block, header):
+    return f"block {block}: no encoder produces the header {bytes(header.tolist()).hex(' ')}"
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bytes_and_values_are_goldens(dtype, block, rounding):
+    for target in spread_of_targets(dtype, block):
+        fmt = PlaneFormat(dtype, block, target, rounding)
+        golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
+        values = as_tensor(fmt, hostile(fmt, 60, seed=target))[: -block // 3]
+        stored = golden.compress(values)
+        found = compress(ours, values)
+        assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
+        assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
+
+
+@pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 32, 60), PlaneFormat("fp16", 128, 96)])
+def test_programs_side_by_side_make_what_one_makes(fmt):
+    values = as_tensor(fmt, hostile(fmt, 300, seed=0))[:-1]
+    golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
+    stored = golden.compress(values)
+    assert torch.equal(compress(ours, values), stored)
+    assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_payload_behind_a_valid_header_decodes_as_golden_does(dtype, block):
+    generator = torch.Generator().manual_seed(block)
+    low, high = target_range(dtype, block)
+    for target in (low, high // 2):
+        fmt = PlaneFormat(dtype, block, target)
+        golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
+        stored = golden.compress(as_tensor(fmt, hostile(fmt, 60, seed=target)))
+        payload = stored[:, fmt.header_bytes :]
+        payload.copy_(torch.randint(256, payload.shape, generator=generator, dtype=torch.uint8))
+        count = len(stored) * block
+        assert_same_bits(fmt, decompress(ours, stored, count), golden.decompress(stored, count))
+
+
+@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 127, 128, 129])
+def test_tails_and_empty_tensors_keep_their_length(count, block):
+    fmt = PlaneFormat("fp32", block, 4 * block)
+    backend, values = TritonBackend(fmt), torch.randn(count)
+    stored = compress(backend, values)
+    assert stored.shape == (-(-count // block), 4 * block)
+    assert torch.equal(stored, backends.get("golden", fmt).compress(values))
+    assert torch.equal(decompress(backend, stored, count), values)
+
+
+def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(monkeypatch):
+    fmt = PlaneFormat("bf16", 64, 41)
+    ours = TritonBackend(fmt)
+    values = as_tensor(fmt, hostile(fmt, 5, seed=2))[:-30].to(DEVICE)
+    stored = ours.compress(values)
+    decoded = ours.decompress(stored, len(values))
+    among_others = torch.cat([values, values, -values])[len(values) : 2 * len(values)]
+    rows_among_others = torch.cat([~stored, stored, ~stored])[5:10]
+
+    buffers, new_empty = [], torch.Tensor.new_empty
+
+    def amid_a_buffer(tensor, shape, dtype=None, **options):
+        """Instead of ``new_empty``: a tensor with 1 KiB of marks on either side."""
+        if dtype is None:  # Triton's own use of it
+            return new_empty(tensor, shape, **options)
+        size = torch.Size([shape]) if isinstance(shape, int) else torch.Size(shape)
+        end = 1024 + size.numel() * dtype.itemsize
+        buffers.append((torch.full((end + 1024,), 0xA5, dtype=torch.uint8, device=DEVICE), end))
+        return buffers[-1][0][1024:end].view(dtype).view(size)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", amid_a_buffer)
+    found = ours.compress(among_others), ours.decompress(rows_among_others, len(values))
+    monkeypatch.undo()
+    assert torch.equal(found[0], stored)
+    assert_same_bits(fmt, found[1].cpu(), decoded.cpu())
+    assert len(buffers) == 2
+    for buffer, end in buffers:
+        assert (buffer[:1024] == 0xA5).all()
+        assert (buffer[end:] == 0xA5).all()
+
+
+@pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), PlaneFormat("fp16", 16, 8), PlaneFormat("bf16", 32, 11)]
+)
+def test_the_headers_that_golden_rejects_are_rejected(fmt):
+    generator = torch.Generator().manual_seed(0)
+    valid = backends.get("golden", fmt).compress(as_tensor(fmt, hostile(fmt, 60, seed=1)))
+    # Each header with one bit of it turned over, and headers of random bytes.
+    places = torch.arange(len(valid)) % (8 * fmt.header_bytes)
+    turned = valid.clone()
+    turned[torch.arange(len(valid)), places // 8] ^= (1 << places % 8).to(torch.uint8)
+    noise = torch.randint(256, (10, fmt.target), generator=generator, dtype=torch.uint8)
+    stored = torch.cat([valid, turned, noise])
+    headers = stored[:, : fmt.header_bytes]
+    invalid = torch.from_numpy(fmt.check_headers(headers.numpy()))
+    assert not invalid[: len(valid)].any()
+    assert 0 < invalid[len(valid) : 2 * len(valid)].sum() < len(valid)
+
+    backend = TritonBackend(fmt)
+    accepted = stored[~invalid]
+    decompress(backend, accepted, len(accepted) * fmt.block)
+    for row in stored[invalid]:
+        assert refuse(backend, row[None], fmt.block) == message(0, row[: fmt.header_bytes])
+
+
+def test_the_first_invalid_block_is_named():
+    fmt = PlaneFormat("fp32", 64, 80)
+    backend = TritonBackend(fmt)
+    stored = compress(backend, torch.randn(200 * 64))
+    for block in (199, 77, 78):
+        stored[block, 0] = 0
+        stored[block, 4] = block
+    assert refuse(backend, stored, 200 * 64) == message(77, stored[77, :5])
+
+
+def test_a_check_reports_the_first_tensor_since_the_last_check_once(monkeypatch):
+    fmt = PlaneFormat("fp32", 64, 80)
+    backend = TritonBackend(fmt)
+    good = compress(backend, torch.randn(10 * 64)).to(DEVICE)
+    first, second = good.clone(), good.clone()
+    first[6, 0], second[2, 0] = 0, 255
+    with monkeypatch.context() as later:
+        later.setattr(backend, "check", lambda: None)  # as on CUDA, where decompressing does not wait
+        for stored in (good, first, second, good):
+            backend.decompress(stored, 10 * 64)
+    with pytest.raises(ValueError, match="no encoder") as error:
+        backend.check()
+    assert str(error.value) == message(6, first[6, :5])
+    backend.check()
+    backend.decompress(good, 10 * 64)
+    backend.check()
+
+
+def test_stored_of_the_wrong_size_or_type_is_an_error():
+    backend = TritonBackend(PlaneFormat("fp32", 64, 80))
+    with pytest.raises(ValueError, match=r"uint8 of shape \(3, 80\), not torch.uint8 of \(2, 80\)"):
+        backend.decompress(torch.zeros((2, 80), dtype=torch.uint8, device=DEVICE), 129)
+    with pytest.raises(ValueError, match=r"not torch.int32 of \(3, 80\)"):
+        backend.decompress(torch.zeros((3, 80), dtype=torch.int32, device=DEVICE), 129)
+
+
+def test_it_is_a_backend_of_the_bridge():
+    assert "triton" in backends.NAMES
+    assert type(backends.get("triton", PlaneFormat())).__name__ == "TritonBackend"
+
+
+def test_a_missing_triton_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch_bridge.backends.triton_kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ImportError, match="needs Triton, for Linux only: pip install triton"):
+        backends.get("triton", PlaneFormat())
+
+
+def run_native(program, **environment):
+    """Run Python where Triton compiles; what it printed."""
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=NATIVE | environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_cpu_tensors_need_the_interpreter():
+    program = """
+import torch
+from golden import PlaneFormat
+from torch_bridge import backends
+backend = backends.get("triton", PlaneFormat())
+for call in (
+    lambda: backend.compress(torch.ones(5)),
+    lambda: backend.decompress(torch.zeros((1, 80), dtype=torch.uint8), 5),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+    assert run_native(program) == 2 * "the triton backend needs CUDA tensors, not 'cpu'\n"
+
+
+def test_both_kernels_compile_for_a_gpu(tmp_path):
+    """The interpreter takes code that the compiler does not; an H100 or H200 is of compute capability 9.0."""
+    program = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from golden import PlaneFormat
+from torch_bridge.backends import triton_kernels as kernels
+
+for fmt in (
+    PlaneFormat("fp32", 64, 80),
+    PlaneFormat("fp32", 16, 64, "truncate"),
+    PlaneFormat("bf16", 128, 36),
+    PlaneFormat("fp16", 16, 7),
+):
+    constants = kernels._constants(fmt)
+    words = "*u32" if fmt.planes == 32 else "*u16"
+    for kernel, arguments in (
+        (kernels._compress, {"values": words, "stored": "*u8", "count": "i32"}),
+        (
+            kernels._decompress,
+            {"stored": "*u8", "values": words, "count": "i64", "record": "*i64", "call": "i32"},
+        ),
+    ):
+        source = ASTSource(kernel, arguments | dict.fromkeys(constants, "constexpr"), constexprs=constants)
+        options = {"num_warps": kernels._WARPS}
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert compiled.asm["cubin"], (fmt, kernel)
+        # 2 to 5 thousand lines; several times that if threads of a tile repeat each other's work.
+        assert compiled.asm["ptx"].count("\\n") < 6000, (fmt, kernel)
+        print(kernel.__name__)
+"""
+    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 4 * "_compress\n_decompress\n"
