@@ -60,7 +60,7 @@ formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)
 
-bench: setup ## Speed of codecs, time and memory of training steps, in build/bench (20 minutes)
+bench: library ## Speed of codecs, time and memory of training steps, in build/bench (20 minutes)
 	$(RUN) bench.golden_speed
 	$(RUN) bench.codec
 	$(RUN) bench.training

@@ -5,7 +5,8 @@ and writes the same rows to build/bench/codec.json. Every codec makes its own ou
 training, and the memory copy does too. The values are what the default GPT-2 saves, concatenated, without
 the tensors that the bridge keeps exact. zfp runs at a fixed rate, in one dimension and on one thread: zfpy
 offers no more; it has no bf16, so it gets those values as fp32, converted beforehand. blosc2 is lossless,
-at its default level 5, so it has no target.
+at its default level 5, so it has no target. ``planes-verilated`` is the simulated hardware, which ``make
+library`` builds.
 
 ``--device cuda`` measures the Triton kernels instead, and writes build/bench/codec_gpu.json: there a row
 also has the share of the memory copy's rate.
@@ -18,7 +19,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ RAW_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 RUNS = {"cpu": 5, "cuda": 20}
 BLOCK = 64
 RATIOS = (3.2, 2.0)
+SIMULATED = 1 << 19  # values, as a simulation is slow
 OUTPUT = {"cpu": Path("build/bench/codec.json"), "cuda": Path("build/bench/codec_gpu.json")}
 
 
@@ -60,8 +62,10 @@ def activations(dtype: str, device: str) -> torch.Tensor:
     return flat if device == "cpu" else flat.repeat(-(-most // len(flat)))[:most]
 
 
-def planes(backend: str, values: torch.Tensor, dtype: str) -> Iterator[Codec]:
-    for ratio in RATIOS:
+def planes(
+    backend: str, values: torch.Tensor, dtype: str, ratios: Sequence[float] = RATIOS
+) -> Iterator[Codec]:
+    for ratio in ratios:
         raw = PlaneFormat(dtype, BLOCK, None).raw_bytes
         codec = backends.get(backend, PlaneFormat(dtype, BLOCK, int(raw / ratio)))
         yield Codec(
@@ -132,10 +136,12 @@ def effective_bits(values: torch.Tensor, decoded: torch.Tensor) -> float:
     return float(bits.clamp(max=24)[variance > 0].mean())
 
 
-def measure(values: torch.Tensor, dtype: str, threads: int) -> Iterator[dict[str, str | int | float]]:
+def measure(
+    values: torch.Tensor, dtype: str, threads: int, codecs: Iterable[Codec]
+) -> Iterator[dict[str, str | int | float]]:
     torch.set_num_threads(threads)
     copy = 0.0
-    for codec in codecs(values, dtype, threads):
+    for codec in codecs:
         stored = codec.compress()
         row: dict[str, str | int | float] = {
             "codec": codec.name,
@@ -165,7 +171,10 @@ def main() -> None:
     for dtype in ("fp32", "bf16"):
         values = activations(dtype, device)
         for threads in sorted({1, cores}) if device == "cpu" else (1,):
-            rows += measure(values, dtype, threads)
+            rows += measure(values, dtype, threads, codecs(values, dtype, threads))
+        if device == "cpu" and dtype == "fp32":
+            few = values[:SIMULATED]
+            rows += measure(few, dtype, 1, planes("verilated", few, dtype, RATIOS[:1]))
     columns = {name: name.replace("_gbps", "").replace("_", " ") for name in rows[0] if name != "device"}
     table = Table(title=f"GB/s of uncompressed values on {device}, median of {RUNS[device]} runs")
     for name, heading in columns.items():
