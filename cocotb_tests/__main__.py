@@ -126,16 +126,17 @@ def _netlist(arguments: argparse.Namespace) -> None:
 
 
 def _xsafety(arguments: argparse.Namespace) -> None:
-    # Verilator's models are those of the netlist run; Icarus is slow, and takes the small engines only.
-    runs = [("verilator", config, range(arguments.seed, arguments.seed + 3)) for config in configs.GATES]
+    # Verilator's models are those of the netlist run. Icarus is slow: small engines only, and fewer blocks.
+    three, few = range(arguments.seed, arguments.seed + 3), max(100, arguments.blocks // 5)
+    runs = [("verilator", config, three, arguments.blocks) for config in configs.GATES]
     if shutil.which("iverilog"):
-        runs += [("icarus", config, [arguments.seed]) for config in configs.SMALL]
+        runs += [("icarus", config, three[:1], few) for config in configs.SMALL]
     else:
         print("Icarus Verilog is not installed: only Verilator's random bits, no X")
-    options = {"folder": Path("build/netlist"), "model": runner.GATES, "blocks": arguments.blocks}
+    options = {"folder": Path("build/netlist"), "model": runner.GATES}
     calls = [
-        partial(_run_seeds, config, part, seeds, options | {"simulator": simulator})
-        for simulator, config, seeds in runs
+        partial(_run_seeds, config, part, seeds, options | {"simulator": simulator, "blocks": blocks})
+        for simulator, config, seeds, blocks in runs
         for part in PARTS
     ]
     found = _run_all(calls, arguments.jobs, "simulating unknown states")
