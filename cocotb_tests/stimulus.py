@@ -144,17 +144,13 @@ def _specials(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
 
 
 def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
-    """All zero, all -0.0, all equal, all special, subnormal, a single plane, one outlier, the largest value.
-
-    These in turn, so that each plane of a type is the only one in a few hundred blocks.
-    """
+    """All zero, all -0.0, all equal, all special, subnormal, one outlier, the largest value."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     exponent = rng.integers(0, ft.exponent_max, (count, 1))
     equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
     payload = rng.choice([0, 1, ft.quiet_bit, ft.mantissa_mask], (count, 1))
     special = np.broadcast_to(_fields(fmt, sign[:, :1], ft.exponent_max, payload), shape)
-    turns = np.arange(count)[:, None] + rng.integers(8 * ft.width)
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
     choices = [
@@ -162,12 +158,25 @@ def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Block
         _fields(fmt, np.ones(shape), 0, 0),
         equal,
         special,
-        rng.integers(0, 2, shape) << turns // 8 % ft.width,
         _fields(fmt, sign, 0, mantissa),
         outlier,
         np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
     ]
-    return np.choose(turns % len(choices), choices).astype(np.uint64)
+    return np.choose(rng.integers(0, len(choices), (count, 1)), choices).astype(np.uint64)
+
+
+def _every_rank(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Subnormals whose last plane is each mantissa plane, behind each number of others that fit, in turn."""
+    ft = fmt.float_type
+    _, sign, mantissa = _random_fields(fmt, count, rng)
+    turns = np.arange(count)[:, None] + rng.integers(ft.mantissa_bits * (fmt.slots + 1))
+    last = turns % ft.mantissa_bits
+    before = turns // ft.mantissa_bits % np.minimum(last + 2, fmt.slots + 1)
+    candidates = np.arange(ft.mantissa_bits + 1)  # the sign plane, then the mantissa planes
+    order = np.where(candidates <= last, rng.random((count, ft.mantissa_bits + 1)), 2).argsort(axis=1)
+    used = (order.argsort(axis=1) < before) | (candidates == last + 1)
+    mask = (used[:, 1:] << np.arange(ft.mantissa_bits)[::-1]).sum(axis=1)[:, None]
+    return _fields(fmt, sign & used[:, :1], 0, mantissa & mask)
 
 
 def _planes_that_barely_fit(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
@@ -201,4 +210,5 @@ KINDS: dict[str, Callable[[PlaneFormat, int, np.random.Generator], Blocks]] = {
     "fits": _planes_that_barely_fit,
     "specials": _specials,
     "degenerate": _degenerate,
+    "ranks": _every_rank,
 }

@@ -2,9 +2,8 @@
 
 What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast.
 A block is worked on alone, in a few loops over its values that the compiler turns into vector
-instructions: they have no branches, and every number in them has the width of a word. The words are then
-cut into octets, so that eight values' octets are an 8x8 bit matrix in one uint64; of the transposed
-matrices only the bytes of planes that are stored are ever looked at.
+instructions: they have no branches, and every number in them has the width of a word. A plane is then one
+comparison of a vector with a bit, and only planes that are stored are ever looked at.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
+from numba.extending import intrinsic
 
 from golden import PlaneFormat
 
@@ -95,7 +96,6 @@ class _Layout(NamedTuple):
 
     mantissa_bits: int
     exponent_max: int
-    header: int
     slots: int
     partial: int
     nearest: int
@@ -104,7 +104,7 @@ class _Layout(NamedTuple):
     def of(cls, fmt: PlaneFormat) -> _Layout:
         ft = fmt.float_type
         nearest = int(fmt.rounding == "nearest")
-        return cls(ft.mantissa_bits, ft.exponent_max, fmt.header_bytes, fmt.slots, fmt.partial, nearest)
+        return cls(ft.mantissa_bits, ft.exponent_max, fmt.slots, fmt.partial, nearest)
 
 
 def _compiled(function: Callable) -> Any:
@@ -112,6 +112,11 @@ def _compiled(function: Callable) -> Any:
         return numba.njit(function, nogil=True, cache=True)
     except RuntimeError:  # there is no folder at all to keep the machine code in
         return numba.njit(function, nogil=True)
+
+
+def _instruction(function: Callable) -> Any:
+    """What a function of argument types returns: a signature, and what emits the LLVM code for a call."""
+    return intrinsic(prefer_literal=True)(function)
 
 
 @_compiled
@@ -122,18 +127,17 @@ def _bit_length(number: int) -> int:
     return _bit_count(number | number >> 4)
 
 
-@_compiled
-def _bit_count(number: int) -> int:
-    count = 0
-    while number:
-        number &= number - 1
-        count += 1
-    return count
+@_instruction
+def _bit_count(_: Any, number: Any) -> Any:
+    kind = numba.types.unliteral(number)
+    return kind(kind), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
 
 
-@_compiled
-def _trailing_zeros(number: int) -> int:
-    return _bit_count((number & -number) - 1)
+@_instruction
+def _trailing_zeros(_: Any, number: Any) -> Any:
+    """Of a number other than 0."""
+    kind, true = numba.types.unliteral(number), ir.IntType(1)(1)
+    return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], true)
 
 
 @_compiled
@@ -145,18 +149,59 @@ def _code_special(value: int, infinity: int, sign_bit: int, exponent_bit: int) -
     return value & sign_bit | exponent_bit if magnitude == infinity else 0
 
 
-@_compiled
-def _transpose_8x8(matrix: np.uint64) -> np.uint64:
-    """Transpose the 8x8 bit matrix in a uint64: bit b of octet i changes places with bit i of octet b.
+# A plane is all words of a block compared at once, which processors have instructions for and compilers
+# do not find in a loop. So these two are written in LLVM's language, where a comparison gives <N x i1>.
 
-    Swaps of 1x1, 2x2 and 4x4 sub-matrices (Warren, Hacker's Delight, 7-3).
-    """
-    swap = (matrix >> np.uint64(7) ^ matrix) & np.uint64(0x00AA00AA00AA00AA)
-    matrix ^= swap ^ swap << np.uint64(7)
-    swap = (matrix >> np.uint64(14) ^ matrix) & np.uint64(0x0000CCCC0000CCCC)
-    matrix ^= swap ^ swap << np.uint64(14)
-    swap = (matrix >> np.uint64(28) ^ matrix) & np.uint64(0x00000000F0F0F0F0)
-    return matrix ^ swap ^ swap << np.uint64(28)
+
+@_instruction
+def _store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
+    """``stored[place : place + n / 8] = `` the bits of that weight of ``words[:n]``."""
+    signature = numba.void(words, n, words.dtype, stored, place)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block, weights, octets = _of_block(context, builder, signature, arguments)
+        values = builder.load(block, align=_alignment(words))
+        plane = builder.icmp_unsigned("!=", builder.and_(values, weights), values.type(None))
+        builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@_instruction
+def _load_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
+    """Those of ``words[:n]`` whose bit in ``stored[place : place + n / 8]`` is 1 get a bit of that weight."""
+    signature = numba.void(words, n, words.dtype, stored, place)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block, weights, octets = _of_block(context, builder, signature, arguments)
+        values = builder.load(block, align=_alignment(words))
+        plane = builder.bitcast(builder.load(octets, align=1), ir.VectorType(ir.IntType(1), n.literal_value))
+        bits = builder.select(plane, weights, values.type(None))
+        builder.store(builder.or_(values, bits), block, align=_alignment(words))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _of_block(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any, Any]:
+    """A pointer to ``words[:n]`` as a vector, n times the weight, a pointer to the plane as an integer."""
+    words, n, word, stored, _ = signature.args
+    vector = ir.VectorType(ir.IntType(word.bitwidth), n.literal_value)
+    block = context.make_array(words)(context, builder, arguments[0]).data
+    plane = builder.gep(context.make_array(stored)(context, builder, arguments[3]).data, [arguments[4]])
+    first = builder.insert_element(vector(None), arguments[2], ir.IntType(32)(0))
+    zeros = ir.VectorType(ir.IntType(32), n.literal_value)(None)
+    weights = builder.shuffle_vector(first, vector(None), zeros)
+    return (
+        builder.bitcast(block, vector.as_pointer()),
+        weights,
+        builder.bitcast(plane, ir.IntType(n.literal_value).as_pointer()),
+    )
+
+
+def _alignment(array: Any) -> int:
+    return array.dtype.bitwidth // 8
 
 
 # In compiled code numbers narrower than 64 bits widen in every operation, as in C, and a signed and an
@@ -166,12 +211,12 @@ def _transpose_8x8(matrix: np.uint64) -> np.uint64:
 @cache
 def _kernels(width: int, n: int) -> tuple[Any, Any]:
     """Both directions for blocks of ``n`` words: constants here, so that the compiler unrolls the loops."""
-    octets_per_word, plane_bytes = width // 8, n // 8
+    header, plane_bytes = 1 + width // 8, n // 8
 
     @_compiled
     def compress(words: np.ndarray, stored: np.ndarray, layout: _Layout) -> int:
         """uint[blocks, N] -> uint8[blocks, target]; always -1."""
-        mantissa_bits, exponent_max, header, slots, partial, nearest = layout
+        mantissa_bits, exponent_max, slots, partial, nearest = layout
         blocks, target = stored.shape
         word = words.dtype.type
         sign_bit = word(1 << (width - 1))
@@ -182,8 +227,10 @@ def _kernels(width: int, n: int) -> tuple[Any, Any]:
         quiet = word(1 << (mantissa_bits - 1))
 
         coded = np.empty(n, words.dtype)
-        matrices = np.empty((octets_per_word, plane_bytes), np.uint64)
-        octets = matrices.view(np.uint8)
+        whole_plane = np.empty(plane_bytes, np.uint8)
+        octets = stored.reshape(-1)
+        early = np.zeros(n, words.dtype)  # all ones where a value is one of the first ``partial``
+        early[:partial] = ~word(0)
 
         for block in range(blocks):
             present, largest, smallest = word(0), word(0), magnitude_mask
@@ -219,20 +266,22 @@ def _kernels(width: int, n: int) -> tuple[Any, Any]:
             kept_flags = flags & ~max(2 * first_lost - 1, 0)
 
             start, shift = word(base << mantissa_bits), word((base - 1) << mantissa_bits)
-            half, half_early = word(lost), word(lost_early)
-            mask, mask_early = word(max(2 * lost - 1, 0)), word(max(2 * lost_early - 1, 0))
-            step, step_early = word(2 * lost * nearest), word(2 * lost_early * nearest)
+            half, half_early = word(lost), word(lost ^ lost_early)
+            mask = word(max(2 * lost - 1, 0))
+            mask_early = word(mask ^ word(max(2 * lost_early - 1, 0)))
+            step = word(2 * lost * nearest)
+            step_early = word(step ^ word(2 * lost_early * nearest))
             zero_planes = word(~(present & mantissa_mask))
             for i in range(n):
                 value = words[block, i]
                 magnitude = word(value & magnitude_mask)
                 value = word(value | quiet) if magnitude > infinity else value
                 value = word(value & below_keeps) if magnitude < start else word(value - shift)
-                rest = word(value & (mask_early if i < partial else mask))
+                rest = word(value & word(mask ^ word(mask_early & early[i])))
                 kept = word(value ^ rest)
-                up = step_early if i < partial else step
+                up = word(step ^ word(step_early & early[i]))
                 odd = word(1) if kept & up else word(0)
-                above_half = word(rest + odd) > (half_early if i < partial else half)
+                above_half = word(rest + odd) > word(half ^ word(half_early & early[i]))
                 # A carry that leaves the stored planes, for a zero plane or the exponent, saturates.
                 stays = word(word(word(kept & mantissa_mask) + up) & zero_planes) == 0
                 coded[i] = word(kept + up) if above_half & stays else kept
@@ -241,39 +290,33 @@ def _kernels(width: int, n: int) -> tuple[Any, Any]:
                 for i in range(n):
                     coded[i] = _code_special(words[block, i], infinity, sign_bit, first_normal)
 
-            for k in range(octets_per_word):
-                for i in range(n):
-                    octets[k, i] = np.uint8(coded[i] >> 8 * k)
-            for k in range(octets_per_word):
-                for g in range(plane_bytes):
-                    matrices[k, g] = _transpose_8x8(matrices[k, g])
-
-            # Lay out the planes, the last first.
-            place = header + _bit_count(kept_flags) * plane_bytes
-            for i in range(place, target):
-                stored[block, i] = 0
+            # Lay out the planes, the last first: it may be cut off.
+            start_of_block = block * target
+            end = start_of_block + target
+            place = start_of_block + header + _bit_count(kept_flags) * plane_bytes
+            for i in range(place, end):
+                octets[i] = 0
             header_flags = 0
             while kept_flags:
-                weight = _trailing_zeros(kept_flags)
-                kept_flags &= kept_flags - 1
-                header_flags |= 1 << (width - 1 - weight)
+                weight = kept_flags & -kept_flags
+                kept_flags ^= weight
+                header_flags |= 1 << (width - 1 - _trailing_zeros(weight))
                 place -= plane_bytes
-                octet, low = weight >> 3, np.uint64(8 * (weight & 7))
-                if place + plane_bytes <= target:
-                    for g in range(plane_bytes):
-                        stored[block, place + g] = np.uint8(matrices[octet, g] >> low)
+                if place + plane_bytes <= end:
+                    _store_plane(coded, n, word(weight), octets, place)
                 else:
-                    for g in range(target - place):
-                        stored[block, place + g] = np.uint8(matrices[octet, g] >> low)
-            stored[block, 0] = base
-            for i in range(octets_per_word):
-                stored[block, 1 + i] = np.uint8(header_flags >> 8 * i)
+                    _store_plane(coded, n, word(weight), whole_plane, 0)
+                    for i in range(end - place):
+                        octets[place + i] = whole_plane[i]
+            octets[start_of_block] = base
+            for i in range(header - 1):
+                octets[start_of_block + 1 + i] = np.uint8(header_flags >> 8 * i)
         return -1
 
     @_compiled
     def decompress(stored: np.ndarray, words: np.ndarray, layout: _Layout) -> int:
         """uint8[blocks, target] -> uint[blocks, N]; the first block with an invalid header, or -1."""
-        mantissa_bits, exponent_max, header, slots, partial, _ = layout
+        mantissa_bits, exponent_max, slots, partial, _ = layout
         blocks, target = stored.shape
         word = words.dtype.type
         sign_bit = word(1 << (width - 1))
@@ -281,27 +324,29 @@ def _kernels(width: int, n: int) -> tuple[Any, Any]:
         first_normal = word(1 << mantissa_bits)
         quiet_nan = word(infinity | word(1 << (mantissa_bits - 1)))
         specials_flags = 1 << (width - 1) | 1 << mantissa_bits
-        matrices = np.empty((octets_per_word, n // 8), np.uint64)
-        octets = matrices.view(np.uint8)
+        coded = np.empty(n, words.dtype)
+        whole_plane = np.zeros(plane_bytes, np.uint8)
+        octets = stored.reshape(-1)
 
         for block in range(blocks):
-            base = np.int64(stored[block, 0])
-            matrices[:] = 0
-            flags, place = 0, header
+            place, end = block * target + header, (block + 1) * target
+            base = np.int64(octets[place - header])
             remaining: Any = 0
-            for i in range(octets_per_word):
-                remaining |= np.int64(stored[block, 1 + i]) << 8 * i
+            for i in range(1, header):
+                remaining |= np.int64(octets[place - header + i]) << 8 * (i - 1)
+            for i in range(n):
+                coded[i] = 0
+            flags = 0
             while remaining:
-                weight = width - 1 - _trailing_zeros(remaining)
+                weight = 1 << (width - 1 - _trailing_zeros(remaining))
                 remaining &= remaining - 1
-                flags |= 1 << weight
-                octet, low = weight >> 3, np.uint64(8 * (weight & 7))
-                if place + plane_bytes <= target:
-                    for g in range(plane_bytes):
-                        matrices[octet, g] |= np.uint64(stored[block, place + g]) << low
+                flags |= weight
+                if place + plane_bytes <= end:
+                    _load_plane(coded, n, word(weight), octets, place)
                 else:
-                    for g in range(target - place):
-                        matrices[octet, g] |= np.uint64(stored[block, place + g]) << low
+                    for i in range(end - place):
+                        whole_plane[i] = octets[place + i]
+                    _load_plane(coded, n, word(weight), whole_plane, 0)
                 place += plane_bytes
 
             exponent = flags >> mantissa_bits & exponent_max
@@ -318,27 +363,17 @@ def _kernels(width: int, n: int) -> tuple[Any, Any]:
             if not (valid | special):
                 return block
 
-            for k in range(octets_per_word):
-                for g in range(plane_bytes):
-                    matrices[k, g] = _transpose_8x8(matrices[k, g])
-            for i in range(n):
-                value = word(0)
-                for k in range(octets_per_word):
-                    value = word(value | word(octets[k, i]) << word(8 * k))
-                words[block, i] = value
             if special:
                 for i in range(n):
-                    sign = word(words[block, i] & sign_bit)
+                    sign = word(coded[i] & sign_bit)
                     finite_or_nan = quiet_nan if sign else word(0)
-                    words[block, i] = (
-                        word(sign | infinity) if words[block, i] & first_normal else finite_or_nan
-                    )
+                    words[block, i] = word(sign | infinity) if coded[i] & first_normal else finite_or_nan
             else:
                 shift = word((base - 1) << mantissa_bits)
                 for i in range(n):
-                    field = word(words[block, i] & infinity)
-                    moved = word(words[block, i] ^ field | word(field + shift) & infinity)
-                    words[block, i] = moved if field else words[block, i]
+                    field = word(coded[i] & infinity)
+                    moved = word(word(coded[i] ^ field) | word(word(field + shift) & infinity))
+                    words[block, i] = moved if field != word(0) else coded[i]
         return -1
 
     return compress, decompress
