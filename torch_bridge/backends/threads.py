@@ -7,7 +7,7 @@ a tensor; when cores are shared with other programs that is many times slower th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Barrier, Lock
@@ -17,19 +17,24 @@ import torch
 _making_a_pool = Lock()
 
 
-def for_each(work: Callable[[int], None], items: Iterable[int]) -> None:
+def for_each(work: Callable[[int], None], items: Sequence[int]) -> None:
     """Call ``work`` with every item, on as many threads as ``torch.get_num_threads()`` says.
 
-    Raises what the first of the items that fail raised.
+    Each thread gets an equal share of neighbours. Raises what the first of the items that fail raised.
     """
-    threads = torch.get_num_threads()
-    if threads == 1:
-        for item in items:
+
+    def work_on(share: Sequence[int]) -> None:
+        for item in share:
             work(item)
+
+    threads = min(torch.get_num_threads(), len(items))
+    if threads <= 1:
+        work_on(items)
     else:
         with _making_a_pool:
-            pool = _pool(threads, os.getpid())
-        for _ in pool.map(work, items):
+            pool = _pool(torch.get_num_threads(), os.getpid())
+        size = -(-len(items) // threads)
+        for _ in pool.map(work_on, [items[i : i + size] for i in range(0, len(items), size)]):
             pass
 
 
