@@ -22,7 +22,7 @@ from gen.verilog import PARTS
 
 from . import code_coverage, configs, mutation, reports, runner, stimulus
 
-MUTANTS = 120  # of each small engine and part
+MUTANTS = 60  # of each small engine and part
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -163,9 +163,12 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     ports = re.findall(r"^  wire width (\d+) \w+put \d+ \\([io])__payload$", base.read_text(), re.M)
     widths = {name: int(width) for width, name in ports}
     miter.write_text(_MITER.format(**widths, bus=1 << widths["i"].bit_length() - 4))
+    wire = mutant.wire.partition("[")[0]
     commands = [
         f"read_rtlil {base}",
         re.sub(r"-ctrl \S+ \S+ \S+ ", "", command),
+        # A wire that no register drives any more has no use for its initial value, and may contradict it.
+        *([f"setattr -unset init w:{wire}"] if mutant.port.startswith("Q[") and wire else []),
         f"rename {top} changed",
         f"read_rtlil {base}",
         f"rename {top} engine",
