@@ -2,5 +2,6 @@
 
 from .account import Account
 from .plane import PlaneFormat, RaggedBlocks
+from .step import StepAccount, StepFormat
 
-__all__ = ["Account", "PlaneFormat", "RaggedBlocks"]
+__all__ = ["Account", "PlaneFormat", "RaggedBlocks", "StepAccount", "StepFormat"]

@@ -7,7 +7,7 @@ has a bug. After Lee, Yun, Lee, "In-memory Activation Compression for GPT Traini
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -16,13 +16,9 @@ import numpy as np
 
 from .account import Account
 from .bitplanes import from_planes, to_planes
-from .floats import FLOAT_TYPES, FloatType
+from .blocks import BlockFormat, as_shape, bit_length, describe
 
-BLOCKS = (16, 32, 64, 128)
 ROUNDINGS = ("nearest", "truncate")
-
-# Work in pieces of this many values, so that the temporary arrays stay in the cache.
-_CHUNK_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +62,7 @@ class EncodedBlocks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlaneFormat:
+class PlaneFormat(BlockFormat):
     """The parameters of a plane format, and the codec they define.
 
     Args:
@@ -95,30 +91,9 @@ class PlaneFormat:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        block, target = _integer(self.block), _integer(self.target)
-        if not isinstance(self.dtype, str) or self.dtype not in FLOAT_TYPES:
-            raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
-        if block not in BLOCKS:
-            raise ValueError(f"block must be one of {BLOCKS}, not {self.block!r}")
-        if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
-        object.__setattr__(self, "block", block)
-        if self.target is None:
-            return
-        if target is None:
-            raise ValueError(f"target must be a number of bytes or None, not {self.target!r}")
-        if not self.min_target <= target <= self.raw_bytes:
-            raise ValueError(
-                f"target must be from {self.min_target} (header and two bits per value) to "
-                f"{self.raw_bytes} bytes (the raw block) for {self.dtype} and block {block}, not {target}"
-            )
-        object.__setattr__(self, "target", target)
+        self._check_parameters(ROUNDINGS, "header and two bits per value", lossless=True)
 
     # Derived parameters. The RTL and the kernels read these, so that no width is written twice.
-
-    @property
-    def float_type(self) -> FloatType:
-        return FLOAT_TYPES[self.dtype]
 
     @property
     def planes(self) -> int:
@@ -133,11 +108,6 @@ class PlaneFormat:
     @property
     def plane_bytes(self) -> int:
         return self.block // 8
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of an uncompressed block."""
-        return self.block * self.float_type.width // 8
 
     @property
     def min_target(self) -> int:
@@ -174,10 +144,6 @@ class PlaneFormat:
             raise ValueError("the lossless mode has no fixed block size")
         return self.target
 
-    def blocks(self, count: int) -> int:
-        """Blocks that ``count`` values take; the last may be a padded tail."""
-        return -(-count // self.block)
-
     # The codec.
 
     def compress(self, values: np.ndarray) -> np.ndarray | RaggedBlocks:
@@ -210,18 +176,13 @@ class PlaneFormat:
             ValueError: ``stored`` has the wrong type or size for the shape, or a block's header
                 is one that no encoder produces; the message names the block.
         """
-        sizes = shape if isinstance(shape, list | tuple) else (shape,)
-        shape = tuple(size for size in map(_integer, sizes) if size is not None and size >= 0)
-        if len(shape) != len(sizes):
-            raise ValueError(f"shape must have sizes from 0 up, not {sizes}")
+        shape = as_shape(shape)
         blocks = self.blocks(prod(shape))
         rows = self._rows(stored, blocks)
         words = np.empty((blocks, self.block), self.float_type.bits)
-        step = max(1, _CHUNK_VALUES // self.block)
-        for start in range(0, blocks, step):
-            stop = min(start + step, blocks)
+        for start, stop in self._spans(blocks):
             words[start:stop] = self._decode(rows(start, stop), first_block=start)
-        return words.reshape(-1)[: prod(shape)].view(self.float_type.array).reshape(shape)
+        return self._as_array(words, shape)
 
     def account(self, values: np.ndarray) -> Account:
         """Count the stored bits of an array part by part; see :class:`Account`.
@@ -245,7 +206,7 @@ class PlaneFormat:
             sign += int((flags >> (ft.width - 1)).sum()) * self.block
             exponent += int(np.bitwise_count(flags & exponent_mask).sum(dtype=np.int64)) * self.block
             mantissa += int((stored - not_mantissa).sum())
-            plain += int(_bit_length(np.ptp(field, axis=1)).sum()) * self.block
+            plain += int(bit_length(np.ptp(field, axis=1)).sum()) * self.block
 
         flag_bits = {"sign": 1, "exponent": ft.exponent_bits, "mantissa": ft.mantissa_bits}
         raw = {part: bits * blocks * self.block for part, bits in flag_bits.items()}
@@ -258,19 +219,6 @@ class PlaneFormat:
         return Account(blocks * self.block, raw, stored_bits, header, plain + header["exponent"])
 
     # Encoding.
-
-    def _chunks(self, values: np.ndarray) -> Iterator[np.ndarray]:
-        """Cut an array into blocks of bit patterns: uint[some blocks, N] at a time."""
-        ft = self.float_type
-        if values.dtype != ft.array:
-            raise ValueError(f"values must be {ft.array} for dtype {self.dtype!r}, not {values.dtype}")
-        flat = np.ascontiguousarray(values).reshape(-1).view(ft.bits)
-        step = max(1, _CHUNK_VALUES // self.block) * self.block
-        for start in range(0, len(flat), step):
-            chunk = flat[start : start + step]
-            if len(chunk) % self.block:
-                chunk = np.pad(chunk, (0, -len(chunk) % self.block))
-            yield chunk.reshape(-1, self.block)
 
     def encode(self, words: np.ndarray) -> EncodedBlocks:
         """Choose base and planes of each block and round its values; nothing is laid out yet.
@@ -289,7 +237,7 @@ class PlaneFormat:
         smallest = (magnitude - uint(1 << ft.mantissa_bits)).min(axis=1)
         top = largest.astype(np.int64) >> ft.mantissa_bits
         base = np.where(top > 0, (smallest.astype(np.int64) >> ft.mantissa_bits) + 1, 1)
-        width = _bit_length(np.where(top > 0, top - base + 1, 0))
+        width = bit_length(np.where(top > 0, top - base + 1, 0))
         flushed = special = np.zeros(len(words), bool)
 
         if self.target is not None:
@@ -380,20 +328,16 @@ class PlaneFormat:
         """Check the container; return what gives blocks ``start:stop`` as rows of equal length."""
         length = self.header_bytes + self._slots_touched * self.plane_bytes
         if self.target is not None:
-            if not isinstance(stored, np.ndarray) or stored.dtype != np.uint8:
-                raise ValueError(f"stored must be an array of uint8, not {_describe(stored)}")
-            if stored.shape != (blocks, self.target):
-                raise ValueError(f"stored must have shape {(blocks, self.target)}, not {stored.shape}")
-            pad = ((0, 0), (0, length - self.target))
-            return lambda start, stop: np.pad(stored[start:stop], pad)
+            fixed, pad = self._check_stored(stored, blocks), ((0, 0), (0, length - self.target))
+            return lambda start, stop: np.pad(fixed[start:stop], pad)
 
         if not isinstance(stored, RaggedBlocks):
-            raise ValueError(f"stored must be RaggedBlocks in the lossless mode, not {_describe(stored)}")
+            raise ValueError(f"stored must be RaggedBlocks in the lossless mode, not {describe(stored)}")
         data, offsets = stored.data, stored.offsets
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
-            raise ValueError(f"stored.data must be uint8 of one dimension, not {_describe(data)}")
+            raise ValueError(f"stored.data must be uint8 of one dimension, not {describe(data)}")
         if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1:
-            raise ValueError(f"stored.offsets must be int64 of one dimension, not {_describe(offsets)}")
+            raise ValueError(f"stored.offsets must be int64 of one dimension, not {describe(offsets)}")
         if len(offsets) != blocks + 1:
             raise ValueError(f"stored must have {blocks} blocks for this shape, not {len(offsets) - 1}")
         sizes = np.diff(offsets)
@@ -433,7 +377,7 @@ class PlaneFormat:
         base = headers[:, 0].astype(np.int64)
         flags = _pack_flags(np.unpackbits(headers[:, 1:], axis=1, bitorder="little"))
         exponent = flags >> ft.mantissa_bits & ft.exponent_max
-        width = _bit_length(exponent)
+        width = bit_length(exponent)
         contiguous = exponent == (1 << width) - 1
         highest = base + np.where(width > 0, 1 << np.maximum(width - 1, 0), 1) - 1
         in_range = (base >= 1) & (highest <= ft.exponent_max) & ((width > 0) | (base == 1))
@@ -480,21 +424,6 @@ class PlaneFormat:
         return np.where(is_infinity, sign | infinity, nan)
 
 
-def _integer(number: object) -> int | None:
-    """A Python or NumPy integer as int; None for anything else, booleans too."""
-    if isinstance(number, bool | np.bool_):
-        return None
-    try:
-        return operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _bit_length(numbers: np.ndarray) -> np.ndarray:
-    """int.bit_length of each small non-negative number."""
-    return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
-
-
 def _unpack_flags(flags: np.ndarray, width: int) -> np.ndarray:
     """int64[blocks] -> bool[blocks, width], the flag of plane 0 (the top bit) first."""
     octets = flags.astype(f">u{width // 8}").view(np.uint8).reshape(len(flags), -1)
@@ -517,9 +446,3 @@ def _flags_of_ranks(flags: np.ndarray, ranks: tuple[int, int], width: int) -> li
 def _at_and_below(weight: np.ndarray) -> np.ndarray:
     """A mask of the bit with that weight and all below it; 0 for weight 0."""
     return np.where(weight > 0, 2 * weight - 1, 0)
-
-
-def _describe(thing: object) -> str:
-    if isinstance(thing, np.ndarray):
-        return f"{thing.dtype}{list(thing.shape)}"
-    return type(thing).__name__

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from golden.floats import FLOAT_TYPES
-from golden.plane import BLOCKS, ROUNDINGS
+from golden.blocks import BLOCKS
+from golden.plane import ROUNDINGS
 
 from . import backends, train
 

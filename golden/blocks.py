@@ -1,0 +1,140 @@
+"""What all formats share: blocks of N values, their parameters, and the checks of what comes in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import numpy as np
+
+from .floats import FLOAT_TYPES, FloatType
+
+BLOCKS = (16, 32, 64, 128)
+
+# Work in pieces of this many values, so that the temporary arrays stay in the cache.
+CHUNK_VALUES = 1 << 16
+
+
+class BlockFormat:
+    """A format that turns each block of ``block`` values into bytes, ``target`` of them if it is fixed.
+
+    The base of the formats, which are frozen dataclasses and say what the parameters may be.
+    """
+
+    dtype: str
+    block: int
+    target: int | None
+    rounding: str
+
+    @property
+    def float_type(self) -> FloatType:
+        return FLOAT_TYPES[self.dtype]
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of an uncompressed block."""
+        return self.block * self.float_type.width // 8
+
+    @property
+    def header_bytes(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def min_target(self) -> int:
+        raise NotImplementedError
+
+    def blocks(self, count: int) -> int:
+        """Blocks that ``count`` values take; the last may be a padded tail."""
+        return -(-count // self.block)
+
+    def _check_parameters(self, roundings: Sequence[str], least: str, lossless: bool) -> None:
+        """Raise ValueError for what is no parameter; make NumPy's integers Python's.
+
+        Args:
+            roundings: those that the format has.
+            least: what ``min_target`` has room for, for the message.
+            lossless: whether ``target`` may be None.
+        """
+        block, target = as_integer(self.block), as_integer(self.target)
+        if not isinstance(self.dtype, str) or self.dtype not in FLOAT_TYPES:
+            raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
+        if block not in BLOCKS:
+            raise ValueError(f"block must be one of {BLOCKS}, not {self.block!r}")
+        if not isinstance(self.rounding, str) or self.rounding not in roundings:
+            raise ValueError(f"rounding must be one of {', '.join(roundings)}, not {self.rounding!r}")
+        object.__setattr__(self, "block", block)
+        if self.target is None and lossless:
+            return
+        if target is None:
+            raise ValueError(
+                f"target must be a number of bytes{' or None' if lossless else ''}, not {self.target!r}"
+            )
+        if not self.min_target <= target <= self.raw_bytes:
+            raise ValueError(
+                f"target must be from {self.min_target} ({least}) to "
+                f"{self.raw_bytes} bytes (the raw block) for {self.dtype} and block {block}, not {target}"
+            )
+        object.__setattr__(self, "target", target)
+
+    def _chunks(self, values: np.ndarray) -> Iterator[np.ndarray]:
+        """Cut an array into blocks of bit patterns: uint[some blocks, N] at a time."""
+        ft = self.float_type
+        if values.dtype != ft.array:
+            raise ValueError(f"values must be {ft.array} for dtype {self.dtype!r}, not {values.dtype}")
+        flat = np.ascontiguousarray(values).reshape(-1).view(ft.bits)
+        step = max(1, CHUNK_VALUES // self.block) * self.block
+        for start in range(0, len(flat), step):
+            chunk = flat[start : start + step]
+            if len(chunk) % self.block:
+                chunk = np.pad(chunk, (0, -len(chunk) % self.block))
+            yield chunk.reshape(-1, self.block)
+
+    def _check_stored(self, stored: object, blocks: int) -> np.ndarray:
+        """The rows of fixed-size blocks, uint8[blocks, target]; raises ValueError if they are not."""
+        if not isinstance(stored, np.ndarray) or stored.dtype != np.uint8:
+            raise ValueError(f"stored must be an array of uint8, not {describe(stored)}")
+        if stored.shape != (blocks, self.target):
+            raise ValueError(f"stored must have shape {(blocks, self.target)}, not {stored.shape}")
+        return stored
+
+    def _spans(self, blocks: int) -> Iterator[tuple[int, int]]:
+        """Cut so many blocks into pieces: first block, and the one behind the last."""
+        step = max(1, CHUNK_VALUES // self.block)
+        for start in range(0, blocks, step):
+            yield start, min(start + step, blocks)
+
+    def _as_array(self, words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Bit patterns of all blocks -> values of a shape, the padding dropped."""
+        return words.reshape(-1)[: prod(shape)].view(self.float_type.array).reshape(shape)
+
+
+def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Sizes as a tuple of Python integers; raises ValueError for what is no shape."""
+    sizes = shape if isinstance(shape, list | tuple) else (shape,)
+    checked = tuple(size for size in map(as_integer, sizes) if size is not None and size >= 0)
+    if len(checked) != len(sizes):
+        raise ValueError(f"shape must have sizes from 0 up, not {sizes}")
+    return checked
+
+
+def as_integer(number: object) -> int | None:
+    """A Python or NumPy integer as int; None for anything else, booleans too."""
+    if isinstance(number, bool | np.bool_):
+        return None
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def bit_length(numbers: np.ndarray) -> np.ndarray:
+    """int.bit_length of each number from 0 to 2**53 - 1, as int64."""
+    return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
+
+
+def describe(thing: object) -> str:
+    """What something is, for a message."""
+    if isinstance(thing, np.ndarray):
+        return f"{thing.dtype}{list(thing.shape)}"
+    return type(thing).__name__
