@@ -4,4 +4,6 @@ from .account import Account
 from .plane import PlaneFormat, RaggedBlocks
 from .step import StepAccount, StepFormat
 
-__all__ = ["Account", "PlaneFormat", "RaggedBlocks", "StepAccount", "StepFormat"]
+Format = PlaneFormat | StepFormat
+
+__all__ = ["Account", "Format", "PlaneFormat", "RaggedBlocks", "StepAccount", "StepFormat"]

@@ -104,6 +104,12 @@ class BlockFormat:
         for start in range(0, blocks, step):
             yield start, min(start + step, blocks)
 
+    def complaint(self, number: int, block: np.ndarray) -> str:
+        """The message about a block, uint8[target], that no encoder produces."""
+        return (
+            f"block {number}: no encoder produces the header {block[: self.header_bytes].tobytes().hex(' ')}"
+        )
+
     def _as_array(self, words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Bit patterns of all blocks -> values of a shape, the padding dropped."""
         return words.reshape(-1)[: prod(shape)].view(self.float_type.array).reshape(shape)

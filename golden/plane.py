@@ -395,8 +395,7 @@ class PlaneFormat(BlockFormat):
         ft = self.float_type
         invalid = np.flatnonzero(self.check_headers(rows[:, : self.header_bytes]))
         if len(invalid):
-            header = rows[invalid[0], : self.header_bytes].tobytes().hex(" ")
-            raise ValueError(f"block {first_block + invalid[0]}: no encoder produces the header {header}")
+            raise ValueError(self.complaint(first_block + int(invalid[0]), rows[invalid[0]]))
 
         flagged = np.unpackbits(rows[:, 1 : self.header_bytes], axis=1, bitorder="little").astype(bool)
         area = rows[:, self.header_bytes :].reshape(len(rows), -1, self.plane_bytes)

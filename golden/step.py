@@ -315,13 +315,13 @@ class StepFormat(BlockFormat):
         infinity = ft.exponent_max << ft.mantissa_bits
         return np.array([0, infinity | ft.quiet_bit, infinity, 1 << (ft.width - 1) | infinity], ft.bits)
 
+    def complaint(self, number: int, block: np.ndarray) -> str:
+        return f"{super().complaint(number, block)} before what follows"
+
     def _complain(self, wrong: np.ndarray, rows: np.ndarray, first_block: int) -> None:
         if wrong.any():
             block = int(wrong.argmax())
-            header = rows[block, :HEADER_BYTES].tobytes().hex(" ")
-            raise ValueError(
-                f"block {first_block + block}: no encoder produces it behind the header {header}"
-            )
+            raise ValueError(self.complaint(first_block + block, rows[block]))
 
 
 class _Aligned(NamedTuple):

@@ -202,9 +202,9 @@ def test_a_block_that_no_encoder_produces():
     too_long[2, :3] = np.frombuffer((15 << 15).to_bytes(3, "little"), np.uint8)  # core of 15 bits
     nothing = stored.copy()
     nothing[1, :3] = 0
-    with raises("block 2: no encoder produces it behind the header 00 80 07"):
+    with raises("block 2: no encoder produces the header 00 80 07 before what follows"):
         fmt.decompress(too_long, (4, 128))
-    with raises("block 1: no encoder produces it behind the header 00 00 00"):
+    with raises("block 1: no encoder produces the header 00 00 00 before what follows"):
         fmt.decompress(nothing, (4, 128))
 
 

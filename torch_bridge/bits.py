@@ -42,7 +42,7 @@ class BitsCodec:
             return None
         return cls(torch.stack([low, high]), values.dtype)
 
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         """A flat tensor -> uint8[blocks, 64], 512 values a block, the first in bit 0."""
         count, block = len(values), 8 * self.BLOCK_BYTES
         is_one = values.new_zeros(-(-count // block) * block, dtype=torch.bool)

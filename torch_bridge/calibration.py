@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from golden import PlaneFormat
+from golden import Format
 
 from . import backends
 from .capture import Saved, visit
@@ -48,24 +48,24 @@ class _Kind:
     dtype: str
     raw_bytes: float = 0
     power: float = 0
-    options: dict[PlaneFormat, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    options: dict[Format, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     effect: float = 0
 
-    def rule(self, fmt: PlaneFormat | None, error: float = 0) -> Rule:
+    def rule(self, fmt: Format | None, error: float = 0) -> Rule:
         """The rule that keeps them in a format, or raw."""
         why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
         return Rule(fmt or "raw", module=_escape(self.module), op=_escape(self.op), dtype=self.dtype, why=why)
 
-    def bytes_of(self, fmt: PlaneFormat | None) -> float:
+    def bytes_of(self, fmt: Format | None) -> float:
         return self.options[fmt][0] if fmt else self.raw_bytes
 
-    def error_of(self, fmt: PlaneFormat | None) -> float:
+    def error_of(self, fmt: Format | None) -> float:
         """Squared relative error that compressing them in this format adds to the gradient."""
         return self.options[fmt][1] * self.effect if fmt else 0.0
 
 
 def calibrate(
-    model: torch.nn.Module, batch: Any, budget: int, fmt: PlaneFormat, loss: Loss | None = None
+    model: torch.nn.Module, batch: Any, budget: int, fmt: Format, loss: Loss | None = None
 ) -> tuple[Rule, ...]:
     """The rules of :meth:`Policy.calibrate`, which says what is taken and raised.
 
@@ -99,11 +99,9 @@ def calibrate(
     return (*(kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True)), *defaults)
 
 
-def _choose(
-    kinds: list[_Kind], formats: list[PlaneFormat], budget: float, fixed: float
-) -> list[PlaneFormat | None]:
+def _choose(kinds: list[_Kind], formats: list[Format], budget: float, fixed: float) -> list[Format | None]:
     """Start with everything raw, and take the step that costs least error for its bytes until all fits."""
-    chosen: list[PlaneFormat | None] = [None] * len(kinds)
+    chosen: list[Format | None] = [None] * len(kinds)
     size = sum(kind.raw_bytes for kind in kinds)
     while size > budget:
         steps = [
@@ -123,7 +121,7 @@ def _choose(
     return chosen
 
 
-def _survey(runs: list[_Run], formats: list[PlaneFormat]) -> list[_Kind]:
+def _survey(runs: list[_Run], formats: list[Format]) -> list[_Kind]:
     """What a step saves and could lose, and what it would take up in each format; means over the runs."""
     kinds: dict[tuple[str, str, str], _Kind] = {}
 

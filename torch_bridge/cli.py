@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from golden.floats import FLOAT_TYPES
+from golden import plane, step
 from golden.blocks import BLOCKS
-from golden.plane import ROUNDINGS
+from golden.floats import FLOAT_TYPES
 
 from . import backends, train
 
@@ -48,14 +48,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="FILE", help="text to train on; by default Python's help topics")
     add("--scheme", choices=train.SCHEMES, default=default.scheme, help="how activations are kept")
     add("--dtype", choices=FLOAT_TYPES, default=default.dtype, help="of format and activations")
-    add("--block", type=int, choices=BLOCKS, default=default.block, help="values in a block")
+    add(
+        "--block", type=int, choices=BLOCKS, help="values in a block; by default 64 for planes, 128 for steps"
+    )
     add(
         "--target",
         type=int,
         metavar="BYTES",
-        help="of a compressed block; by default 3.2x, or 2x for 16 bits",
+        help="of a compressed block; by default 3.2x or, for 16 bits, 2x; for steps 4 bits a value",
     )
-    add("--rounding", choices=ROUNDINGS, default=default.rounding, help="of values that lose bits")
+    add(
+        "--rounding",
+        choices=sorted({*plane.ROUNDINGS, *step.ROUNDINGS}),
+        help="of values that lose bits; by default nearest for planes, stochastic for steps",
+    )
     add("--backend", choices=backends.NAMES, default=default.backend, help="codec to run")
     add("--steps", type=_number(int, 1), default=default.steps, help="optimizer steps")
     add("--batch", type=_number(int, 1), default=default.batch, help="sequences a step")
@@ -101,7 +107,7 @@ def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if given.threads:
         torch.set_num_threads(given.threads)
     try:
-        if options.scheme == "planes":
+        if options.scheme != "none":
             backends.get(options.backend, options.format)
         if options.data is not None and not options.data.is_file():
             raise FileNotFoundError(f"--data must be a text file, not {str(options.data)!r}")

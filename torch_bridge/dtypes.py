@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from golden import PlaneFormat
+from golden import Format
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -17,7 +17,7 @@ def float_name(dtype: torch.dtype) -> str | None:
     return _NAMES.get(dtype)
 
 
-def format_for(fmt: PlaneFormat, dtype: torch.dtype) -> PlaneFormat:
+def format_for(fmt: Format, dtype: torch.dtype) -> Format:
     """The format for values of ``dtype`` with the ratio of ``fmt``: same block, target scaled by width.
 
     Mixed precision saves tensors of two types side by side; the ratio a user asked for holds for
@@ -30,5 +30,6 @@ def format_for(fmt: PlaneFormat, dtype: torch.dtype) -> PlaneFormat:
     name = _NAMES[dtype]
     if fmt.target is None or name == fmt.dtype:
         return fmt
-    raw = replace(fmt, dtype=name, target=None)
-    return replace(raw, target=max(fmt.target * raw.raw_bytes // fmt.raw_bytes, raw.min_target))
+    raw_bytes = fmt.block * TORCH_DTYPES[name].itemsize
+    raw = replace(fmt, dtype=name, target=raw_bytes)
+    return replace(raw, target=max(fmt.target * raw_bytes // fmt.raw_bytes, raw.min_target))

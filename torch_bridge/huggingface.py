@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from golden import PlaneFormat
+from golden import Format
 
 from .policy import Policy
 from .stash import Stash, compress_activations
@@ -39,7 +39,7 @@ class CompressActivationsMixin:
     def __init__(
         self,
         *args: Any,
-        policy: PlaneFormat | Policy,
+        policy: Format | Policy,
         backend: str = "auto",
         min_values: int = 1024,
         **kwargs: Any,

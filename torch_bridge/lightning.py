@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from golden import PlaneFormat
+from golden import Format
 
 from .policy import Policy
 from .stash import Stash, compress_activations
@@ -45,9 +45,7 @@ class CompressActivations(Callback):
         >>> # Trainer(callbacks=[callback]).fit(module, data)
     """
 
-    def __init__(
-        self, policy: PlaneFormat | Policy, backend: str = "auto", *, min_values: int = 1024
-    ) -> None:
+    def __init__(self, policy: Format | Policy, backend: str = "auto", *, min_values: int = 1024) -> None:
         self._policy, self._backend, self._min_values = policy, backend, min_values
         self.stash: Stash | None = None
 

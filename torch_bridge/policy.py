@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat
 
-Keep = PlaneFormat | Literal["raw", "bits"]
+Keep = Format | Literal["raw", "bits"]
 
 LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
 LOSS_WEIGHT = "weight of the loss"
@@ -74,7 +74,7 @@ class Rule:
     why: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, PlaneFormat):
+        if isinstance(self.keep, Format):
             if self.keep.target is None:
                 raise ValueError(
                     "the bridge stashes blocks of a fixed size: a format must have a target, not None"
@@ -115,7 +115,7 @@ class Policy:
         object.__setattr__(self, "rules", tuple(self.rules))
 
     @classmethod
-    def default(cls, fmt: PlaneFormat) -> Policy:
+    def default(cls, fmt: Format) -> Policy:
         """Everything in one format, but for what is exact as bits or has to be exact.
 
         Booleans and the masks of dropout become bits; log-sum-exps and norm statistics stay raw, and so do
@@ -140,7 +140,7 @@ class Policy:
         batch: Any,
         *,
         budget: int,
-        fmt: PlaneFormat | None = None,
+        fmt: Format | None = None,
         loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
     ) -> Policy:
         """The policy with the least gradient error whose stash fits a budget: see :mod:`.calibration`.
@@ -184,7 +184,7 @@ class Policy:
         return captured.get().rstrip()
 
 
-def _at_least(fmt: PlaneFormat, bits: int) -> PlaneFormat:
+def _at_least(fmt: Format, bits: int) -> Format:
     """The format with no fewer than ``bits`` per fp32 value, or the same share of a shorter one."""
     least = fmt.raw_bytes * bits // 32
     return fmt if fmt.target is None or fmt.target >= least else replace(fmt, target=least)

@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from golden import PlaneFormat
+from golden import Format
 
 from . import backends
 from .bits import BitsCodec
@@ -24,6 +26,9 @@ from .policy import Policy, Rule
 from .report import BITS, COMPRESSED, Report, Tally
 from .trace import Origin, Trace
 
+# Contexts that were entered in this process.
+_contexts = count()
+
 # Decompressed storages that are kept until others are needed: nodes that follow each other in the
 # backward pass often need the same one. More would give back the memory that compressing saved.
 _KEEP_DECOMPRESSED = 2
@@ -31,7 +36,7 @@ _KEEP_DECOMPRESSED = 2
 
 def compress_activations(
     model: torch.nn.Module,
-    policy: PlaneFormat | Policy,
+    policy: Format | Policy,
     backend: str = "auto",
     *,
     min_values: int = 1024,
@@ -75,7 +80,7 @@ def compress_activations(
     """
     if min_values < 0:
         raise ValueError(f"min_values must not be negative, not {min_values!r}")
-    if isinstance(policy, PlaneFormat):
+    if isinstance(policy, Format):
         policy = Policy.default(policy)
     codecs = _Codecs(policy, backend)
     return _compressing(model, policy, codecs, min_values, verify)
@@ -102,10 +107,10 @@ class _Codecs:
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._name = name
-        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, PlaneFormat)]
+        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, Format)]
         self._backends = {fmt: backends.get(name, fmt) for fmt in formats[-1:]}
 
-    def get(self, fmt: PlaneFormat, dtype: torch.dtype) -> backends.Backend:
+    def get(self, fmt: Format, dtype: torch.dtype) -> backends.Backend:
         fmt = format_for(fmt, dtype)
         if fmt not in self._backends:
             self._backends[fmt] = backends.get(self._name, fmt)
@@ -130,6 +135,7 @@ class Stash:
         self._entries: weakref.WeakValueDictionary[Hashable, _Source] = weakref.WeakValueDictionary()
         self._decompressed: deque[weakref.ref[_Entry]] = deque()
         self._lock = threading.RLock()
+        self._context, self._stashed = next(_contexts), count()
 
     @property
     def raw_bytes(self) -> int:
@@ -192,7 +198,8 @@ class Stash:
         raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
         if codec is not None or (kept == self._too_small and region != whole):
-            new = _Entry(storage, region, values, codec, self._name(tensor, origin) if self._verify else None)
+            name = self._name(tensor, origin) if self._verify else None
+            new = _Entry(storage, region, values, codec, self._seed(), name)
             self._entries[key] = new
             self._count(tensor, origin, kept, raw, new.nbytes)
             return _Packed(new, Geometry.of(tensor))
@@ -227,6 +234,11 @@ class Stash:
         if facts not in self._rules:
             self._rules[facts] = [rule for rule in self._policy.rules if rule.fits(*facts)]
         return self._rules[facts]
+
+    def _seed(self) -> int:
+        """Of stochastic rounding: another for each tensor, the same in every run from the same seed."""
+        place = f"{torch.initial_seed()} {self._context} {next(self._stashed)}"
+        return int.from_bytes(blake2b(place.encode(), digest_size=4).digest(), "little")
 
     def _name(self, tensor: torch.Tensor, origin: Origin) -> str:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
@@ -276,11 +288,12 @@ class _Entry(_Source):
         region: Region,
         values: torch.Tensor,
         codec: backends.Backend | BitsCodec | None,
+        seed: int,
         name: str | None,
     ) -> None:
         super().__init__(storage)
         self.region, self.codec, self.dtype, self._name = region, codec, values.dtype, name
-        self.stored = codec.compress(values) if codec else values.clone()
+        self.stored = codec.compress(values, seed) if codec else values.clone()
         self._checksums = checksums(self.stored) if codec and name is not None else None
         self.kept: torch.Tensor | None = None
         self._decompressed: StorageWeakRef | None = None

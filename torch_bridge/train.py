@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 
 from .dtypes import TORCH_DTYPES
 from .stash import Stash, compress_activations
@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, int]] = {
     "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
 }
 LEARNING_RATES = {"small": 1e-3, "wide": 3e-4, "gpt2": 3e-4}
-SCHEMES = ("none", "planes")
+SCHEMES = ("none", "planes", "step")
 ATTENTIONS = ("eager", "sdpa")
 
 # Tokens of the held-out split that a validation looks at, at most.
@@ -46,9 +46,10 @@ class Options:
         config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens), "gpt2" (124M) or
             "wide" (three layers of that width).
         data: a text file, or None for Python's own help topics.
-        scheme: "none", or "planes" for the plane format.
+        scheme: "none", "planes" for the plane format, or "step" for the step format.
         dtype: of format and activations; "bf16" and "fp16" train under autocast.
-        block, target, rounding: the format's; a target of None is 3.2x for fp32 and 2x for 16 bits.
+        block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
+            for 16 bits at 2x, rounded to nearest; for steps 128 values at 4 bits each, stochastically.
         backend: of the bridge.
         steps, batch, lr, seed: of the training; a learning rate of None is the config's.
         attention: "eager" or "sdpa".
@@ -61,9 +62,9 @@ class Options:
     data: Path | None = None
     scheme: str = "none"
     dtype: str = "fp32"
-    block: int = 64
+    block: int | None = None
     target: int | None = None
-    rounding: str = "nearest"
+    rounding: str | None = None
     backend: str = "auto"
     steps: int = 200
     batch: int = 8
@@ -75,12 +76,15 @@ class Options:
     device: str | None = None
 
     @property
-    def format(self) -> PlaneFormat:
-        """The format of scheme "planes"; raises ValueError if there is none such."""
-        raw = PlaneFormat(self.dtype, self.block, None, self.rounding).raw_bytes
+    def format(self) -> Format:
+        """That of the scheme, planes for "none"; raises ValueError if there is none such."""
+        if self.scheme == "step":
+            block = self.block or 128
+            return StepFormat(self.dtype, block, self.target or block // 2, self.rounding or "stochastic")
+        block, rounding = self.block or 64, self.rounding or "nearest"
+        raw = PlaneFormat(self.dtype, block, None, rounding).raw_bytes
         default = raw * 10 // 32 if self.dtype == "fp32" else raw // 2
-        target = default if self.target is None else self.target
-        return PlaneFormat(self.dtype, self.block, target, self.rounding)
+        return PlaneFormat(self.dtype, block, default if self.target is None else self.target, rounding)
 
     @property
     def torch_device(self) -> torch.device:
@@ -118,7 +122,7 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
     peak = options.lr if options.lr is not None else LEARNING_RATES[options.config]
     scaler = torch.amp.GradScaler(options.torch_device.type, enabled=options.dtype == "fp16")
     batches = torch.Generator().manual_seed(options.seed)
-    fmt = options.format if options.scheme == "planes" else None
+    fmt = options.format if options.scheme != "none" else None
 
     losses: list[float] = []
     seconds: list[float] = []

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 
 from .base import Backend
 from .cpu import CpuBackend
@@ -29,11 +30,11 @@ __all__ = ["NAMES", "AutoBackend", "Backend", "get"]
 class AutoBackend(Backend):
     """The fastest backend for each tensor, by its device."""
 
-    def __init__(self, fmt: PlaneFormat) -> None:
+    def __init__(self, fmt: Format) -> None:
         self._fmt = fmt
 
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
-        return self._for(values.device).compress(values)
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+        return self._for(values.device).compress(values, seed)
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
         return self._for(stored.device).decompress(stored, count)
@@ -43,7 +44,7 @@ class AutoBackend(Backend):
             self._cuda.check()
 
     def _for(self, device: torch.device) -> Backend:
-        if device.type == "cpu":
+        if device.type == "cpu" or isinstance(self._fmt, StepFormat):
             return self._cpu
         return self._cuda if device.type == "cuda" else self._other
 
@@ -53,10 +54,12 @@ class AutoBackend(Backend):
 
     @cached_property
     def _cuda(self) -> Backend:
+        assert isinstance(self._fmt, PlaneFormat)
         return _triton(self._fmt) if find_spec("triton") else self._other
 
     @cached_property
     def _other(self) -> Backend:
+        assert isinstance(self._fmt, PlaneFormat)
         return TorchBackend(self._fmt)
 
 
@@ -69,7 +72,10 @@ def _triton(fmt: PlaneFormat) -> Backend:
     return TritonBackend(fmt)
 
 
-_BACKENDS: dict[str, Callable[[PlaneFormat], Backend]] = {
+# Those that have the step format, too.
+_HAVE_STEPS = ("auto", "golden", "cpu")
+
+_BACKENDS: dict[str, Callable[[Any], Backend]] = {
     "auto": AutoBackend,
     "golden": GoldenBackend,
     "cpu": CpuBackend,
@@ -80,7 +86,7 @@ _BACKENDS: dict[str, Callable[[PlaneFormat], Backend]] = {
 NAMES = tuple(_BACKENDS)
 
 
-def get(name: str, fmt: PlaneFormat) -> Backend:
+def get(name: str, fmt: Format) -> Backend:
     """The backend of that name for one format.
 
     Args:
@@ -88,7 +94,7 @@ def get(name: str, fmt: PlaneFormat) -> Backend:
         fmt: a format of the fixed mode.
 
     Raises:
-        ValueError: there is no such backend, or the format is lossless.
+        ValueError: there is no such backend, it does not have the format, or the format is lossless.
         FileNotFoundError: "verilated", and its library is not built; the message says how.
         ImportError: "triton", and Triton is not installed; the message says how.
 
@@ -101,4 +107,6 @@ def get(name: str, fmt: PlaneFormat) -> Backend:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, not {name!r}")
     if fmt.target is None:
         raise ValueError("the bridge stashes blocks of a fixed size: fmt must have a target, not None")
+    if isinstance(fmt, StepFormat) and name not in _HAVE_STEPS:
+        raise ValueError(f"backend must be one of {', '.join(_HAVE_STEPS)} for the step format, not {name!r}")
     return _BACKENDS[name](fmt)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from golden import PlaneFormat
+from golden import Format
 
 
 class Backend(ABC):
@@ -17,13 +17,14 @@ class Backend(ABC):
     """
 
     @abstractmethod
-    def __init__(self, fmt: PlaneFormat) -> None: ...
+    def __init__(self, fmt: Format) -> None: ...
 
     @abstractmethod
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         """Compress a flat, contiguous tensor of the format's dtype to uint8[blocks, target].
 
-        The result is on the device of the values; the tail block is padded with zeros.
+        The result is on the device of the values; the tail block is padded with zeros. The seed, of 32 bits,
+        is that of stochastic rounding; other roundings need none.
         """
 
     @abstractmethod

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from golden import PlaneFormat
+from golden import Format, StepFormat
 
 from ..dtypes import TORCH_DTYPES
 from .base import Backend
 
 
 class GoldenBackend(Backend):
-    """Runs ``golden.PlaneFormat`` itself; tensors of other devices go through the CPU."""
+    """Runs the format of ``golden`` itself; tensors of other devices go through the CPU."""
 
-    def __init__(self, fmt: PlaneFormat) -> None:
+    def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
 
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         ft = self.fmt.float_type
         array = values.view(torch.uint8).cpu().numpy().view(ft.array)
-        return torch.from_numpy(self.fmt.compress(array)).to(values.device)
+        seeds = (seed,) if isinstance(self.fmt, StepFormat) else ()
+        stored = self.fmt.compress(array, *seeds)
+        return torch.from_numpy(stored).to(values.device)
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
         array = self.fmt.decompress(stored.cpu().numpy(), count)

@@ -40,7 +40,7 @@ class TorchBackend(Backend):
         self.fmt = fmt
         self._codecs: dict[torch.device, _Codec] = {}
 
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         codec = self._codec(values.device)
         stored = values.new_empty((self.fmt.blocks(values.numel()), codec.target), dtype=torch.uint8)
         step = codec.chunk_blocks

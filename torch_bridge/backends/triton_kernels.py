@@ -50,7 +50,7 @@ class TritonBackend(Backend):
         self._calls = itertools.count()
         self._records: dict[torch.device, torch.Tensor] = {}
 
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         _require_device(values.device)
         count = values.numel()
         stored = values.new_empty((self.fmt.blocks(count), self._target), dtype=torch.uint8)

@@ -42,7 +42,7 @@ class VerilatedBackend(Backend):
         self.fmt = fmt
         self._library, self._lock = _load(path.resolve())
 
-    def compress(self, values: torch.Tensor) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         blocks = self.fmt.blocks(values.numel())
         raw = torch.zeros(blocks * self.fmt.raw_bytes, dtype=torch.uint8)
         taken = values.view(torch.uint8)

@@ -1,0 +1,103 @@
+"""What the kernels of the CPU backend need of the processor and loops do not become, by way of LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+
+def compiled(function: Callable) -> Any:
+    try:
+        return numba.njit(function, nogil=True, cache=True)
+    except RuntimeError:  # there is no folder at all to keep the machine code in
+        return numba.njit(function, nogil=True)
+
+
+def _instruction(function: Callable) -> Any:
+    """What a function of argument types returns: a signature, and what emits the LLVM code for a call."""
+    return intrinsic(prefer_literal=True)(function)
+
+
+@_instruction
+def bit_count(_: Any, number: Any) -> Any:
+    kind = numba.types.unliteral(number)
+    return kind(kind), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
+
+
+@_instruction
+def trailing_zeros(_: Any, number: Any) -> Any:
+    """Of a number other than 0."""
+    kind, true = numba.types.unliteral(number), ir.IntType(1)(1)
+    return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], true)
+
+
+@_instruction
+def _leading_zeros(_: Any, number: Any) -> Any:
+    kind, false = numba.types.unliteral(number), ir.IntType(1)(0)
+    return kind(kind), lambda context, builder, signature, arguments: builder.ctlz(arguments[0], false)
+
+
+@compiled
+def bit_length(number: int) -> int:
+    """int.bit_length of a number from 0 to 2**62."""
+    return 64 - _leading_zeros(np.int64(number))
+
+
+# A plane is all words of a block compared at once, which processors have instructions for and compilers
+# do not find in a loop. So these two are written in LLVM's language, where a comparison gives <N x i1>.
+
+
+@_instruction
+def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
+    """``stored[place : place + n / 8] = `` the bits of that weight of ``words[:n]``."""
+    signature = numba.void(words, n, words.dtype, stored, place)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block, weights, octets = _of_block(context, builder, signature, arguments)
+        values = builder.load(block, align=_alignment(words))
+        plane = builder.icmp_unsigned("!=", builder.and_(values, weights), values.type(None))
+        builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@_instruction
+def load_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
+    """Those of ``words[:n]`` whose bit in ``stored[place : place + n / 8]`` is 1 get a bit of that weight."""
+    signature = numba.void(words, n, words.dtype, stored, place)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block, weights, octets = _of_block(context, builder, signature, arguments)
+        values = builder.load(block, align=_alignment(words))
+        plane = builder.bitcast(builder.load(octets, align=1), ir.VectorType(ir.IntType(1), n.literal_value))
+        bits = builder.select(plane, weights, values.type(None))
+        builder.store(builder.or_(values, bits), block, align=_alignment(words))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _of_block(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any, Any]:
+    """A pointer to ``words[:n]`` as a vector, n times the weight, a pointer to the plane as an integer."""
+    words, n, word, stored, _ = signature.args
+    vector = ir.VectorType(ir.IntType(word.bitwidth), n.literal_value)
+    block = context.make_array(words)(context, builder, arguments[0]).data
+    plane = builder.gep(context.make_array(stored)(context, builder, arguments[3]).data, [arguments[4]])
+    first = builder.insert_element(vector(None), arguments[2], ir.IntType(32)(0))
+    zeros = ir.VectorType(ir.IntType(32), n.literal_value)(None)
+    weights = builder.shuffle_vector(first, vector(None), zeros)
+    return (
+        builder.bitcast(block, vector.as_pointer()),
+        weights,
+        builder.bitcast(plane, ir.IntType(n.literal_value).as_pointer()),
+    )
+
+
+def _alignment(array: Any) -> int:
+    return array.dtype.bitwidth // 8
