@@ -76,7 +76,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     model.zero_grad(set_to_none=True)
-    stored, kept, peak = (_measure_cuda if device.type == "cuda" else _measure_cpu)(step)
+    stored, kept, peak = (measure_cuda if device.type == "cuda" else measure_cpu)(step)
     with compress_activations(model, Policy([])) as raw:
         forward()
     predicted = raw.raw_bytes if scheme == "none" else stored
@@ -101,7 +101,7 @@ def _wait(device: torch.device) -> None:
 Step = Callable[[], Iterator["Stash | None"]]
 
 
-def _measure_cuda(step: Step) -> tuple[int | None, int, int]:
+def measure_cuda(step: Step) -> tuple[int | None, int, int]:
     """Bytes that the stash says it has, that are alive between the passes, and at most at any time."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -113,7 +113,7 @@ def _measure_cuda(step: Step) -> tuple[int | None, int, int]:
     return stored, kept, torch.cuda.max_memory_allocated() - before
 
 
-def _measure_cpu(step: Step) -> tuple[int | None, int, int]:
+def measure_cpu(step: Step) -> tuple[int | None, int, int]:
     """The same, from the profiler's record of every allocation."""
     middle, stored = 0, None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
