@@ -2,7 +2,8 @@
 
 Trains GPT-2, the small default and the 124M one, without compression, with the plane format at 3.2x, the
 same with checksums, with ``torch.utils.checkpoint`` for each block, and with
-``torch.autograd.graph.save_on_cpu``. Each row runs in a process of its own. Memory is measured: on a CPU by
+``torch.autograd.graph.save_on_cpu``. Each row runs in a process of its own, in several rounds over all
+schemes, so that a machine whose speed changes is unjust to none. Memory is measured: on a CPU by
 PyTorch's allocator, whose every allocation the profiler reports, in a step that is not timed; on a GPU by
 ``torch.cuda.max_memory_allocated``.
 
@@ -141,7 +142,8 @@ def main() -> None:
     )
     parser.add_argument("--model", choices=MODELS, help="only this one")
     parser.add_argument("--scheme", choices=SCHEMES, help="only this one")
-    parser.add_argument("--steps", type=int, default=5, help="to take the median of")
+    parser.add_argument("--steps", type=int, default=5, help="to take the median of (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="and the median of that (default: 3)")
     parser.add_argument("--row", action="store_true", help="print one row as JSON and write nothing")
     given = parser.parse_args()
     if given.row:
@@ -150,13 +152,18 @@ def main() -> None:
     pairs = [
         (m, s) for m in MODELS for s in SCHEMES if given.model in (None, m) and given.scheme in (None, s)
     ]
-    rows = []
-    for model, scheme in track(pairs, "training", console=Console(stderr=True), transient=True):
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    work = [pair for model in MODELS for _ in range(given.rounds) for pair in pairs if pair[0] == model]
+    for model, scheme in track(work, "training", console=Console(stderr=True), transient=True):
         command = [sys.executable, "-m", "bench.training", "--row", "--model", model, "--scheme", scheme]
         done = subprocess.run([*command, "--steps", str(given.steps)], stdout=subprocess.PIPE, check=True)
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        runs.setdefault((model, scheme), []).append(json.loads(done.stdout.splitlines()[-1]))
+    rows = []
+    for found in runs.values():
+        seconds = statistics.median(row["seconds_per_step"] for row in found)
+        rows.append(found[0] | {"seconds_per_step": seconds})
     table = Table(
-        "model", "scheme", title=f"a training step, median of {given.steps}, on {rows[0]['device']}"
+        "model", "scheme", title=f"a training step on {rows[0]['device']}, median of {given.rounds} rounds"
     )
     for heading in ("seconds", "of none", "predicted MB", "kept MB", "peak MB", "resident MB"):
         table.add_column(heading, justify="right")

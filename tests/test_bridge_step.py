@@ -8,6 +8,7 @@ import torch
 
 from golden import StepFormat
 from torch_bridge import backends, compress_activations, train
+from torch_bridge.backends import threads
 from torch_bridge.dtypes import TORCH_DTYPES
 
 from .blocks import DTYPES, UINTS
@@ -55,12 +56,13 @@ def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does():
     assert 100 < refused < 350
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_are_numbered_through_whatever_thread_has_them(threads):
+@pytest.mark.parametrize("count", [1, 3])
+def test_blocks_are_numbered_through_whatever_thread_has_them(count, monkeypatch):
+    monkeypatch.setattr(threads, "_LEAST_SHARE", 1)
     fmt = StepFormat("fp32", 16, 8, "stochastic")
     values = np.random.default_rng(0).standard_normal(200_003).astype(np.float32)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
         found = backends.get("cpu", fmt).compress(torch.from_numpy(values), seed=3)
     finally:

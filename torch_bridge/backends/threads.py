@@ -14,20 +14,25 @@ from threading import Barrier, Lock
 
 import torch
 
+# Items, of 65,536 values each, for which another thread is worth waking: PyTorch's own threads, which wait
+# for the next operation without going to sleep, are in its way.
+_LEAST_SHARE = 16
+
 _making_a_pool = Lock()
 
 
 def for_each(work: Callable[[int], None], items: Sequence[int]) -> None:
-    """Call ``work`` with every item, on as many threads as ``torch.get_num_threads()`` says.
+    """Call ``work`` with every item, on up to ``torch.get_num_threads()`` threads.
 
-    Each thread gets an equal share of neighbours. Raises what the first of the items that fail raised.
+    Each thread gets an equal share of neighbours, if there are enough for all. Raises what the first of the
+    items that fail raised.
     """
 
     def work_on(share: Sequence[int]) -> None:
         for item in share:
             work(item)
 
-    threads = min(torch.get_num_threads(), len(items))
+    threads = min(torch.get_num_threads(), len(items) // _LEAST_SHARE)
     if threads <= 1:
         work_on(items)
     else:
