@@ -107,6 +107,12 @@ def test_each_tensor_and_each_step_rounds_with_bits_of_its_own():
     assert all(torch.allclose(grad, 2 * values, atol=10) for grad in found)
 
 
+def test_nothing_becomes_nothing():
+    backend = backends.get("cpu", StepFormat())
+    assert backend.compress(torch.empty(0)).shape == (0, 64)
+    assert backend.decompress(torch.empty((0, 64), dtype=torch.uint8), 0).shape == (0,)
+
+
 def test_backends_without_the_step_format():
     for name in ("torch", "triton", "verilated"):
         message = f"backend must be one of auto, golden, cpu for the step format, not '{name}'"

@@ -59,7 +59,9 @@ class CpuBackend(Backend):
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
         values = torch.empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
-        words = values.view(torch.uint8).numpy().view(self.fmt.float_type.bits).reshape(blocks, -1)
+        words = (
+            values.view(torch.uint8).numpy().view(self.fmt.float_type.bits).reshape(blocks, self.fmt.block)
+        )
         rows = stored.cpu().contiguous().numpy()
 
         def work(start: int) -> None:
