@@ -60,11 +60,12 @@ formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)
 
-bench: library ## Speed of codecs, time and memory of training steps, in build/bench (20 minutes)
+bench: library ## Speed of codecs, time and memory of training steps, in build/bench (half an hour)
 	$(RUN) bench.golden_speed
 	$(RUN) bench.codec
 	$(RUN) bench.training
 	$(RUN) bench.log_softmax
+	$(RUN) bench.calibration
 
 bench-gpu: setup ## The same on a GPU
 	$(RUN) bench.codec --device cuda

@@ -200,4 +200,7 @@ def _name(keep: Keep) -> str:
     if isinstance(keep, str):
         return keep
     assert keep.target is not None
-    return f"{8 * keep.target / keep.block:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"
+    kind = "planes" if isinstance(keep, PlaneFormat) else "step"
+    return (
+        f"{kind}, {8 * keep.target / keep.block:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"
+    )

@@ -1,0 +1,67 @@
+"""What calibration gains on the small GPT-2: ``python -m bench.calibration``.
+
+The gradient error ``||g - g_exact|| / ||g_exact||`` over all parameters, with the same dropout masks, of
+stashes of one size: all tensors at one rate, or each at the rate that ``Policy.calibrate`` chose for it, on
+batches other than that of the error. Prints the policies, too; rows go to build/bench/calibration.json.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from golden import Format, PlaneFormat, StepFormat
+from torch_bridge import Policy, compress_activations, train
+
+OPTIONS = train.Options(batch=2, dropout=0.1, steps=2)
+FORMATS = {"planes": PlaneFormat("fp32", 64, 80), "step": StepFormat("fp32", 128, 64)}
+OUTPUT = Path("build/bench/calibration.json")
+
+
+def main() -> None:
+    model, _ = train.warmed_up(OPTIONS)
+    text, context = train.read_text(None), train.CONFIGS[OPTIONS.config]["n_positions"]
+
+    def batch(seed: int) -> dict[str, torch.Tensor]:
+        tokens = train.draw(text, OPTIONS.batch, context, torch.Generator().manual_seed(seed))
+        return {"input_ids": tokens, "labels": tokens}
+
+    def gradient(policy: Format | Policy) -> tuple[torch.Tensor, int]:
+        torch.manual_seed(5)
+        with compress_activations(model, policy) as stash:
+            loss = model(**batch(seed=1)).loss
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([one.flatten() for one in found]), stash.stored_bytes
+
+    exact, raw = gradient(Policy([]))
+    rows = []
+    for name, fmt in FORMATS.items():
+        uniform, size = gradient(fmt)
+        start = time.perf_counter()
+        policy = Policy.calibrate(model, [batch(2), batch(3)], budget=size, fmt=fmt)
+        seconds = time.perf_counter() - start
+        print(policy)
+        calibrated, fitted = gradient(policy)
+        for rates, found, stored in (("one for all", uniform, size), ("calibrated", calibrated, fitted)):
+            error = float((found - exact).norm() / exact.norm())
+            rows.append({"format": name, "rates": rates, "ratio": raw / stored, "gradient_error": error})
+        rows[-1]["seconds"] = seconds
+    table = Table("format", "rates", "ratio", "gradient error", "seconds to calibrate")
+    for row in rows:
+        seconds = f"{row['seconds']:.0f}" if "seconds" in row else ""
+        table.add_row(
+            row["format"], row["rates"], f"{row['ratio']:.2f}", f"{row['gradient_error']:.2g}", seconds
+        )
+    Console(width=100).print(table)
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")
+    print(f"written to {OUTPUT}")
+
+
+if __name__ == "__main__":
+    main()
