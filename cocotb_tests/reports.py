@@ -261,7 +261,7 @@ def write_documents() -> None:
     text = datasheet.read_text()
     for name, table in (("sim", SIM.table()), ("synth", SYNTH.table()), ("submodules", submodules())):
         text, found = re.subn(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
         )
         if found != 1:
             raise ValueError(f"{datasheet} must have one place for the table {name}, not {found}")
