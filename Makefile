@@ -66,6 +66,7 @@ bench: library ## Speed of codecs, time and memory of training steps, in build/b
 	$(RUN) bench.training
 	$(RUN) bench.log_softmax
 	$(RUN) bench.calibration
+	$(RUN) bench.effective_bits
 
 bench-gpu: setup ## The same on a GPU
 	$(RUN) bench.codec --device cuda

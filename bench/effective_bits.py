@@ -1,0 +1,215 @@
+"""How many of the stored bits are worth something: ``python -m bench.effective_bits``.
+
+For models that the formats were not tuned on, each after some steps of training: GPT-2 of another width, with
+eager attention and dropout and so with causal zeros, on another text; a Llama; a ViT on images of digits. Of
+all float tensors that autograd saves and the default policy compresses:
+
+- effective bits, ``0.5 * log2(variance / mean squared error)`` of each 64 values, at most 24, the mean over
+  those that vary, weighted by bytes: the rate at which an ideal code for Gaussian values would do as well;
+- the kind of tensor at which the step format is worst beside the plane format, among blocks that the planes
+  do not store exactly;
+- the gradient error ``||g - g_exact|| / ||g_exact||`` over all parameters, with the same dropout masks.
+
+Rows go to build/bench/effective_bits.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.datasets import load_digits
+
+from golden import Format, PlaneFormat, StepFormat
+from torch_bridge import compress_activations, train
+from torch_bridge.capture import Saved, visit
+
+BITS = (10, 8, 6, 4, 3, 2.5, 2)
+STEPS = 20
+SAMPLE = 1 << 15  # values of a tensor
+OUTPUT = Path("build/bench/effective_bits.json")
+
+Loss = Callable[[], torch.Tensor]
+
+
+def gpt2() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    """Four layers of 256, with eager attention, on Python's own source rather than its help."""
+    config = transformers.GPT2Config(
+        vocab_size=256,
+        n_positions=128,
+        n_embd=256,
+        n_layer=4,
+        n_head=8,
+        attn_implementation="eager",
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return transformers.GPT2LMHeadModel(config), _on_sources
+
+
+def llama() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        max_position_embeddings=128,
+    )
+    return transformers.LlamaForCausalLM(config), _on_sources
+
+
+def vit() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    config = transformers.ViTConfig(
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        image_size=32,
+        patch_size=4,
+        num_labels=10,
+    )
+    return transformers.ViTForImageClassification(config), _on_digits
+
+
+def _on_sources(seed: int) -> dict[str, torch.Tensor]:
+    text = train.read_text(Path(json.__file__).with_name("decoder.py"))
+    tokens = train.draw(text, 4, 128, torch.Generator().manual_seed(seed))
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def _on_digits(seed: int) -> dict[str, torch.Tensor]:
+    digits = load_digits()
+    chosen = np.random.default_rng(seed).integers(0, len(digits.target), 16)
+    images = torch.tensor(digits.images[chosen], dtype=torch.float32)[:, None] / 16 - 0.3
+    pixels = torch.nn.functional.interpolate(images, scale_factor=4, mode="bilinear").expand(-1, 3, -1, -1)
+    return {"pixel_values": pixels.contiguous(), "labels": torch.tensor(digits.target[chosen])}
+
+
+MODELS = {"gpt2, eager": gpt2, "llama": llama, "vit": vit}
+
+
+def main() -> None:
+    rows = []
+    for name, make in MODELS.items():
+        torch.manual_seed(0)
+        model, batch = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+        for step in range(STEPS):
+            model(**batch(step)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        kinds = tensors(model, lambda model=model, batch=batch: loss_of(model, batch))
+        exact = gradient(model, batch, None)
+        for bits in track(BITS, name, console=Console(stderr=True), transient=True):
+            planes = PlaneFormat("fp32", 64, max(int(8 * bits), PlaneFormat("fp32", 64, None).min_target))
+            step_format = StepFormat("fp32", 128, int(16 * bits))
+            found = {"planes": quality(planes, kinds), "step": quality(step_format, kinds)}
+            behind = worst(found["planes"], found["step"])
+            for kind, fmt in (("planes", planes), ("step", step_format)):
+                error = gradient(model, batch, fmt)
+                rows.append(
+                    {
+                        "model": name,
+                        "format": kind,
+                        "bits": 8 * fmt.target / fmt.block,
+                        "effective_bits": mean(found[kind]),
+                        "gradient_error": float((error - exact).norm() / exact.norm()),
+                    }
+                )
+            rows[-1] |= {"least_ahead": behind[0], "least_ahead_at": behind[1]}
+    table = Table("model", "format", title="N = 64 for planes, 128 for step")
+    for heading in ("bits", "effective", "gap", "gradient error", "least ahead of planes, in bits, at"):
+        table.add_column(heading, justify="right")
+    for before, row in pairwise([{}, *rows]):
+        least = f"{row['least_ahead']:+.1f} {row['least_ahead_at']}" if "least_ahead" in row else ""
+        model_name = row["model"] if before.get("model") != row["model"] else ""
+        gap = row["bits"] - row["effective_bits"]
+        table.add_row(
+            model_name,
+            row["format"],
+            f"{row['bits']:.3g}",
+            f"{row['effective_bits']:.2f}",
+            f"{gap:.2f}",
+            f"{row['gradient_error']:.2g}",
+            least,
+        )
+    Console(width=130).print(table)
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")
+    print(f"written to {OUTPUT}")
+
+
+def loss_of(model: torch.nn.Module, batch: Callable[[int], dict[str, torch.Tensor]]) -> torch.Tensor:
+    torch.manual_seed(1)
+    return model(**batch(99)).loss
+
+
+def tensors(model: torch.nn.Module, forward: Loss) -> dict[str, list[np.ndarray]]:
+    """By operation: float32[blocks, 128] of each saved tensor, a sample."""
+    kinds: dict[str, list[np.ndarray]] = defaultdict(list)
+
+    def use(saved: Saved) -> None:
+        whole = len(saved.values) // 128 * 128
+        if saved.exact is None and saved.dtype == "fp32" and whole >= 1024:
+            blocks = saved.values[:whole].reshape(-1, 128)
+            every = -(-whole // SAMPLE)
+            kinds[saved.op].append(blocks[::every])
+
+    visit(model, forward, use)
+    return kinds
+
+
+def quality(fmt: Format, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+    """By operation: effective bits of each 64 values, NaN where they do not vary."""
+    found = {}
+    for op, blocks in kinds.items():
+        values = np.concatenate(blocks)
+        decoded = fmt.decompress(fmt.compress(values), values.shape)
+        exact = values.astype(np.float64).reshape(-1, 64)
+        error = ((decoded.astype(np.float64).reshape(-1, 64) - exact) ** 2).mean(axis=1)
+        variance = exact.var(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bits = np.minimum(0.5 * np.log2(variance / error), 24)
+        found[op] = np.where(variance > 0, bits, np.nan)
+    return found
+
+
+def mean(found: dict[str, np.ndarray]) -> float:
+    return float(np.nanmean(np.concatenate(list(found.values()))))
+
+
+def worst(planes: dict[str, np.ndarray], step: dict[str, np.ndarray]) -> tuple[float, str]:
+    """By how many bits step is ahead of planes where it is least, and at which operation."""
+    ahead = {}
+    for op, bits in planes.items():
+        inexact = bits < 24
+        if inexact.any():
+            ahead[op] = float((step[op][inexact] - bits[inexact]).mean())
+    op = min(ahead, key=lambda op: ahead[op])
+    return ahead[op], op
+
+
+def gradient(
+    model: torch.nn.Module, batch: Callable[[int], dict[str, torch.Tensor]], fmt: Format | None
+) -> torch.Tensor:
+    if fmt is None:
+        loss = loss_of(model, batch)
+    else:
+        with compress_activations(model, fmt):
+            loss = loss_of(model, batch)
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return torch.cat([one.flatten() for one in found if one is not None])
+
+
+if __name__ == "__main__":
+    main()
