@@ -52,7 +52,8 @@ class Report:
 
     def section(self) -> str:
         """The table under its title, with the command and what to know of it, as Markdown."""
-        return f"## {self.title}\n\n```sh\n{self.command}\n```\n\n{self.about}\n\n{self.table()}\n"
+        table = self.table() if self.path.exists() else "Not run to its end."
+        return f"## {self.title}\n\n```sh\n{self.command}\n```\n\n{self.about}\n\n{table}\n"
 
     def table(self) -> str:
         """The table as Markdown."""
@@ -250,8 +251,8 @@ def mutants(findings: Sequence[Row]) -> list[Row]:
 def write_documents() -> None:
     """Write docs/verification.md, and the tables of docs/hardware.md, from the reports of ``make verify``."""
     parts = [
-        "# Verification\n\nThe last full run of\n\n```sh\nmake verify\n```\n\nThis page is written by "
-        "`python -m cocotb_tests document`; each table is of the command above it. That of `make sim`, every "
+        "# Verification\n\nEach table is of the last run of the command above it; `make verify` runs them "
+        "all and has `python -m cocotb_tests document` write this page. The table of `make sim`, every "
         "engine against the golden model, is in [hardware.md](hardware.md#measured). Seeds are fixed (1) and "
         "can be chosen: `python -m cocotb_tests sim --seed 7`.\n",
         *(report.section() for report in VERIFICATION),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
 
@@ -16,7 +17,7 @@ BLOCKS = (16, 32, 64, 128)
 CHUNK_VALUES = 1 << 16
 
 
-class BlockFormat:
+class BlockFormat(ABC):
     """A format that turns each block of ``block`` values into bytes, ``target`` of them if it is fixed.
 
     The base of the formats, which are frozen dataclasses and say what the parameters may be.
@@ -37,12 +38,14 @@ class BlockFormat:
         return self.block * self.float_type.width // 8
 
     @property
+    @abstractmethod
     def header_bytes(self) -> int:
-        raise NotImplementedError
+        """Bytes of a block's header."""
 
     @property
+    @abstractmethod
     def min_target(self) -> int:
-        raise NotImplementedError
+        """The smallest target that the format allows."""
 
     def blocks(self, count: int) -> int:
         """Blocks that ``count`` values take; the last may be a padded tail."""

@@ -25,10 +25,13 @@ HEADER_BYTES = sum(FIELDS.values()) // 8
 # Values are cut off this many bits below the top bit of their block's largest; the finest grid, so many less.
 ALIGNED_BITS, GUARD_BITS = 17, 2
 
-_MAX_CORE = (1 << FIELDS["core"]) - 1
-_MAX_OFFSET = (1 << (FIELDS["offset"] - 1)) - 1
-_MASKED = (1 << FIELDS["wide"]) - 1  # the width that says that there is a mask of specials
+MAX_CORE = (1 << FIELDS["core"]) - 1
+MAX_OFFSET = (1 << (FIELDS["offset"] - 1)) - 1
+MASKED = (1 << FIELDS["wide"]) - 1  # the width that says that there is a mask of specials
 _TOO_LONG = 1 << 40
+
+# By which blocks and places are spread over the 32 bits of a random number's key.
+BLOCK_STRIDE, PLACE_STRIDE = 0x9E3779B9, 0x85EBCA6B
 
 
 class Header(NamedTuple):
@@ -39,7 +42,7 @@ class Header(NamedTuple):
         offset: coarse steps that lie between 0 and what the code 0 stands for.
         core: bits of every value's field; 0 if the block only says which values are NaN or infinite.
         short: 1 if there is a short form of escapes, else 0.
-        wide: bits of an escape's long form; ``_MASKED`` if there is a mask of specials, too.
+        wide: bits of an escape's long form; ``MASKED`` if there is a mask of specials, too.
     """
 
     grid: np.ndarray
@@ -227,7 +230,7 @@ class StepFormat(BlockFormat):
         blocks = len(aligned.top)
         header = Header(*(np.zeros(blocks, np.int64) for _ in Header._fields))
         header.grid[:] = self.lowest_grid
-        header.wide[:] = _MASKED  # of a block that fits at no grid, and only says which values are special
+        header.wide[:] = MASKED  # of a block that fits at no grid, and only says which values are special
         codes = np.zeros(aligned.values.shape, np.int64)
         masked = aligned.specials.max(axis=1) > 0
         room = np.where(masked, self.room - self.block, self.room)
@@ -265,7 +268,7 @@ class StepFormat(BlockFormat):
 
     def _specials_bits(self, header: Header) -> np.ndarray:
         """Bits with which each value of a block says whether it is special: int64[blocks]."""
-        return np.where(header.core == 0, self._bits_alone, header.wide == _MASKED)
+        return np.where(header.core == 0, self._bits_alone, header.wide == MASKED)
 
     def _coarse_bits(self, header: Header, codes: np.ndarray) -> np.ndarray:
         """Bits behind the header, but for those that refine: int64[blocks]."""
@@ -297,7 +300,7 @@ class StepFormat(BlockFormat):
         header = header._replace(grid=header.grid + self.lowest_grid, offset=(header.offset ^ sign) - sign)
         alone = header.core == 0
         others = (header.grid > self.lowest_grid) | (header.offset != 0) | (header.short > 0)
-        self._complain(alone & (others | (header.wide != _MASKED)), rows, first_block)
+        self._complain(alone & (others | (header.wide != MASKED)), rows, first_block)
 
         specials = row.take(np.repeat(self._specials_bits(header)[:, None], self.block, axis=1))
         codes = _read_codes(row, header, self.block)
@@ -376,7 +379,7 @@ class _Aligned(NamedTuple):
             step = ALIGNED_BITS + 2 - finer
             shift = step + self.values.shape[1].bit_length() - 1
             mean = self.values.sum(axis=1) + (1 << shift - 1) >> shift
-            offset = np.clip(mean, -_MAX_OFFSET, _MAX_OFFSET)
+            offset = np.clip(mean, -MAX_OFFSET, MAX_OFFSET)
             codes = self.rounded(self.top + 2 - finer) - offset[:, None]
         return np.where(self.specials > 0, np.array([0, 0, 1, -1])[self.specials], codes), offset
 
@@ -390,7 +393,7 @@ def _shortest(codes: np.ndarray, masked: np.ndarray) -> tuple[np.ndarray, ...]:
     magnitude = np.abs(codes)
     largest = magnitude.max(axis=1)
     # Only two things count: how many codes have at least so many bits, and how many are a power of two.
-    classes = _MAX_CORE + 4
+    classes = MAX_CORE + 4
     cell = np.arange(blocks)[:, None] * classes + np.minimum(bit_length(magnitude), classes - 1)
     powers = (magnitude & magnitude - 1) == 0
     counts = np.bincount(cell.reshape(-1), minlength=blocks * classes).reshape(blocks, classes)
@@ -398,14 +401,14 @@ def _shortest(codes: np.ndarray, masked: np.ndarray) -> tuple[np.ndarray, ...]:
     exactly = np.bincount(cell[powers], minlength=blocks * classes).reshape(blocks, classes)
 
     best = [np.full(blocks, _TOO_LONG), *np.zeros((3, blocks), np.int64)]
-    for core in range(1, _MAX_CORE + 1):
+    for core in range(1, MAX_CORE + 1):
         escapes, least = at_least[:, core], exactly[:, core]
         beyond = largest - (1 << core - 1)
         for short in (0, 1):
             bits = bit_length(np.maximum(beyond - short, 0)) + (1 - short)
-            wide = np.where(masked, _MASKED, np.where(beyond >= short, bits, 0))
+            wide = np.where(masked, MASKED, np.where(beyond >= short, bits, 0))
             length = n * core + (escapes * wide if not short else 2 * escapes + (escapes - least) * wide)
-            fits = np.where(beyond >= short, bits, 0) <= np.where(masked, _MASKED, _MASKED - 1)
+            fits = np.where(beyond >= short, bits, 0) <= np.where(masked, MASKED, MASKED - 1)
             better = fits & (length < best[0])
             for kept, new in zip(best, (length, core, short, wide), strict=True):
                 np.copyto(kept, new, where=better)
@@ -525,9 +528,9 @@ def random_bits(seed: int, blocks: np.ndarray, n: int) -> np.ndarray:
     Cheap in gates: a block's key takes a multiplication (in hardware an addition for each next block), and
     each value two additions.
     """
-    golden_ratio, mask = 0x9E3779B9, 0xFFFFFFFF
-    key = _mixed((blocks.astype(np.uint64) * golden_ratio + seed & mask).astype(np.int64))
-    places = np.arange(n) * 0x85EBCA6B & mask
+    mask = 0xFFFFFFFF
+    key = _mixed((blocks.astype(np.uint64) * BLOCK_STRIDE + seed & mask).astype(np.int64))
+    places = np.arange(n) * PLACE_STRIDE & mask
     return _mixed(key[:, None] ^ places)
 
 

@@ -79,9 +79,10 @@ class Options:
     def format(self) -> Format:
         """That of the scheme, planes for "none"; raises ValueError if there is none such."""
         if self.scheme == "step":
-            block = self.block or 128
-            return StepFormat(self.dtype, block, self.target or block // 2, self.rounding or "stochastic")
-        block, rounding = self.block or 64, self.rounding or "nearest"
+            block = 128 if self.block is None else self.block
+            target = block // 2 if self.target is None else self.target
+            return StepFormat(self.dtype, block, target, self.rounding or "stochastic")
+        block, rounding = 64 if self.block is None else self.block, self.rounding or "nearest"
         raw = PlaneFormat(self.dtype, block, None, rounding).raw_bytes
         default = raw * 10 // 32 if self.dtype == "fp32" else raw // 2
         return PlaneFormat(self.dtype, block, default if self.target is None else self.target, rounding)

@@ -16,12 +16,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from golden import StepFormat
-from golden.step import ALIGNED_BITS, GUARD_BITS
+from golden.step import (
+    ALIGNED_BITS,
+    BLOCK_STRIDE,
+    FIELDS,
+    GUARD_BITS,
+    HEADER_BYTES,
+    MASKED,
+    MAX_CORE,
+    MAX_OFFSET,
+    PLACE_STRIDE,
+)
 
 from .instructions import bit_length, compiled, store_plane
 
 _TRIES = ALIGNED_BITS - GUARD_BITS + 2
-_MAX_CORE, _MAX_OFFSET, _MASKED, _MAX_WIDE = 15, 63, 15, 14
+_HEADER_BITS = 8 * HEADER_BYTES
+
+# Where the fields of the header begin, and what they are cut to.
+_OFFSET, _CORE, _SHORT, _WIDE = (sum(list(FIELDS.values())[:i]) for i in range(1, 5))
+_GRID_MASK, _OFFSET_MASK, _CORE_MASK = ((1 << FIELDS[name]) - 1 for name in ("grid", "offset", "core"))
+_COARSEST = ALIGNED_BITS + 2  # bits below the coarse step of the first try
 
 
 class Layout(NamedTuple):
@@ -118,7 +133,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
         """uint[blocks, N] -> uint8[blocks, target]; ``first`` is the number of the first block."""
         mantissa_bits, exponent_max, lowest, stochastic = layout
         blocks, target = stored.shape
-        room = 8 * (target - 3)
+        room = 8 * (target - HEADER_BYTES)
         bias = exponent_max >> 1
         infinity, hidden = np.int64(exponent_max) << mantissa_bits, np.int64(1) << mantissa_bits
         aligned, keep, forced = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
@@ -157,13 +172,13 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                 keep[i] = -1 if magnitude < infinity else 0
                 forced[i] = (-1 if negative else 1) if magnitude == infinity else 0
             if stochastic:
-                key = _mixed(np.uint32((first + block) * 0x9E3779B9 + seed & 0xFFFFFFFF))
+                key = _mixed(np.uint32((first + block) * BLOCK_STRIDE + seed & 0xFFFFFFFF))
                 for i in range(n):
-                    noise[i] = _mixed(np.uint32(key ^ np.uint32(np.uint32(i) * np.uint32(0x85EBCA6B))))
+                    noise[i] = _mixed(np.uint32(key ^ np.uint32(np.uint32(i) * np.uint32(PLACE_STRIDE))))
 
             room_here = room - n if masked else room
-            cores = min(room_here // n, _MAX_CORE)
-            chosen, core, short, wide, offset = -1, 0, 0, _MASKED, 0
+            cores = min(room_here // n, MAX_CORE)
+            chosen, core, short, wide, offset = -1, 0, 0, MASKED, 0
             # Codes of step d are at most 2**d, so that a core of d + 2 bits holds all of them.
             start = 0 if masked else max(min(cores - 2, _TRIES - 1), 0)
             if top + 1 - start < lowest:
@@ -176,14 +191,14 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                     for i in range(n):
                         codes[i] = forced[i]
                 else:
-                    below = np.int32(19 - d)
-                    shift = 19 - d + log_n
+                    below = np.int32(_COARSEST - d)
+                    shift = _COARSEST - d + log_n
                     mean = (total + (np.int64(1) << shift - 1)) >> shift
-                    this_offset = min(max(mean, -_MAX_OFFSET), _MAX_OFFSET)
+                    this_offset = min(max(mean, -MAX_OFFSET), MAX_OFFSET)
                     minus = np.int32(this_offset)
-                    half = np.int32(1 << 18 - d)
+                    half = np.int32(1 << _COARSEST - 1 - d)
                     if stochastic:
-                        drop = np.uint32(32 - (19 - d))
+                        drop = np.uint32(32 - (_COARSEST - d))
                         for i in range(n):
                             up_by = np.int32(noise[i] >> drop)
                             code = np.int32(np.int32(abs(aligned[i]) + up_by) >> below)
@@ -208,17 +223,17 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                         exactly = np.int32(exactly + np.int32(size == least))
                     beyond = np.int64(biggest) - least
                     needed = bit_length(beyond) + 1 if beyond >= 0 else 0
-                    bits = _MASKED if masked else needed
+                    bits = MASKED if masked else needed
                     if (
-                        needed <= (_MASKED if masked else _MAX_WIDE)
+                        needed <= (MASKED if masked else MASKED - 1)
                         and n * candidate + escapes * bits < length
                     ):
                         length, this_core = n * candidate + escapes * bits, candidate
                         this_short, this_wide = 0, bits
                     needed = bit_length(beyond - 1) if beyond >= 1 else 0
-                    bits = _MASKED if masked else needed
+                    bits = MASKED if masked else needed
                     all_bits = n * candidate + 2 * escapes + (escapes - exactly) * bits
-                    if needed <= (_MASKED if masked else _MAX_WIDE) and all_bits < length:
+                    if needed <= (MASKED if masked else MASKED - 1) and all_bits < length:
                         length, this_core, this_short, this_wide = all_bits, candidate, 1, bits
                 if this_core == 0:
                     break
@@ -227,8 +242,8 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                     best[i] = codes[i]
 
             if chosen < 0:
-                _put(row, 0, _MASKED << 20, 24)
-                place, bits = 24, 2 if room >= 2 * n else 1
+                _put(row, 0, MASKED << _WIDE, _HEADER_BITS)
+                place, bits = _HEADER_BITS, 2 if room >= 2 * n else 1
                 for i in range(n):
                     kind = 0 if keep[i] else (1 if forced[i] == 0 else (2 if forced[i] > 0 else 3))
                     place = _put(row, place, kind if bits == 2 else min(kind, 1), bits)
@@ -268,8 +283,9 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                 best[i] = codes[i] if i < moved else best[i]
                 fine[i] = fine[i] if i < moved else np.int32(0)
 
-            header = (grid - lowest) | (offset & 127) << 8 | core << 15 | short << 19 | wide << 20
-            place = _put(row, 0, header, 24)
+            header = (grid - lowest) | (offset & _OFFSET_MASK) << _OFFSET
+            header |= core << _CORE | short << _SHORT | wide << _WIDE
+            place = _put(row, 0, header, _HEADER_BITS)
             if masked:
                 for i in range(n):
                     place = _put(row, place, 0 if keep[i] else 1, 1)
@@ -325,7 +341,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
         """uint8[blocks, target] -> uint[blocks, N]; the first block that no encoder produces, or -1."""
         mantissa_bits, exponent_max, lowest, _ = layout
         blocks, target = stored.shape
-        room = 8 * (target - 3)
+        room = 8 * (target - HEADER_BYTES)
         word = words.dtype.type
         sign_bit = np.int64(1) << width - 1
         infinity = np.int64(exponent_max) << mantissa_bits
@@ -340,23 +356,23 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
         for block in range(blocks):
             row = stored[block]
             header = np.int64(row[0]) | np.int64(row[1]) << 8 | np.int64(row[2]) << 16
-            offset = header >> 8 & 127
-            offset -= 128 if offset > 63 else 0
-            core, short, wide = header >> 15 & 15, header >> 19 & 1, header >> 20
+            offset = header >> _OFFSET & _OFFSET_MASK
+            offset -= _OFFSET_MASK + 1 if offset > MAX_OFFSET else 0
+            core, short, wide = header >> _CORE & _CORE_MASK, header >> _SHORT & 1, header >> _WIDE
             if core == 0:
-                if header != _MASKED << 20:
+                if header != MASKED << _WIDE:
                     return block
                 bits = 2 if room >= 2 * n else 1
                 for i in range(n):
-                    kind = _take(row, 24 + i * bits, bits)
+                    kind = _take(row, _HEADER_BITS + i * bits, bits)
                     words[block, i] = word(0)
                     if kind == 1:
                         words[block, i] = word(nan)
                     elif kind > 1:
                         words[block, i] = word(infinity if kind == 2 else infinity | sign_bit)
                 continue
-            masked = wide == _MASKED
-            place = 24
+            masked = wide == MASKED
+            place = _HEADER_BITS
             for i in range(n):
                 kinds[i] = _take(row, place + i, 1) if masked else 0
             place += n if masked else 0
@@ -408,7 +424,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                 for k in range(8):
                     bit = np.int32(bits >> k & 1)
                     codes[i + k] = np.int32(2 * (codes[i + k] + offset)) + bit
-            exponent = (header & 255) + lowest
+            exponent = (header & _GRID_MASK) + lowest
             # Codes have fewer than 20 bits. Where none can make a subnormal or an infinity, a conversion to
             # float gives the significand, normalised, and its exponent only has to be moved.
             if exponent > -bias and exponent + 20 < bias:

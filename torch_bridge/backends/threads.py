@@ -14,7 +14,7 @@ from threading import Barrier, Lock
 
 import torch
 
-# Items, of 65,536 values each, for which another thread is worth waking: PyTorch's own threads, which wait
+# Items, of 65,536 values or more, for which another thread is worth waking: PyTorch's own threads, which wait
 # for the next operation without going to sleep, are in its way.
 _LEAST_SHARE = 16
 
