@@ -33,10 +33,12 @@ BENCHES: dict[str, Callable] = {
     **comparisons(20, PAUSES),
     "latency": benches.takes_its_latency.func,
     "throughput": partial(benches.sustains_its_throughput.func, stalls=False),
+    "ready after valid": benches.waits_for_no_ready.func,
     "reset": partial(benches.reset_leaves_no_trace.func, ends="often"),
 }
 if TASK.part == "decompressor":
     BENCHES |= {
+        "no gap": benches.a_stall_leaves_no_gap.func,
         "invalid headers": benches.invalid_headers_give_zeros_and_an_error.func,
         "broken streams": benches.a_stream_that_breaks_off_ends_with_an_error.func,
         "any bytes": benches.any_bytes_give_one_last_word_a_tensor.func,

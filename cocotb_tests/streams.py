@@ -66,6 +66,7 @@ class Bench:
         self._queue: list[Word] = []
         self._idle = never(self.rng)
         self._stall = never(self.rng)
+        self._is_offered = False
 
     async def start(self) -> None:
         """Start the clock, reset, and let source and sink run from then on."""
@@ -85,6 +86,11 @@ class Bench:
         """Choose how often the source idles and the sink stalls."""
         self._idle = idle(self.rng)
         self._stall = stall(self.rng)
+
+    def until_offered(self, rng: random.Random) -> Iterator[bool]:
+        """The pattern of a sink that is ready only after it has seen a word."""
+        while True:
+            yield not self._is_offered
 
     def send(self, tensor: bytes) -> int:
         """Queue a tensor; return its number of words."""
@@ -155,6 +161,7 @@ class Bench:
             else:
                 assert held is None, "valid fell before the word was taken"
 
+            self._is_offered = held is not None
             if offering is None and self._queue and not next(self._idle):
                 offering = self._queue[0]
                 flags = offering.last | (self.bus_bytes - len(offering.data)) << empty_at

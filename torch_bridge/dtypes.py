@@ -1,4 +1,4 @@
-"""Which torch dtype is which of the format's float types."""
+"""The formats that the bridge takes, and which torch dtype is which of their float types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from golden import Format
+from golden import PlaneFormat, StepFormat
+
+from .quant import QuantFormat
+
+Format = PlaneFormat | StepFormat | QuantFormat
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -21,7 +25,8 @@ def format_for(fmt: Format, dtype: torch.dtype) -> Format:
     """The format for values of ``dtype`` with the ratio of ``fmt``: same block, target scaled by width.
 
     Mixed precision saves tensors of two types side by side; the ratio a user asked for holds for
-    both. A 16-bit type cannot shrink as far as fp32 can: below its smallest target, that is taken.
+    both. A 16-bit type cannot shrink as far as fp32 can: below its smallest target, that is taken. A
+    quantised value has the same bits whatever its type.
 
     Example:
         >>> format_for(PlaneFormat("fp32", block=64, target=80), torch.bfloat16)
@@ -30,6 +35,8 @@ def format_for(fmt: Format, dtype: torch.dtype) -> Format:
     name = _NAMES[dtype]
     if fmt.target is None or name == fmt.dtype:
         return fmt
+    if isinstance(fmt, QuantFormat):
+        return replace(fmt, dtype=name)
     raw_bytes = fmt.block * TORCH_DTYPES[name].itemsize
     raw = replace(fmt, dtype=name, target=raw_bytes)
     return replace(raw, target=max(fmt.target * raw_bytes // fmt.raw_bytes, raw.min_target))

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from golden import Format
-
+from .dtypes import Format
 from .policy import Policy
 from .stash import Stash, compress_activations
 

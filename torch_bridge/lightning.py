@@ -9,8 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from golden import Format
-
+from .dtypes import Format
 from .policy import Policy
 from .stash import Stash, compress_activations
 

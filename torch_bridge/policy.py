@@ -11,7 +11,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import Format, PlaneFormat
+from golden import PlaneFormat, StepFormat
+
+from .dtypes import Format
+from .quant import BITS as QUANT_BITS
+from .quant import QuantFormat
 
 Keep = Format | Literal["raw", "bits"]
 
@@ -140,7 +144,7 @@ class Policy:
         batch: Any,
         *,
         budget: int,
-        fmt: Format | None = None,
+        fmt: PlaneFormat | StepFormat | None = None,
         loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
     ) -> Policy:
         """The policy with the least gradient error whose stash fits a budget: see :mod:`.calibration`.
@@ -186,6 +190,8 @@ class Policy:
 
 def _at_least(fmt: Format, bits: int) -> Format:
     """The format with no fewer than ``bits`` per fp32 value, or the same share of a shorter one."""
+    if isinstance(fmt, QuantFormat):
+        return replace(fmt, bits=max(QUANT_BITS))
     least = fmt.raw_bytes * bits // 32
     return fmt if fmt.target is None or fmt.target >= least else replace(fmt, target=least)
 
@@ -200,7 +206,7 @@ def _name(keep: Keep) -> str:
     if isinstance(keep, str):
         return keep
     assert keep.target is not None
-    kind = "planes" if isinstance(keep, PlaneFormat) else "step"
+    kind = {PlaneFormat: "planes", StepFormat: "step", QuantFormat: "quant"}[type(keep)]
     return (
         f"{kind}, {8 * keep.target / keep.block:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"
     )

@@ -15,13 +15,12 @@ from itertools import count
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from golden import Format
-
 from . import backends
 from .bits import BitsCodec
 from .checksum import CorruptionError, checksums
-from .dtypes import float_name, format_for
+from .dtypes import Format, float_name, format_for
 from .layout import Geometry, Region, region_of
+from .offload import Handle, Offload, Step
 from .policy import Policy, Rule
 from .report import BITS, COMPRESSED, Report, Tally
 from .trace import Origin, Trace
@@ -41,6 +40,7 @@ def compress_activations(
     *,
     min_values: int = 1024,
     verify: bool = False,
+    offload: Offload | None = None,
 ) -> AbstractContextManager[Stash]:
     """Stash compressed blocks instead of the activations that the forward pass saves for backward.
 
@@ -65,6 +65,8 @@ def compress_activations(
         min_values: tensors with fewer distinct values stay raw.
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
             :class:`CorruptionError`, which names tensor and block.
+        offload: where to keep what is stashed, compressed or not, and every other tensor of at least
+            ``min_values``, in place of their memory.
 
     Raises:
         ValueError: there is no such backend, or the format is lossless, whose blocks vary in size.
@@ -83,20 +85,28 @@ def compress_activations(
     if isinstance(policy, Format):
         policy = Policy.default(policy)
     codecs = _Codecs(policy, backend)
-    return _compressing(model, policy, codecs, min_values, verify)
+    return _compressing(model, policy, codecs, min_values, verify, offload)
 
 
 @contextmanager
 def _compressing(
-    model: torch.nn.Module, policy: Policy, codecs: _Codecs, min_values: int, verify: bool
+    model: torch.nn.Module,
+    policy: Policy,
+    codecs: _Codecs,
+    min_values: int,
+    verify: bool,
+    offload: Offload | None,
 ) -> Iterator[Stash]:
     trace = Trace(model, follow_modules=policy.names_modules)
-    stash = Stash(policy, codecs, trace, min_values, verify)
+    step = offload.begin() if offload is not None else None
+    stash = Stash(policy, codecs, trace, min_values, verify, step)
     pack, unpack = stash.pack, stash.unpack
     if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
         pack, unpack = torch.compiler.disable(pack), torch.compiler.disable(unpack)
     with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield stash
+    if step is not None:
+        step.end_forward()
 
 
 class _Codecs:
@@ -127,9 +137,17 @@ class Stash:
     It holds nothing but numbers itself: what is stashed belongs to the autograd graph and goes with it.
     """
 
-    def __init__(self, policy: Policy, codecs: _Codecs, trace: Trace, min_values: int, verify: bool) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        codecs: _Codecs,
+        trace: Trace,
+        min_values: int,
+        verify: bool,
+        step: Step | None,
+    ) -> None:
         self._policy, self._codecs, self._trace = policy, codecs, trace
-        self._min_values, self._verify = min_values, verify
+        self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, str, int], list[Rule]] = {}
         self._tally = Tally()
         self._entries: weakref.WeakValueDictionary[Hashable, _Source] = weakref.WeakValueDictionary()
@@ -144,8 +162,13 @@ class Stash:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the same as they are kept, with headers, padding and what stays raw."""
+        """Bytes of the same as they are kept, with headers, padding and what stays raw; offloaded or not."""
         return self._tally.stored_bytes
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Of the stored bytes, those that were sent away."""
+        return self._step.bytes if self._step is not None else 0
 
     def report(self) -> Report:
         """Every saved tensor since the context was entered; see :class:`Report`.
@@ -192,14 +215,28 @@ class Stash:
 
         values, codec, kept = tensor, None, origin.constant
         if kept is None:
-            values = region.values(tensor)
+            values = region.values(tensor.detach())
             codec, kept = self._codec(values, origin)
         key = (state, region)
         raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
-        if codec is not None or (kept == self._too_small and region != whole):
-            name = self._name(tensor, origin) if self._verify else None
-            new = _Entry(storage, region, values, codec, self._seed(), name)
+        is_part = kept == self._too_small and region != whole
+        step = self._step
+        if origin.constant is not None or len(values) < self._min_values:
+            step = None  # nothing that would be worth a way to the disk
+        if codec is not None or is_part or (step is not None and step.wants(raw)):
+            name = self._name(tensor, origin)
+            stored = values
+            if codec is not None:
+                stored = codec.compress(values, self._seed())
+            elif is_part:
+                stored = values.clone()
+            sums = checksums(stored) if codec is not None and self._verify else None
+            held: torch.Tensor | Handle = stored
+            if step is not None and step.wants(stored.nbytes):
+                held = step.put(stored, name)
+                kept = f"{kept if codec is not None else 'exact'}, offloaded"
+            new = _Entry(storage, region, codec, values.dtype, held, sums, name)
             self._entries[key] = new
             self._count(tensor, origin, kept, raw, new.nbytes)
             return _Packed(new, Geometry.of(tensor))
@@ -252,7 +289,7 @@ class Stash:
 
     def _keep(self, entry: _Entry, memory: torch.Tensor) -> None:
         """Keep the last few decompressed storages, and let go of the one used longest ago."""
-        if entry.codec is None:
+        if not entry.is_made_anew:
             return
         self._decompressed = deque(
             (ref for ref in self._decompressed if ref() not in (None, entry)), _KEEP_DECOMPRESSED + 1
@@ -275,26 +312,26 @@ class _Source:
 
 
 class _Entry(_Source):
-    """A region of a storage, compressed (or copied, without a codec); lives as long as its handles.
+    """A region of a storage, compressed, copied or offloaded; lives as long as its handles."""
 
-    With a ``name`` it has checksums, and errors name it.
-    """
-
-    __slots__ = ("_checksums", "_decompressed", "_name", "codec", "dtype", "kept", "region", "stored")
+    __slots__ = (
+        *("_checksums", "_decompressed", "_device", "_name"),
+        *("codec", "dtype", "kept", "region", "stored"),
+    )
 
     def __init__(
         self,
         storage: torch.UntypedStorage,
         region: Region,
-        values: torch.Tensor,
         codec: backends.Backend | BitsCodec | None,
-        seed: int,
-        name: str | None,
+        dtype: torch.dtype,
+        stored: torch.Tensor | Handle,
+        sums: torch.Tensor | None,
+        name: str,
     ) -> None:
         super().__init__(storage)
-        self.region, self.codec, self.dtype, self._name = region, codec, values.dtype, name
-        self.stored = codec.compress(values, seed) if codec else values.clone()
-        self._checksums = checksums(self.stored) if codec and name is not None else None
+        self.region, self.codec, self.dtype = region, codec, dtype
+        self._device, self.stored, self._checksums, self._name = storage.device, stored, sums, name
         self.kept: torch.Tensor | None = None
         self._decompressed: StorageWeakRef | None = None
 
@@ -302,15 +339,22 @@ class _Entry(_Source):
     def nbytes(self) -> int:
         return self.stored.nbytes + (0 if self._checksums is None else self._checksums.nbytes)
 
-    def _verify(self) -> None:
-        """Raise CorruptionError if the stored bytes are not those that were stashed."""
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether the region's memory has to be made when it is needed, by decompressing or reading."""
+        return self.codec is not None or isinstance(self.stored, Handle)
+
+    def _read(self) -> torch.Tensor:
+        """The stored bytes; raises CorruptionError if they have checksums and are not what was stashed."""
+        stored = self.stored.get() if isinstance(self.stored, Handle) else self.stored
         if self._checksums is not None:
-            changed = (checksums(self.stored) != self._checksums).nonzero()
+            changed = (checksums(stored) != self._checksums).nonzero()
             if len(changed):
                 raise CorruptionError(
-                    f"stashed bytes changed in memory: block {int(changed[0])} of {len(self.stored)} of the "
+                    f"stashed bytes changed in memory: block {int(changed[0])} of {len(stored)} of the "
                     f"tensor {self._name}"
                 )
+        return stored
 
     def memory(self) -> torch.Tensor:
         """The memory under the region, flat: the same storage for as long as anyone still uses it."""
@@ -319,11 +363,11 @@ class _Entry(_Source):
         if self._decompressed is not None:
             storage = torch.UntypedStorage._new_with_weak_ptr(self._decompressed.cdata)
             if storage is not None:
-                return torch.empty(0, dtype=self.dtype, device=self.stored.device).set_(storage)
-        self._verify()
-        values = self.codec.decompress(self.stored, self.region.count) if self.codec else self.stored
+                return torch.empty(0, dtype=self.dtype, device=self._device).set_(storage)
+        stored = self._read()
+        values = self.codec.decompress(stored, self.region.count) if self.codec else stored
         memory = self.region.spread(values)
-        if self.codec is not None or self.region.has_gaps:
+        if self.is_made_anew or self.region.has_gaps:
             self._decompressed = StorageWeakRef(memory.untyped_storage())
         return memory
 

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import PlaneFormat, StepFormat
 
+from ..dtypes import Format
+from ..quant import QuantFormat
 from .base import Backend
 from .cpu import CpuBackend
 from .golden import GoldenBackend
+from .quant import QuantBackend
 from .torch_ops import TorchBackend
 from .verilated import VerilatedBackend
 
@@ -30,7 +33,7 @@ __all__ = ["NAMES", "AutoBackend", "Backend", "get"]
 class AutoBackend(Backend):
     """The fastest backend for each tensor, by its device."""
 
-    def __init__(self, fmt: Format) -> None:
+    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
         self._fmt = fmt
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -91,7 +94,7 @@ def get(name: str, fmt: Format) -> Backend:
 
     Args:
         name: one of ``NAMES``.
-        fmt: a format of the fixed mode.
+        fmt: a format of the fixed mode; quantisation has one backend, whatever the name.
 
     Raises:
         ValueError: there is no such backend, it does not have the format, or the format is lossless.
@@ -107,6 +110,8 @@ def get(name: str, fmt: Format) -> Backend:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, not {name!r}")
     if fmt.target is None:
         raise ValueError("the bridge stashes blocks of a fixed size: fmt must have a target, not None")
+    if isinstance(fmt, QuantFormat):
+        return QuantBackend(fmt)
     if isinstance(fmt, StepFormat) and name not in _HAVE_STEPS:
         raise ValueError(f"backend must be one of {', '.join(_HAVE_STEPS)} for the step format, not {name!r}")
     return _BACKENDS[name](fmt)

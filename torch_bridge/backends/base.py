@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from golden import Format
+from ..dtypes import Format
 
 
 class Backend(ABC):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import torch
 
@@ -12,6 +10,7 @@ from golden import PlaneFormat, StepFormat
 from ..dtypes import TORCH_DTYPES
 from . import cpu_plane, cpu_step
 from .base import Backend
+from .memory import empty, octets
 from .threads import for_each
 
 # Values a thread works on at a time: enough to make a call cheap, few enough to share out evenly.
@@ -35,8 +34,8 @@ class CpuBackend(Backend):
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         block, bits = self.fmt.block, self.fmt.float_type.bits
         here = values.cpu()
-        words = _octets(here).view(bits)
-        stored = torch.empty((self.fmt.blocks(len(words)), self._target), dtype=torch.uint8)
+        words = octets(here).view(bits)
+        stored = empty(self.fmt.blocks(len(words)), self._target, dtype=torch.uint8)
         rows, whole, step = stored.numpy(), len(words) // block, _CHUNK // block
         source = words[: whole * block].reshape(whole, block)
 
@@ -58,7 +57,7 @@ class CpuBackend(Backend):
                 f"stored must be uint8 of shape {(blocks, self._target)}, "
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
-        values = torch.empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
+        values = empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
         words = (
             values.view(torch.uint8).numpy().view(self.fmt.float_type.bits).reshape(blocks, self.fmt.block)
         )
@@ -72,11 +71,3 @@ class CpuBackend(Backend):
 
         for_each(work, range(0, blocks, step))
         return values[:count].to(stored.device)
-
-
-def _octets(tensor: torch.Tensor) -> np.ndarray:
-    """A CPU tensor's memory, for as long as the tensor lives.
-
-    ``Tensor.numpy()`` would forbid everyone to resize the storage, which is how FSDP frees memory.
-    """
-    return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()))

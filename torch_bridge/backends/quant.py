@@ -1,0 +1,69 @@
+"""The group quantiser of :mod:`torch_bridge.quant` in torch operations, on any device."""
+
+from __future__ import annotations
+
+import torch
+
+from ..dtypes import TORCH_DTYPES
+from ..quant import QuantFormat
+from .base import Backend
+
+# Groups at a time, so that the temporary tensors stay small.
+_GROUPS = 1 << 12
+
+
+class QuantBackend(Backend):
+    """Group quantisation. A group with a NaN or an infinity comes back as NaN, all of it."""
+
+    def __init__(self, fmt: QuantFormat) -> None:
+        self.fmt = fmt
+        self._places = 8 // fmt.bits  # of integers in a byte
+        self._largest = (1 << fmt.bits) - 1
+
+    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+        groups = self.fmt.blocks(len(values))
+        stored = torch.empty(groups, self.fmt.target, dtype=torch.uint8, device=values.device)
+        random = torch.Generator(values.device).manual_seed(seed)
+        size = _GROUPS * self.fmt.block
+        for some, rows in zip(values.split(size), stored.split(_GROUPS), strict=False):
+            if rest := -len(some) % self.fmt.block:
+                some = torch.cat([some, some[-1:].expand(rest)])
+            rows.copy_(self._quantised(some.view(-1, self.fmt.block).float(), random))
+        return stored
+
+    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
+        groups = self.fmt.blocks(count)
+        if stored.dtype != torch.uint8 or stored.shape != (groups, self.fmt.target):
+            raise ValueError(
+                f"stored must be uint8 of shape {(groups, self.fmt.target)}, "
+                f"not {stored.dtype} of {tuple(stored.shape)}"
+            )
+        values = torch.empty(groups, self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype], device=stored.device)
+        for rows, some in zip(stored.split(_GROUPS), values.split(_GROUPS), strict=True):
+            low, step = rows[:, :4].contiguous().view(torch.bfloat16).float().split(1, dim=1)
+            codes = (rows[:, 4:, None] >> self._shifts(stored.device)) & self._largest
+            some.copy_(low + step * codes.flatten(1))
+        return values.view(-1)[:count]
+
+    def _quantised(self, groups: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        """float[groups, values] -> uint8[groups, target]."""
+        low, high = groups.aminmax(dim=1, keepdim=True)
+        low = _narrow(low, upward=False)
+        step = _narrow((high - low.float()) / self._largest, upward=True)
+        noise = torch.rand(groups.shape, generator=random, device=groups.device)
+        scaled = (groups - low.float()) / torch.where(step > 0, step.float(), 1.0)
+        codes = (scaled + noise).floor_().clamp_(0, self._largest).to(torch.uint8)
+        codes = codes.unflatten(1, (-1, self._places)) << self._shifts(groups.device)
+        head = torch.cat([low, step], 1).view(torch.uint8)
+        return torch.cat([head, codes.sum(2, dtype=torch.uint8)], 1)
+
+    def _shifts(self, device: torch.device) -> torch.Tensor:
+        return torch.arange(0, 8, self.fmt.bits, dtype=torch.uint8, device=device)
+
+
+def _narrow(values: torch.Tensor, *, upward: bool) -> torch.Tensor:
+    """As bf16, never below the values, or never above them."""
+    narrow = values.bfloat16()
+    wrong = narrow.float() < values if upward else narrow.float() > values
+    way = torch.full_like(narrow, float("inf") if upward else -float("inf"))
+    return torch.where(wrong, narrow.nextafter(way), narrow)

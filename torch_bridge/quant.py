@@ -1,0 +1,59 @@
+"""Group quantisation, as a baseline: what ActNN and GACT keep of an activation.
+
+After Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training"
+(ICML 2021), section 3.2, and Liu et al., "GACT" (ICML 2022): groups of 256 values, each with a zero point and
+a step in bf16, and of each value an integer of 2, 4 or 8 bits, rounded stochastically.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from golden.floats import FLOAT_TYPES
+
+BITS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """The parameters of a group quantisation; goes where a format of golden/ goes.
+
+    Args:
+        dtype: type of the values: "fp32", "bf16" or "fp16".
+        bits: of each value: 2, 4 or 8.
+
+    Raises:
+        ValueError: an argument is none of the above.
+
+    Example:
+        >>> QuantFormat("fp32", bits=4).target
+        132
+    """
+
+    dtype: str = "fp32"
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        if self.dtype not in FLOAT_TYPES:
+            raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
+        if self.bits not in BITS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, not {self.bits!r}")
+
+    @property
+    def block(self) -> int:
+        """Values in a group."""
+        return 256
+
+    @property
+    def target(self) -> int:
+        """Bytes of a group: zero point, step, integers."""
+        return 4 + self.block * self.bits // 8
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of an uncompressed group."""
+        return self.block * FLOAT_TYPES[self.dtype].width // 8
+
+    def blocks(self, count: int) -> int:
+        """Groups that ``count`` values take; the last may be padded."""
+        return -(-count // self.block)
