@@ -30,8 +30,7 @@ from rich.table import Table
 from torch import nn
 
 from torch_bridge import Policy, Stash, compact, compress_activations, train
-
-from .training import measure_cpu, measure_cuda
+from torch_bridge.peak import measure
 
 SIZES = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4}
 PRETRAINING = {"full": None, "n/2": 1 / 2, "n/4": 1 / 4, "n/8": 1 / 8}
@@ -97,7 +96,7 @@ def row(
     loss = train.validate(model, OPTIONS, held_out)
     moments = (value for state in optimizer.state.values() for value in state.values())
     resting = sum(tensor.nbytes for tensor in [*model.parameters(), *moments])
-    peak = (measure_cuda if OPTIONS.torch_device.type == "cuda" else measure_cpu)(step)[2]
+    peak = measure(step, OPTIONS.torch_device).peak
     optimizer.zero_grad(set_to_none=True)
     with compress_activations(model, Policy([])) as stash:
         next(step())

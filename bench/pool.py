@@ -30,8 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from torch_bridge import Policy, Stash, compress_activations, pool, train
-
-from .training import measure_cpu, measure_cuda
+from torch_bridge.peak import measure
 
 SIZE = 32
 SCHEMES: dict[str, tuple[int, int | None]] = {  # seed of the weights, kernel
@@ -162,8 +161,7 @@ def row(
     resting = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers(), *momenta])
     optimizer.zero_grad(set_to_none=True)
     batch = torch.arange(given.batch)
-    measure = measure_cuda if DEVICE.type == "cuda" else measure_cpu
-    peak = measure(lambda: step(batch))[2]
+    peak = measure(lambda: step(batch), DEVICE).peak
     with compress_activations(model, Policy([])) as stash:
         next(step(batch))
     measured = {

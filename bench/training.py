@@ -21,9 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
 
-from torch_bridge import Policy, Stash, compress_activations, train
+from torch_bridge import Policy, Stash, compress_activations, peak, train
 
 SCHEMES = ("none", "planes", "planes_verify", "checkpoint", "save_on_cpu")
 MODELS = {
@@ -77,10 +74,10 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     model.zero_grad(set_to_none=True)
-    stored, kept, peak = (measure_cuda if device.type == "cuda" else measure_cpu)(step)
+    found = peak.measure(step, device)
     with compress_activations(model, Policy([])) as raw:
         forward()
-    predicted = raw.raw_bytes if scheme == "none" else stored
+    predicted = raw.raw_bytes if scheme == "none" else found.between and found.between.stored_bytes
     return {
         "model": name,
         "scheme": scheme,
@@ -88,8 +85,8 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
         "threads": torch.get_num_threads(),
         "seconds_per_step": statistics.median(seconds[1:]),
         "predicted_bytes": predicted,
-        "kept_bytes": kept,
-        "peak_bytes": peak,
+        "kept_bytes": found.kept,
+        "peak_bytes": found.peak,
         "resident_bytes": resident,
     }
 
@@ -97,43 +94,6 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-Step = Callable[[], Iterator["Stash | None"]]
-
-
-def measure_cuda(step: Step) -> tuple[int | None, int, int]:
-    """Bytes that the stash says it has, that are alive between the passes, and at most at any time."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before, kept, stored = torch.cuda.memory_allocated(), 0, None
-    for stash in step():
-        torch.cuda.synchronize()
-        kept, stored = torch.cuda.memory_allocated() - before, stash and stash.stored_bytes
-    torch.cuda.synchronize()
-    return stored, kept, torch.cuda.max_memory_allocated() - before
-
-
-def measure_cpu(step: Step) -> tuple[int | None, int, int]:
-    """The same, from the profiler's record of every allocation."""
-    middle, stored = 0, None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        for stash in step():
-            middle, stored = time.time_ns(), stash and stash.stored_bytes
-    events = _flat(record.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
-    changes = [
-        (e.start_time_ns, e.typed[1].alloc_size) for e in events if e.typed[0] == _EventType.Allocation
-    ]
-    changes.sort(key=lambda change: change[0])
-    alive = list(accumulate(size for _, size in changes))
-    kept = sum(size for when, size in changes if when < middle)
-    return stored, kept, max(alive)
-
-
-def _flat(events: list[Any]) -> Iterator[Any]:
-    for event in events:
-        yield event
-        yield from _flat(event.children)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_bridge train`` and ``demo``."""
+"""The command line: ``python -m torch_bridge train``, ``demo`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from golden import plane, step
 from golden.blocks import BLOCKS
 from golden.floats import FLOAT_TYPES
 
-from . import backends, train
+from . import backends, compare, schemes, train
+from .pool import KERNELS
+from .quant import BITS
 
 INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
@@ -46,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="size of the model; a byte is a token, also with the 50,257 of gpt2",
     )
     add("--data", type=Path, metavar="FILE", help="text to train on; by default Python's help topics")
-    add("--scheme", choices=train.SCHEMES, default=default.scheme, help="how activations are kept")
+    add("--scheme", choices=schemes.NAMES, default=default.scheme, help="how activations are kept")
     add("--dtype", choices=FLOAT_TYPES, default=default.dtype, help="of format and activations")
     add(
         "--block", type=int, choices=BLOCKS, help="values in a block; by default 64 for planes, 128 for steps"
@@ -62,7 +64,18 @@ def _parser() -> argparse.ArgumentParser:
         choices=sorted({*plane.ROUNDINGS, *step.ROUNDINGS}),
         help="of values that lose bits; by default nearest for planes, stochastic for steps",
     )
+    add("--bits", type=int, choices=BITS, default=default.bits, help="of a value, for quantisation")
     add("--backend", choices=backends.NAMES, default=default.backend, help="codec to run")
+    add("--offload-dir", type=Path, metavar="DIR", default=default.offload_dir, help="on an SSD")
+    add(
+        "--offload-amount",
+        type=_amount,
+        metavar="BYTES",
+        default=default.offload_amount,
+        help="of a step, or all, or adaptive: as much as the disk was measured to keep up with",
+    )
+    add("--rank", type=_number(float, 0.0, 1.0), default=default.rank, help="of CompAct, a share of a width")
+    add("--kernel", type=int, choices=KERNELS, default=default.kernel, help="tokens to pool")
     add("--steps", type=_number(int, 1), default=default.steps, help="optimizer steps")
     add("--batch", type=_number(int, 1), default=default.batch, help="sequences a step")
     add("--lr", type=_number(float, 0.0), help="peak learning rate; by default the config's")
@@ -76,6 +89,24 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("demo", help="compare runs; write loss.png and summary.json")
     command.set_defaults(command=_demo)
     command.add_argument("--out", type=Path, metavar="DIR", default=Path("build/train"), help="directory")
+
+    command = commands.add_parser(
+        "compare",
+        help="memory and time of every scheme; write rok.json and rok.png",
+        formatter_class=_Formatter,
+    )
+    command.set_defaults(command=_compare)
+    add, task = command.add_argument, compare.Task()
+    add("--config", choices=compare.CONFIGS, default=task.config, help="sizes; gpt2 for the real ones")
+    add("--model", nargs="+", choices=compare.MODELS, default=compare.MODELS, help="which")
+    add("--scheme", nargs="+", choices=compare.SCHEMES, default=list(compare.SCHEMES), help="which")
+    add("--batch", nargs="+", type=_number(int, 1), default=compare.BATCHES, help="sequences a step")
+    add("--steps", type=_number(int, 1), default=task.steps, help="optimizer steps of each row")
+    add("--device", help="cpu or cuda; by default CUDA if there is one")
+    add("--threads", type=_number(int, 1), help="CPU threads; by default PyTorch's choice")
+    add("--offload-dir", type=Path, metavar="DIR", default=task.offload_dir, help="on an SSD")
+    add("--offload-amount", type=_amount, metavar="BYTES", default=task.amount, help="of a step")
+    add("--out", type=Path, metavar="DIR", default=Path("build/rok"), help="directory")
     return parser
 
 
@@ -101,18 +132,22 @@ def _number(kind: Callable[[str], float], least: float, most: float = float("inf
     return parse
 
 
+def _amount(text: str) -> int | str:
+    return text if text in ("all", "adaptive") else int(_number(int, 0)(text))
+
+
 def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     names = {field.name for field in fields(train.Options)}
     options = train.Options(**{name: value for name, value in vars(given).items() if name in names})
     if given.threads:
         torch.set_num_threads(given.threads)
     try:
-        if options.scheme != "none":
+        if options.make_scheme().compresses:
             backends.get(options.backend, options.format)
         if options.data is not None and not options.data.is_file():
             raise FileNotFoundError(f"--data must be a text file, not {str(options.data)!r}")
         result = train.run(options, progress=True)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     train.write(result, given.out)
     done = len(result["train_loss"])
@@ -120,6 +155,18 @@ def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     ratio = "" if result["ratio"] is None else f", ratio {result['ratio']:.2f}"
     print(f"{done} of {options.steps} steps, validation loss {loss}{ratio}; wrote {given.out}")
     return INTERRUPTED if result["interrupted"] else 0
+
+
+def _compare(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    try:
+        device = train.Options(device=given.device).torch_device
+        task = compare.Task(given.config, given.steps, device, given.offload_dir, given.offload_amount)
+        compare.compare(task, given.model, given.scheme, given.batch, given.out)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    return 0
 
 
 def _demo(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

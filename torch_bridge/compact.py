@@ -22,6 +22,7 @@ another, and so is the subspace; the moments stay what they are.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -35,8 +36,13 @@ from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
-# Of LLaMA all but the attention's output projection, as in the paper.
-NAMES = ("*q_proj", "*k_proj", "*v_proj", "*gate_proj", "*up_proj", "*down_proj")
+# All but the attention's output projection, as in the paper: of LLaMA, GPT-2, BERT and T5.
+NAMES = (
+    *("*q_proj", "*k_proj", "*v_proj", "*gate_proj", "*up_proj", "*down_proj"),
+    *("*.c_attn", "*.mlp.c_fc", "*.mlp.c_proj"),
+    *("*.self.query", "*.self.key", "*.self.value", "*.intermediate.dense", "*.layer.[0-9].output.dense"),
+    *("*.layer.[0-9][0-9].output.dense", "*Attention.[qkv]", "*.DenseReluDense.w[io]*"),
+)
 
 
 def convert(
@@ -44,8 +50,9 @@ def convert(
 ) -> list[str]:
     """Make linear layers keep projections of their inputs, in place.
 
-    Each ``nn.Linear`` that is converted becomes a :class:`CompActLinear`. Its ``weight`` gets no gradient any
-    more; a parameter ``subspace`` beside it does, and that is what is clipped and what DDP reduces. It takes
+    Each ``nn.Linear`` that is converted becomes a :class:`CompActLinear`, and each ``Conv1D``, of which
+    transformers makes its GPT-2, a :class:`CompActConv1D`. Its ``weight`` gets no gradient any more; a
+    parameter ``subspace`` beside it does, and that is what is clipped and what DDP reduces. It takes
     :class:`CompActAdamW` to train the weight; other optimizers leave it as it is. The model's ``state_dict``
     stays that of the plain model. Convert before the model is wrapped for DDP, and with the same seed on
     all ranks, whose devices must be of one kind.
@@ -56,8 +63,8 @@ def convert(
     Args:
         model: whose layers to convert.
         rank: a share of each layer's input width, up to 1.0, or an int, which is the rank itself.
-        names: shell patterns, or one; a layer is converted if its name fits one of them, if it is an
-            ``nn.Linear`` and no subclass, and if its weight is trained.
+        names: shell patterns, or one; a layer is converted if its name fits one of them, if it is of one of
+            these classes and no subclass, and if its weight is trained.
         seed: of all projections, 0 or more; each has one of its own, from it and the parent's name.
 
     Returns:
@@ -80,10 +87,11 @@ def convert(
     if seed < 0:
         raise ValueError(f"seed must not be negative, not {seed!r}")
     patterns = [names] if isinstance(names, str) else names
+    classes = _classes()
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) is nn.Linear
+        if type(layer) in classes
         and any(fnmatchcase(name, pattern) for pattern in patterns)
         and layer.weight.is_leaf
         and layer.weight.requires_grad
@@ -91,44 +99,51 @@ def convert(
     if not layers:
         raise ValueError(f"names must fit a linear layer that is trained, not {names!r}")
     _check_untied(model, layers)
-    ranks = {name: _rank(rank, layer.in_features, name) for name, layer in layers.items()}
+    widths = {name: _input_width(layer) for name, layer in layers.items()}
+    ranks = {name: _rank(rank, widths[name], name) for name in layers}
     projections: dict[tuple[str, int], Projection] = {}
     for name, layer in layers.items():
-        key = (parent, width) = (name.rpartition(".")[0], layer.in_features)
+        key = (parent, width) = (name.rpartition(".")[0], widths[name])
         if key not in projections:
             projections[key] = Projection(width, ranks[name], (seed, crc32(parent.encode()), width))
-        layer.__class__ = CompActLinear
-        assert isinstance(layer, CompActLinear)
+        layer.__class__ = classes[type(layer)]
+        assert isinstance(layer, CompActLayer)
         layer._enter(projections[key])
     return list(layers)
 
 
-class CompActLinear(nn.Linear):
+class CompActLayer(nn.Module):
     """A linear layer whose weight moves in a subspace; made by :func:`convert`, not by hand.
 
     Attributes:
-        weight: [out_features, in_features], without a gradient.
+        weight: without a gradient.
         subspace: [out_features, rank], of the weight's dtype. The layer computes ``x (W + S Pᵀ)ᵀ`` for an
             ``S`` that is zero, so that what autograd finds here is the gradient of the weight times ``P``.
             It is zero outside of the optimizer's step, and no part of the ``state_dict``.
         projection: what draws ``P``; other layers may share it.
     """
 
-    weight: nn.Parameter
+    weight: Any  # the plain layers' types differ
+    bias: Any
     subspace: nn.Parameter
     projection: Projection
 
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The weight, or a view of it, as [out_features, in_features]."""
+        raise NotImplementedError
+
     def _enter(self, projection: Projection) -> None:
         self.projection = projection
-        self.subspace = nn.Parameter(self.weight.new_zeros(self.out_features, projection.rank))
+        self.subspace = nn.Parameter(self.weight.new_zeros(len(self.matrix), projection.rank))
         self.weight.requires_grad_(False)
         self.weight.grad = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float[..., in_features] -> float[..., out_features], what ``nn.Linear`` computes, bit for bit."""
+        """float[..., in_features] -> float[..., out_features], what the plain layer computes, bit for bit."""
         if not (torch.is_grad_enabled() and self.subspace.requires_grad):
             return super().forward(x)
-        return _Linear.apply(x, self.projection.project(x), self.weight, self.bias, self.subspace)
+        return _Linear.apply(x, self.projection.project(x), self.matrix, self.bias, self.subspace)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.projection.rank}"
@@ -143,6 +158,14 @@ class CompActLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *others)
         if (name := prefix + "subspace") in missing:
             missing.remove(name)
+
+
+class CompActLinear(CompActLayer, nn.Linear):
+    """An ``nn.Linear`` whose weight, [out_features, in_features], moves in a subspace."""
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        return self.weight
 
 
 class Projection:
@@ -267,7 +290,7 @@ class CompActAdamW(torch.optim.AdamW):
     ) -> None:
         if period < 1:
             raise ValueError(f"period must be positive, not {period!r}")
-        layers = [layer for layer in model.modules() if isinstance(layer, CompActLinear)]
+        layers = [layer for layer in model.modules() if isinstance(layer, CompActLayer)]
         if not layers:
             raise ValueError("model must have converted layers, not none")
         if params is None:
@@ -294,7 +317,7 @@ class CompActAdamW(torch.optim.AdamW):
             group["steps"] += 1
         self._number_projections()
 
-    def _by_projection(self) -> dict[Projection, list[tuple[CompActLinear, dict[str, Any]]]]:
+    def _by_projection(self) -> dict[Projection, list[tuple[CompActLayer, dict[str, Any]]]]:
         """The layers that have made a step, with their groups."""
         found = defaultdict(list)
         for group in self.param_groups:
@@ -304,19 +327,33 @@ class CompActAdamW(torch.optim.AdamW):
         return found
 
     @staticmethod
-    def _move(projection: Projection, pairs: list[tuple[CompActLinear, dict[str, Any]]]) -> None:
+    def _move(projection: Projection, pairs: list[tuple[CompActLayer, dict[str, Any]]]) -> None:
         """Add the steps of layers with one projection to their weights."""
         matrix = projection.matrix(torch.float32, pairs[0][0].weight.device)
         for layer, group in pairs:
             decay = 1 - float(group["lr"]) * group["weight_decay"]
             transposed = matrix.T.to(layer.weight.device, layer.weight.dtype)
-            layer.weight.addmm_(layer.subspace, transposed, beta=decay, alpha=group["scale"])
+            layer.matrix.addmm_(layer.subspace, transposed, beta=decay, alpha=group["scale"])
             layer.subspace.zero_()
 
     def _number_projections(self) -> None:
         number = self.param_groups[0]["steps"] // self.param_groups[0]["period"]
         for layer in self._layers.values():
             layer.projection.number = number
+
+
+def _classes() -> dict[type[nn.Module], type[CompActLayer]]:
+    """What becomes what."""
+    classes: dict[type[nn.Module], type[CompActLayer]] = {nn.Linear: CompActLinear}
+    if "transformers.pytorch_utils" in sys.modules:  # otherwise no model has a Conv1D
+        from .conv1d import CompActConv1D, Conv1D
+
+        classes[Conv1D] = CompActConv1D
+    return classes
+
+
+def _input_width(layer: nn.Module) -> int:
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.weight.shape[0]  # type: ignore[index, return-value]
 
 
 def _rank(rank: float, width: int, name: str) -> int:
@@ -330,7 +367,7 @@ def _rank(rank: float, width: int, name: str) -> int:
     return rank
 
 
-def _check_untied(model: nn.Module, layers: dict[str, nn.Linear]) -> None:
+def _check_untied(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """Raise ValueError if another module has the weight of one of the layers."""
     owners = {id(layer.weight): (name, layer) for name, layer in layers.items()}
     for other, module in model.named_modules():

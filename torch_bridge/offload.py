@@ -32,7 +32,7 @@ from .backends.memory import empty, octets
 from .checksum import CorruptionError
 
 # With amount "all" the forward pass waits while more bytes than these have not been written.
-MOST_PENDING = 32 << 20
+MOST_PENDING = 16 << 20
 
 # Tensors that are read ahead of the one that the backward pass needs.
 _AHEAD = 4
@@ -66,6 +66,7 @@ class Offload:
         ValueError: an argument is none of the above.
 
     Example:
+        >>> from torch_bridge import Policy, compress_activations
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> disk = Offload(tempfile.gettempdir(), amount="all")
         >>> with compress_activations(model, Policy([]), offload=disk) as stash:
@@ -340,6 +341,7 @@ class Handle:
         """
         self._offload._reap()
         self.was_needed = True
+        self.fetch()
         self.step.needed(self)
         if self.source is not None:
             if self.written is not None and not self.written.done():
@@ -352,7 +354,6 @@ class Handle:
                 )
             memory = self.source
         else:
-            self.fetch()
             assert self._coming is not None
             (memory, future), self._coming = self._coming, None
             future.result()

@@ -19,6 +19,7 @@ most 36 % of the activations are saved, at k = 4 45 %.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -39,7 +40,8 @@ def convert(
     """Make layers keep pooled inputs, or bits, in place.
 
     Each ``nn.Conv2d`` becomes a :class:`PooledConv2d`, each ``nn.ReLU`` a :class:`BitReLU`, and with
-    ``tokens`` each ``nn.Linear`` a :class:`PooledLinear`; subclasses of these stay. Parameters, hooks and
+    ``tokens`` each ``nn.Linear`` a :class:`PooledLinear`, each ``Conv1D``, of which transformers makes its
+    GPT-2, a :class:`PooledConv1D`; subclasses of these stay. Parameters, hooks and
     the model's ``state_dict`` stay what they are. Functions such as ``torch.nn.functional.relu`` are not
     reached.
 
@@ -66,6 +68,10 @@ def convert(
     classes: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: PooledConv2d, nn.ReLU: BitReLU}
     if tokens:
         classes[nn.Linear] = PooledLinear
+        if "transformers.pytorch_utils" in sys.modules:  # otherwise no model has a Conv1D
+            from .conv1d import Conv1D, PooledConv1D
+
+            classes[Conv1D] = PooledConv1D
     patterns = [names] if isinstance(names, str) else names
     converted = []
     for name, layer in model.named_modules():
@@ -109,22 +115,37 @@ class PooledConv2d(nn.Conv2d):
         return x, (top, left)
 
 
-class PooledLinear(nn.Linear):
+class PooledLayer(nn.Module):
     """A linear layer that keeps the means of ``pool`` tokens of its input; made by :func:`convert`.
 
     The last of tokens that ``pool`` does not divide is a mean of fewer; no mean is of two sequences.
     """
 
     pool: int
+    weight: Any  # the plain layers' types differ
+    bias: Any
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The weight, or a view of it, as [out_features, in_features]."""
+        raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float[..., tokens, features], what ``nn.Linear`` computes, bit for bit.
+        """float[..., tokens, features], what the plain layer computes, bit for bit.
 
         An input without tokens, [batch, features], is kept as it is.
         """
         if not (torch.is_grad_enabled() and self.weight.requires_grad and x.dim() > 2):
             return super().forward(x)
-        return _Linear.apply(x, self.weight, self.bias, self.pool)
+        return _Linear.apply(x, self.matrix, self.bias, self.pool)
+
+
+class PooledLinear(PooledLayer, nn.Linear):
+    """An ``nn.Linear`` that keeps the means of ``pool`` tokens of its input."""
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        return self.weight
 
 
 class BitReLU(nn.ReLU):

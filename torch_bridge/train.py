@@ -10,19 +10,20 @@ import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import PlaneFormat, StepFormat
 
-from .dtypes import TORCH_DTYPES
-from .stash import Stash, compress_activations
+from .dtypes import TORCH_DTYPES, Format
+from .offload import Offload
+from .quant import QuantFormat
+from .schemes import Scheme
 
 # Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
 CONFIGS: dict[str, dict[str, int]] = {
@@ -31,7 +32,6 @@ CONFIGS: dict[str, dict[str, int]] = {
     "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
 }
 LEARNING_RATES = {"small": 1e-3, "wide": 3e-4, "gpt2": 3e-4}
-SCHEMES = ("none", "planes", "step")
 ATTENTIONS = ("eager", "sdpa")
 
 # Tokens of the held-out split that a validation looks at, at most.
@@ -46,11 +46,16 @@ class Options:
         config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens), "gpt2" (124M) or
             "wide" (three layers of that width).
         data: a text file, or None for Python's own help topics.
-        scheme: "none", "planes" for the plane format, or "step" for the step format.
+        scheme: a name in ``schemes.NAMES``.
         dtype: of format and activations; "bf16" and "fp16" train under autocast.
         block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
             for 16 bits at 2x, rounded to nearest; for steps 128 values at 4 bits each, stochastically.
+        bits: of a value, for quantisation.
         backend: of the bridge.
+        offload_dir: where offloaded tensors go.
+        offload_amount: "adaptive", "all", or bytes of each step.
+        rank: of CompAct, a share of each layer's input width.
+        kernel: tokens whose mean pooling keeps.
         steps, batch, lr, seed: of the training; a learning rate of None is the config's.
         attention: "eager" or "sdpa".
         dropout: probability of every dropout.
@@ -65,7 +70,12 @@ class Options:
     block: int | None = None
     target: int | None = None
     rounding: str | None = None
+    bits: int = 4
     backend: str = "auto"
+    offload_dir: Path = Path("build/offload")
+    offload_amount: int | Literal["all", "adaptive"] = "adaptive"
+    rank: float = 1 / 4
+    kernel: int = 2
     steps: int = 200
     batch: int = 8
     lr: float | None = None
@@ -77,8 +87,11 @@ class Options:
 
     @property
     def format(self) -> Format:
-        """That of the scheme, planes for "none"; raises ValueError if there is none such."""
-        if self.scheme == "step":
+        """That of the scheme, planes if it has none; raises ValueError if there is none such."""
+        kind = self.scheme.partition("+")[0]
+        if kind == "quant":
+            return QuantFormat(self.dtype, self.bits)
+        if kind == "step":
             block = 128 if self.block is None else self.block
             target = block // 2 if self.target is None else self.target
             return StepFormat(self.dtype, block, target, self.rounding or "stochastic")
@@ -86,6 +99,19 @@ class Options:
         raw = PlaneFormat(self.dtype, block, None, rounding).raw_bytes
         default = raw * 10 // 32 if self.dtype == "fp32" else raw // 2
         return PlaneFormat(self.dtype, block, default if self.target is None else self.target, rounding)
+
+    def make_scheme(self) -> Scheme:
+        """The scheme, with its format and its file if it has them.
+
+        Raises:
+            ValueError: an option is not one of its values.
+            OSError: there cannot be a file in ``offload_dir``.
+        """
+        offload = None
+        if "offload" in self.scheme:
+            self.offload_dir.mkdir(parents=True, exist_ok=True)
+            offload = Offload(self.offload_dir, amount=self.offload_amount)
+        return Scheme(self.scheme, self.format, self.backend, offload, self.rank, self.kernel)
 
     @property
     def torch_device(self) -> torch.device:
@@ -102,7 +128,8 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
         progress: show a progress bar.
 
     Returns:
-        The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step;
+        The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step, and
+        "offloaded_bytes" of these; "offload_plan", what an adaptive offload has chosen;
         "train_loss", one per step; "val_curve", pairs of step and validation loss; "val_loss", the last
         of them; "seconds_per_step", the median; "interrupted", whether Ctrl-C ended it early, in which
         case the rest is what was done until then. Without compression raw and stored bytes are equal.
@@ -118,18 +145,19 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
     if held_out <= context_length:
         raise ValueError(f"data must have over {10 * context_length} bytes, not {len(text)}")
 
+    scheme = options.make_scheme()
     model = build(options)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, lr=0.0)
+    scheme.convert(model)
+    optimizer = scheme.optimizer(model, betas=(0.9, 0.95), weight_decay=0.1, lr=0.0)
     peak = options.lr if options.lr is not None else LEARNING_RATES[options.config]
     scaler = torch.amp.GradScaler(options.torch_device.type, enabled=options.dtype == "fp16")
     batches = torch.Generator().manual_seed(options.seed)
-    fmt = options.format if options.scheme != "none" else None
 
     losses: list[float] = []
     seconds: list[float] = []
     val_curve: list[tuple[int, float]] = []
     measure_at = {round((i + 1) * options.steps / options.validations) for i in range(options.validations)}
-    bytes_of_step = (0, 0)
+    bytes_of_step = (0, 0, 0)
     interrupted = False
 
     bar = Progress(
@@ -140,7 +168,7 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
         TextColumn("{task.fields[news]}"),
         disable=not progress,
     )
-    name = f"{options.scheme} {options.backend}" if fmt else options.scheme
+    name = f"{options.scheme} {options.backend}" if scheme.compresses else options.scheme
     task = bar.add_task(name, total=options.steps, news="")
     try:
         with bar:
@@ -151,11 +179,7 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
                 tokens = draw(train_text, options.batch, context_length, batches).to(options.torch_device)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(step, options.steps, peak)
-                if step == 0 and fmt is None:
-                    bytes_of_step = raw_bytes_of_step(model, options, tokens)
-
-                hooks = compress_activations(model, fmt, options.backend) if fmt else nullcontext()
-                with hooks as stash:
+                with scheme.around(model, report=step == 0) as stash:
                     loss = loss_of(model, options, tokens)
                 scaler.scale(loss).backward()
                 scaler.unscale_(optimizer)
@@ -166,8 +190,8 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
 
                 losses.append(loss.item())
                 seconds.append(time.perf_counter() - start)
-                if isinstance(stash, Stash):
-                    bytes_of_step = (stash.raw_bytes, stash.stored_bytes)
+                if stash is not None:
+                    bytes_of_step = (stash.raw_bytes, stash.stored_bytes, stash.offloaded_bytes)
                 if step + 1 in measure_at:
                     val_curve.append((step + 1, validate(model, options, val_text)))
                 saved = (bytes_of_step[0] - bytes_of_step[1]) / 1e6
@@ -176,14 +200,19 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
     except KeyboardInterrupt:
         interrupted = True
 
-    raw, stored = bytes_of_step
-    config = asdict(options) | {"data": str(options.data) if options.data else None}
-    if fmt is not None:
-        config["target"] = fmt.target
+    raw, stored, offloaded = bytes_of_step
+    config = asdict(options) | {
+        "data": str(options.data) if options.data else None,
+        "offload_dir": str(options.offload_dir),
+    }
+    if scheme.compresses:
+        config["target"] = options.format.target
     return config | {
         "ratio": raw / stored if stored else None,
         "raw_bytes": raw,
         "stored_bytes": stored,
+        "offloaded_bytes": offloaded,
+        "offload_plan": scheme.offload and scheme.offload.plan,
         "train_loss": losses,
         "val_curve": val_curve,
         "val_loss": val_curve[-1][1] if val_curve else None,
@@ -232,13 +261,6 @@ def loss_of(model: torch.nn.Module, options: Options, tokens: torch.Tensor) -> t
     dtype = TORCH_DTYPES[options.dtype]
     with torch.autocast(tokens.device.type, dtype, enabled=options.dtype != "fp32"):
         return model(tokens, labels=tokens).loss
-
-
-def raw_bytes_of_step(model: torch.nn.Module, options: Options, tokens: torch.Tensor) -> tuple[int, int]:
-    """Raw bytes that a step without compression keeps, twice; weights and random state are untouched."""
-    with torch.random.fork_rng(), compress_activations(model, options.format, min_values=1 << 62) as stash:
-        loss_of(model, options, tokens)
-    return stash.raw_bytes, stash.raw_bytes
 
 
 @torch.no_grad()

@@ -1,0 +1,467 @@
+"""Offloading: exact whatever the tensors, and whatever happens to the disk."""
+
+import errno
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from golden import PlaneFormat
+from torch_bridge import (
+    CorruptionError,
+    Offload,
+    OffloadError,
+    Policy,
+    compress_activations,
+    offload,
+)
+
+FMT = PlaneFormat("fp32", block=64, target=80)
+EXACT = Policy([])
+SIZE = 40_000
+
+
+class Odd(torch.nn.Module):
+    """Saves views, transposes, broadcasts, masks, integers, small tensors, and one storage several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, SIZE).view(200, 200))
+
+    def forward(self, x):
+        y = (x @ self.weight).sin()
+        y = y * y.T + y.exp().clamp(max=2.0)
+        y = y * torch.where(y > 0.5, y, 0.25)
+        z = y[:, ::3] * y[:, 1:135:2] * y[0].expand(67, 200).T
+        z = z + torch.gather(y, 1, (y[:, :67] > 0).long() * 5)
+        return (z.to(torch.bfloat16).float() * z).sum() + y[3, :7].pow(3).sum()
+
+
+@pytest.fixture
+def model():
+    return Odd()
+
+
+def forward(model, policy=EXACT, **options):
+    x = torch.linspace(-2, 1, SIZE).view(200, 200).requires_grad_()
+    with compress_activations(model, policy, **options) as stash:
+        loss = model(x)
+    return loss, [x, model.weight], stash
+
+
+def gradients(model, policy=EXACT, **options):
+    loss, leaves, stash = forward(model, policy, **options)
+    return torch.autograd.grad(loss, leaves), stash
+
+
+def same(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def settle(disk):
+    """Wait until everything is written."""
+    disk._storing.submit(lambda: None).result()
+    disk._reap()
+
+
+def intercept(monkeypatch, name, function):
+    """Call ``function(real, *arguments)`` in place of a function of os."""
+    real = getattr(os, name)
+    monkeypatch.setattr(offload.os, name, lambda *arguments: function(real, *arguments))
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("amount", ["all", "adaptive", 0, 300_000])
+@pytest.mark.parametrize("policy", [EXACT, FMT], ids=["exact", "planes"])
+def test_gradients_are_those_without_offloading(model, tmp_path, amount, policy):
+    expected, _ = gradients(model, policy)
+    disk = Offload(tmp_path, amount=amount)
+    for _ in range(4):
+        found, stash = gradients(model, policy, offload=disk)
+        assert same(found, expected)
+        if isinstance(amount, int):
+            assert stash.offloaded_bytes <= amount
+    assert (disk.stored_bytes + disk.forwarded_bytes > 0) == (amount != 0)
+
+
+def test_a_storage_is_written_once_and_parameters_never(model, tmp_path):
+    _, plain = gradients(model)
+    disk = Offload(tmp_path, amount="all")
+    loss, _, stash = forward(model, offload=disk, min_values=0)
+    settle(disk)
+    assert disk.stored_bytes == stash.raw_bytes
+    assert plain.raw_bytes - 100 < stash.raw_bytes <= plain.raw_bytes
+    assert all("offloaded" in row.kept for row in stash.report().rows if row.counted)
+    assert not any("offloaded" in row.kept for row in stash.report().rows if not row.counted)
+    del loss
+
+
+def test_bytes_written_shrink_by_the_ratio(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    loss, _, stash = forward(model, FMT, offload=disk)
+    settle(disk)
+    assert disk.stored_bytes <= stash.stored_bytes < stash.raw_bytes / 2
+    del loss
+
+
+def test_memory_is_free_while_tensors_are_away(tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    x = torch.ones(1 << 20, requires_grad=True)
+    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+        y = x.exp()
+        loss = y.sin().sum()
+    seen = torch.multiprocessing.reductions.StorageWeakRef(y.untyped_storage())
+    del y
+    settle(disk)
+    assert seen.expired()
+    loss.backward()
+    assert torch.allclose(x.grad, torch.e * torch.cos(torch.tensor(torch.e)).expand(1 << 20))
+
+
+def test_freed_addresses_are_not_mistaken(tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    x = torch.ones(5000, requires_grad=True)
+    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+        total = sum(((x * number).exp() * 2).sum() for number in range(20))
+    total.backward()
+    expected = sum(2 * number * torch.exp(torch.tensor(float(number))) for number in range(20))
+    assert torch.allclose(x.grad, expected.expand(5000))
+
+
+def test_second_backward_and_double_backward(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    loss, leaves, _ = forward(model, offload=disk)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    assert same(first, torch.autograd.grad(loss, leaves))
+
+    def twice(**options):
+        x = torch.linspace(0, 1, 5000).requires_grad_()
+        with compress_activations(model, EXACT, **options):
+            (slope,) = torch.autograd.grad(x.sin().pow(3).sum(), x, create_graph=True)
+            total = slope.pow(2).sum()
+        return torch.autograd.grad(total, x)
+
+    assert same(twice(), twice(offload=disk))
+
+
+def test_a_tensor_that_is_modified_before_it_is_away_is_an_error(tmp_path, monkeypatch):
+    written = threading.Event()
+    intercept(monkeypatch, "pwrite", lambda real, *given: written.wait() and real(*given))
+    disk = Offload(tmp_path, amount="all")
+    x = torch.ones(5000, requires_grad=True)
+    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+        y = x.exp()
+        loss = y.sin().sum()
+    with torch.no_grad():
+        y.mul_(2)
+    written.set()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: exp, 5000, float32"):
+        loss.backward()
+
+
+# When things move
+
+
+def test_what_is_not_written_yet_comes_from_memory(model, tmp_path, monkeypatch):
+    expected, _ = gradients(model)
+    release = threading.Event()
+    intercept(monkeypatch, "pwrite", lambda real, *given: release.wait(20) and real(*given))
+    disk = Offload(tmp_path, amount="adaptive")
+    found, stash = gradients(model, offload=disk)
+    release.set()
+    assert same(found, expected)
+    assert disk.forwarded_bytes == stash.offloaded_bytes
+    assert disk.loaded_bytes == 0
+
+
+def test_tensors_are_read_in_reverse_and_ahead_of_their_use(tmp_path, monkeypatch):
+    read = []
+    intercept(monkeypatch, "preadv", lambda real, *given: read.append(given[2]) or real(*given))
+    disk = Offload(tmp_path, amount="all")
+    x = torch.ones(5000, requires_grad=True)
+    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+        y = x
+        for _ in range(12):
+            y = y.sin()
+        loss = y.sum()
+    settle(disk)
+    ahead = []
+    last = loss.grad_fn.next_functions[0][0]
+    last.register_hook(lambda *_: ahead.append(disk._loading.submit(lambda: len(read)).result()))
+    loss.backward()
+    assert ahead == [5]
+    assert read == sorted(read, reverse=True)
+    assert len(read) == 12
+
+
+def test_the_first_go_and_the_last_stay(model, tmp_path):
+    x = torch.ones(10_000, requires_grad=True)
+    disk = Offload(tmp_path, amount=100_000)
+    with compress_activations(torch.nn.Identity(), EXACT, offload=disk) as stash:
+        first = x.sin()
+        second = first.exp()
+        third = second.tanh()
+        loss = third.sum()
+    kept = {row.op: row.kept for row in stash.report().rows}
+    assert kept == {"": "exact, offloaded", "exp": "exact, offloaded", "tanh": "no rule"}
+    loss.backward()
+
+
+def test_with_all_the_forward_pass_waits_for_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(offload, "MOST_PENDING", 100_000)
+    pending = []
+
+    def slow(real, *given):
+        pending.append(disk._pending)
+        time.sleep(0.01)
+        return real(*given)
+
+    intercept(monkeypatch, "pwrite", slow)
+    disk = Offload(tmp_path, amount="all")
+    x = torch.ones(10_000, requires_grad=True)
+    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+        y = x
+        for _ in range(20):
+            y = y.sin()
+    assert max(pending) <= 100_000 + 40_000
+    y.sum().backward()
+
+
+def test_the_adaptive_amount_is_what_a_slow_disk_can_hide(tmp_path, monkeypatch):
+    def slow(real, *given):
+        time.sleep(0.01)
+        return real(*given)
+
+    intercept(monkeypatch, "pwrite", slow)
+    disk = Offload(tmp_path)
+    assert disk.plan == "everything, until measured"
+
+    def step():
+        x = torch.ones(10_000, requires_grad=True)
+        with compress_activations(torch.nn.Identity(), EXACT, offload=disk) as stash:
+            y = x
+            for _ in range(30):
+                y = y.sin()
+                time.sleep(0.002)
+        y.sum().backward()
+        return stash.offloaded_bytes
+
+    amounts = [step() for _ in range(4)]
+    assert amounts[0] == amounts[1] == 30 * 40_000
+    assert 40_000 < amounts[2] == amounts[3] < 20 * 40_000
+    assert " of 1.2 MB a step: written at 0.00 GB/s in " in disk.plan
+
+
+# Faults
+
+
+@pytest.mark.filterwarnings("ignore:a tensor could not be written")
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_what_cannot_be_written_stays_in_memory(model, tmp_path, monkeypatch, error):
+    expected, _ = gradients(model)
+    writes = []
+
+    def fails(real, *given):
+        writes.append(given)
+        if len(writes) % 2:
+            raise OSError(error, os.strerror(error))
+        return real(*given)
+
+    intercept(monkeypatch, "pwrite", fails)
+    disk = Offload(tmp_path, amount="all")
+    with pytest.warns(RuntimeWarning, match=os.strerror(error)):
+        loss, leaves, _ = forward(model, offload=disk)
+        settle(disk)
+    assert disk.failed_bytes > 0
+    assert disk.stored_bytes > 0
+    assert same(torch.autograd.grad(loss, leaves), expected)
+
+
+@pytest.mark.filterwarnings("ignore:a tensor could not be written")
+def test_a_full_disk(model, tmp_path):
+    expected, _ = gradients(model)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
+    try:
+        disk = Offload(tmp_path, amount="all")
+        for _ in range(3):
+            found, _ = gradients(model, offload=disk)
+            assert same(found, expected)
+        assert disk.failed_bytes > 0
+        assert disk.stored_bytes > 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_short_writes_and_reads_go_on(model, tmp_path, monkeypatch):
+    expected, _ = gradients(model)
+    intercept(monkeypatch, "pwrite", lambda real, file, view, at: real(file, view[:1000], at))
+    intercept(monkeypatch, "preadv", lambda real, file, views, at: real(file, [views[0][:777]], at))
+    disk = Offload(tmp_path, amount="all")
+    loss, leaves, _ = forward(model, offload=disk)
+    settle(disk)
+    assert same(torch.autograd.grad(loss, leaves), expected)
+    assert disk.loaded_bytes > 0
+
+
+def test_altered_bytes_are_an_error_that_names_the_tensor(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    loss, _, _ = forward(model, offload=disk)
+    settle(disk)
+    for place in range(0, disk._file._end, 4096):
+        os.pwrite(disk._file._number, b"altered", place + 100)
+    with pytest.raises(CorruptionError, match=r"offloaded bytes changed in '.*': those of .*, float32"):
+        loss.backward()
+
+
+def test_a_torn_file_is_an_error(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    loss, _, _ = forward(model, offload=disk)
+    settle(disk)
+    os.ftruncate(disk._file._number, 100)
+    with pytest.raises(OffloadError, match=r"cannot read .* back from '.*': the file ends after \d+ of"):
+        loss.backward()
+
+
+def test_a_read_error_is_an_error(model, tmp_path, monkeypatch):
+    disk = Offload(tmp_path, amount="all")
+    loss, _, _ = forward(model, offload=disk)
+    settle(disk)
+
+    def fails(real, *given):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    intercept(monkeypatch, "preadv", fails)
+    with pytest.raises(OffloadError, match="Input/output error"):
+        loss.backward()
+
+
+def test_two_jobs_in_one_directory(tmp_path):
+    models = [Odd(), Odd()]
+    with torch.no_grad():
+        models[1].weight.mul_(0.5)
+    expected = [gradients(model)[0] for model in models]
+    disks = [Offload(tmp_path, amount="all") for _ in models]
+    runs = [forward(model, offload=disk) for model, disk in zip(models, disks, strict=True)]
+    for disk in disks:
+        settle(disk)
+    assert os.listdir(tmp_path) == []
+    for (loss, leaves, _), one in zip(runs, expected, strict=True):
+        assert same(torch.autograd.grad(loss, leaves), one)
+
+
+KILLED = """
+import os, signal, sys, torch
+from torch_bridge import Offload, Policy, compress_activations
+disk = Offload(sys.argv[1], amount="all")
+x = torch.ones(1 << 20, requires_grad=True)
+with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+    y = x.sin().exp().tanh()
+disk._storing.submit(lambda: None).result()
+print(disk.stored_bytes, os.listdir(sys.argv[1]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout == f"{3 << 22} []\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_failed_steps_leave_neither_files_nor_memory(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+
+    def fails():
+        x = torch.ones(200, 200, requires_grad=True)
+        with compress_activations(model, EXACT, offload=disk):
+            model(x.sin())
+            raise ZeroDivisionError
+
+    gc.collect()
+    ends, files = [], len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        settle(disk)
+        ends.append(disk._file._end)
+    assert ends[-1] <= 2 * ends[0]
+    gc.collect()
+    assert not disk._out
+    assert disk._pending == 0
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_the_file_goes_with_its_last_user(model, tmp_path):
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    disk = Offload(tmp_path, amount="all")
+    loss, _, _ = forward(model, offload=disk)
+    del disk
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files + 1
+    loss.backward()
+    del loss, _
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_places_are_used_again(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    gradients(model, offload=disk)
+    settle(disk)
+    end = disk._file._end
+    for _ in range(10):
+        gradients(model, offload=disk)
+        settle(disk)
+    assert disk._file._end <= 1.5 * end
+
+
+# Arguments
+
+
+def test_wrong_arguments_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"directory must be one that exists, not '.*/nowhere'"):
+        Offload(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match=r"directory must be one that exists, not '.*/file'"):
+        Offload(tmp_path / "file")
+    with pytest.raises(ValueError, match="amount must be 'all', 'adaptive' or a number of bytes, not 'some'"):
+        Offload(tmp_path, amount="some")
+    with pytest.raises(ValueError, match=r"amount must be .*, not -1"):
+        Offload(tmp_path, amount=-1)
+    with pytest.raises(ValueError, match="host_bytes must not be negative, not -5"):
+        Offload(tmp_path, host_bytes=-5)
+    with pytest.raises(ValueError, match="threads must be positive, not 0"):
+        Offload(tmp_path, load_threads=0)
+    with pytest.raises(ValueError, match="directory must name a directory if host_bytes is 0, not None"):
+        Offload(None)
+
+
+# On a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("host_bytes", [0, 200_000, 1 << 30])
+def test_gradients_on_a_gpu(tmp_path, host_bytes):
+    model = Odd().cuda()
+
+    def gradients(**options):
+        x = torch.linspace(-2, 1, SIZE, device="cuda").view(200, 200).requires_grad_()
+        with compress_activations(model, EXACT, **options):
+            loss = model(x)
+        return torch.autograd.grad(loss, [x, model.weight])
+
+    disk = Offload(tmp_path, amount="all", host_bytes=host_bytes)
+    for _ in range(3):
+        assert same(gradients(offload=disk), gradients())

@@ -1,0 +1,81 @@
+"""The group quantiser: against a plain reference, unbiased, and in a model."""
+
+import math
+
+import pytest
+import torch
+
+from torch_bridge import Policy, QuantFormat, backends, compress_activations
+from torch_bridge.dtypes import TORCH_DTYPES
+from torch_bridge.quant import BITS
+
+
+def round_trip(values, bits, seed=0):
+    name = {dtype: name for name, dtype in TORCH_DTYPES.items()}[values.dtype]
+    backend = backends.get("auto", QuantFormat(name, bits))
+    stored = backend.compress(values, seed)
+    return stored, backend.decompress(stored, len(values))
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values())
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 5000])
+def test_every_value_is_off_by_less_than_a_step(dtype, bits, count):
+    values = (torch.randn(count, generator=torch.Generator().manual_seed(count)) * 3 + 1).to(dtype)
+    stored, back = round_trip(values, bits)
+    assert stored.shape == (math.ceil(count / 256), 4 + 32 * bits)
+    assert back.dtype == dtype
+    for start in range(0, count, 256):
+        group, again = values[start : start + 256].double(), back[start : start + 256].double()
+        spread = float(group.max() - group.min())
+        step = (spread + 0.01 * float(group.abs().max())) / (2**bits - 1)  # bf16 has three digits
+        assert float((group - again).abs().max()) <= 1.02 * step + 0.01 * float(group.abs().max())
+
+
+def test_the_bytes_are_zero_point_step_and_integers():
+    values = torch.arange(256.0) % 4
+    stored, back = round_trip(values, 2)
+    assert torch.equal(back, values)
+    head = stored[0, :4].view(torch.bfloat16)
+    assert head.tolist() == [0.0, 1.0]
+    assert set(stored[0, 4:].tolist()) == {0b11_10_01_00}
+
+
+def test_the_mean_of_many_seeds_is_the_value():
+    values = torch.linspace(-1, 2, 256)
+    mean = torch.stack([round_trip(values, 2, seed)[1] for seed in range(400)]).mean(0)
+    assert float((mean - values).abs().max()) < 5 * (3 / 3) * 0.5 / 400**0.5
+
+
+def test_a_seed_gives_the_same_bytes_again_and_another_gives_others():
+    values = torch.randn(1000)
+    assert torch.equal(round_trip(values, 4, 7)[0], round_trip(values, 4, 7)[0])
+    assert not torch.equal(round_trip(values, 4, 7)[0], round_trip(values, 4, 8)[0])
+
+
+def test_equal_values_and_values_that_are_not_finite():
+    assert torch.equal(round_trip(torch.full((256,), 0.5), 2)[1], torch.full((256,), 0.5))
+    for special in (float("nan"), float("inf")):
+        values = torch.ones(512)
+        values[3] = special
+        back = round_trip(values, 4)[1]
+        assert back[:256].isnan().all()
+        assert torch.equal(back[256:], values[256:])
+
+
+def test_in_a_model_it_is_what_its_report_says():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+    with compress_activations(model, QuantFormat("fp32", 4)) as stash:
+        loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    assert stash.raw_bytes / stash.stored_bytes == pytest.approx(1024 / 132)
+
+
+def test_wrong_parameters_are_named():
+    with pytest.raises(ValueError, match="bits must be one of 2, 4, 8, not 3"):
+        QuantFormat("fp32", 3)
+    with pytest.raises(ValueError, match=r"dtype must be one of .*, not 'fp8'"):
+        QuantFormat("fp8")
+    with pytest.raises(ValueError, match=r"stored must be uint8 of shape \(1, 132\)"):
+        backends.get("auto", QuantFormat()).decompress(torch.zeros(1, 131, dtype=torch.uint8), 256)
+    assert "quant, 4.12 bits" in str(Policy.default(QuantFormat()))

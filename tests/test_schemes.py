@@ -1,0 +1,154 @@
+"""Every scheme trains, and does to memory and gradients what it says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torch_bridge import Offload, Policy, compress_activations, schemes, train
+from torch_bridge.peak import measure
+from torch_bridge.recompute import recompute_activations
+from torch_bridge.schemes import Scheme
+
+EXACT = {"keep", "offload", "recompute"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    train.CONFIGS["tiny"] = {
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 2,
+        "n_positions": 32,
+        "vocab_size": 256,
+    }
+    train.LEARNING_RATES["tiny"] = 1e-3
+    folder = tmp_path_factory.mktemp("offload")
+    yield train.Options(
+        config="tiny", steps=6, batch=4, validations=1, offload_dir=folder, offload_amount="all"
+    )
+    del train.CONFIGS["tiny"], train.LEARNING_RATES["tiny"]
+
+
+@pytest.mark.parametrize("scheme", schemes.NAMES)
+def test_every_scheme_trains_gpt2(small, scheme):
+    none = train.run(small)
+    found = train.run(replace(small, scheme=scheme))
+    assert not found["interrupted"]
+    assert len(found["train_loss"]) == small.steps
+    same = found["train_loss"] == none["train_loss"]
+    assert same == (scheme in {"none", *EXACT})
+    assert found["val_loss"] == pytest.approx(none["val_loss"], rel=0.05)
+    assert found["val_loss"] < none["train_loss"][0] - 0.1
+    if "offload" in scheme:
+        assert found["offloaded_bytes"] > 0.95 * found["stored_bytes"]
+    if any(name in scheme for name in ("recompute", "compact", "pool")):
+        assert found["raw_bytes"] < none["raw_bytes"]
+    else:
+        assert found["raw_bytes"] == none["raw_bytes"]
+
+
+def test_a_scheme_needs_what_its_name_says():
+    with pytest.raises(ValueError, match=r"scheme must be one of none, keep, .*, not 'zip'"):
+        Scheme("zip")
+    with pytest.raises(ValueError, match="scheme 'planes' must have a format, not None"):
+        Scheme("planes")
+    with pytest.raises(ValueError, match="scheme 'offload' must have an Offload, not None"):
+        Scheme("offload")
+
+
+# Recompute
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Linear(128, 32))
+            for _ in range(3)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.nn.functional.dropout(layer(x), 0.1)
+        return x
+
+
+def gradients(model, around):
+    torch.manual_seed(1)
+    with around as context:
+        loss = model(torch.ones(50, 32)).square().sum()
+    return torch.autograd.grad(loss, list(model.parameters())), context
+
+
+def test_recomputed_gradients_are_the_same_and_less_is_kept():
+    model = Blocks()
+    exact, kept = gradients(model, compress_activations(model, Policy([])))
+
+    def step():
+        with compress_activations(model, Policy([])) as stash, recompute_activations(model) as names:
+            loss = model(torch.ones(50, 32)).square().sum()
+        assert names == ["layers.0", "layers.1", "layers.2"]
+        yield stash
+        loss.backward()
+
+    again, _names = gradients(model, recompute_activations(model))
+    assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
+    assert measure(step, torch.device("cpu")).between.raw_bytes < kept.raw_bytes / 2
+
+
+def test_nothing_of_recomputation_stays_in_the_model():
+    model = Blocks()
+
+    def own(x):
+        return 2 * x
+
+    model.layers[1].forward = own
+    with recompute_activations(model):
+        assert "forward" in vars(model.layers[0])
+    assert "forward" not in vars(model.layers[0])
+    assert vars(model.layers[1])["forward"] is own
+
+
+def test_a_model_without_blocks_is_an_error():
+    with (
+        pytest.raises(ValueError, match=r"blocks in an nn\.ModuleList, Linear has none"),
+        recompute_activations(torch.nn.Linear(2, 2)),
+    ):
+        pass
+
+
+def test_peaks_are_those_of_the_allocator():
+    def step():
+        a = torch.empty(1000, dtype=torch.uint8)
+        b = torch.empty(5000, dtype=torch.uint8)
+        del b
+        yield "between"
+        c = torch.empty(3000, dtype=torch.uint8)
+        del a, c
+
+    found = measure(step, torch.device("cpu"))
+    assert (found.kept, found.peak, found.between) == (1000, 6000, "between")
+
+
+def test_offloading_halves_the_peak_and_planes_write_a_third(small, tmp_path):
+    model, forward = train.warmed_up(replace(small, config="small", batch=4, steps=1))
+    peaks, written = {}, {}
+    for name in ("keep", "offload", "planes+offload"):
+        disk = Offload(tmp_path, amount="all") if "offload" in name else None
+        scheme = Scheme(name, small.format, offload=disk)
+
+        def step(scheme=scheme):
+            with scheme.around(model) as stash:
+                loss = forward()
+            yield stash
+            loss.backward()
+
+        for _ in step():
+            pass
+        model.zero_grad(set_to_none=False)
+        before = disk.stored_bytes if disk else 0
+        peaks[name] = measure(step, torch.device("cpu")).peak
+        written[name] = disk.stored_bytes - before if disk else 0
+    assert peaks["offload"] < 0.53 * peaks["keep"]
+    assert written["offload"] > 3 * written["planes+offload"] > 0

@@ -1,0 +1,101 @@
+"""Every way to train in less memory, by name: what it does to a model, what goes around a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from . import compact, pool
+from .dtypes import Format
+from .offload import Offload
+from .policy import Policy
+from .recompute import recompute_activations
+from .stash import Stash, compress_activations
+
+FORMATS = ("planes", "step", "quant")
+
+# "keep" is what "none" is: the name that it has beside offloading and recomputing.
+NAMES = (
+    *("none", "keep", *FORMATS, "offload", "recompute", "compact", "pool"),
+    *(f"{name}+{where}" for name in FORMATS for where in ("offload", "recompute")),
+)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One of ``NAMES``, or several with a + between.
+
+    Args:
+        name: of these.
+        fmt: what "planes", "step" or "quant" compress to.
+        backend: of the codec.
+        offload: where "offload" goes to.
+        rank: of "compact", as of :func:`compact.convert`.
+        kernel: of "pool": pixels, and tokens of linear layers.
+
+    Raises:
+        ValueError: there is no such scheme.
+    """
+
+    name: str
+    fmt: Format | None = None
+    backend: str = "auto"
+    offload: Offload | None = None
+    rank: float = 1 / 4
+    kernel: int = 2
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise ValueError(f"scheme must be one of {', '.join(NAMES)}, not {self.name!r}")
+        if self.compresses and self.fmt is None:
+            raise ValueError(f"scheme {self.name!r} must have a format, not None")
+        if "offload" in self._parts and self.offload is None:
+            raise ValueError(f"scheme {self.name!r} must have an Offload, not None")
+
+    @cached_property
+    def _parts(self) -> list[str]:
+        return self.name.split("+")
+
+    @property
+    def compresses(self) -> bool:
+        """Whether there is a format."""
+        return self._parts[0] in FORMATS
+
+    def convert(self, model: torch.nn.Module) -> None:
+        """Make of a model's layers, in place, what the scheme needs; before there is an optimizer."""
+        if "compact" in self._parts:
+            compact.convert(model, self.rank)
+        if "pool" in self._parts:
+            pool.convert(model, self.kernel, tokens=True)
+
+    def optimizer(self, model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
+        """An AdamW with these options for all parameters of a model that was converted."""
+        if "compact" in self._parts:
+            return compact.CompActAdamW(model, **options)
+        return torch.optim.AdamW(model.parameters(), **options)
+
+    @contextmanager
+    def around(self, model: torch.nn.Module, *, report: bool = False) -> Iterator[Stash | None]:
+        """What goes around the forward pass; the backward pass may be inside or after.
+
+        Args:
+            model: that was converted.
+            report: yield a stash also where none is needed; it costs time.
+        """
+        policy = self.fmt if self.compresses else Policy([])
+        assert policy is not None
+        with ExitStack() as stack:
+            stash = None
+            if self.compresses or "offload" in self._parts or report:
+                offload = self.offload if "offload" in self._parts else None
+                stash = stack.enter_context(
+                    compress_activations(model, policy, self.backend, offload=offload)
+                )
+            if "recompute" in self._parts:
+                stack.enter_context(recompute_activations(model))
+            yield stash
