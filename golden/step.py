@@ -28,6 +28,7 @@ ALIGNED_BITS, GUARD_BITS = 17, 2
 MAX_CORE = (1 << FIELDS["core"]) - 1
 MAX_OFFSET = (1 << (FIELDS["offset"] - 1)) - 1
 MASKED = (1 << FIELDS["wide"]) - 1  # the width that says that there is a mask of specials
+MAX_FINER = ALIGNED_BITS - GUARD_BITS + 1  # how often the grid at which every value is 0 may be halved
 _TOO_LONG = 1 << 40
 
 # By which blocks and places are spread over the 32 bits of a random number's key.
@@ -223,9 +224,10 @@ class StepFormat(BlockFormat):
         return Encoded(header, codes, fine, specials)
 
     def _choose(self, aligned: _Aligned) -> tuple[Header, np.ndarray]:
-        """The finest grid at which each block fits, and its codes there.
+        """The finest grid, of four, at which each block fits, and its codes there.
 
-        Grids are tried from one at which every value is 0, each twice as fine, until one does not fit.
+        A histogram says which grid is likely to be the finest. It is tried, with the one that is twice as
+        fine, the one that is twice as coarse, and at last the one at which every value is 0.
         """
         blocks = len(aligned.top)
         header = Header(*(np.zeros(blocks, np.int64) for _ in Header._fields))
@@ -234,18 +236,20 @@ class StepFormat(BlockFormat):
         codes = np.zeros(aligned.values.shape, np.int64)
         masked = aligned.specials.max(axis=1) > 0
         room = np.where(masked, self.room - self.block, self.room)
+        finest = np.clip(aligned.top + 1 - self.lowest_grid, 0, MAX_FINER)
+        likely = np.minimum(_likely(aligned.values, room, masked), finest)
         trying = np.arange(blocks)
-        for finer in range(ALIGNED_BITS - GUARD_BITS + 2):
-            here = aligned.take(trying)
-            candidate, offset = here.codes(finer)
-            length, core, short, wide = _shortest(candidate, masked[trying])
-            grid = np.maximum(here.top + 1 - finer, self.lowest_grid)
-            fits = length <= room[trying]
+        for finer in (likely + 1, likely, likely - 1, np.zeros(blocks, np.int64)):
+            tried = trying[(finer[trying] >= 0) & (finer[trying] <= finest[trying])]
+            here = aligned.take(tried)
+            whole, mean = here.counted(finer[tried])
+            length, offset, core, short, wide = _shortest(here, whole, mean, room[tried], masked[tried])
+            grid = np.maximum(here.top + 1 - finer[tried], self.lowest_grid)
+            fits = length <= room[tried]
             for kept, new in zip(header, (grid, offset, core, short, wide), strict=True):
-                kept[trying[fits]] = new[fits]
-            codes[trying[fits]] = candidate[fits]
-            trying = trying[fits & (here.top - finer >= self.lowest_grid)]
-        codes[header.core == 0] = 0
+                kept[tried[fits]] = new[fits]
+            codes[tried[fits]] = here.codes(whole, offset)[fits]
+            trying = np.setdiff1d(trying, tried[fits])
         return header, codes
 
     def _refine(self, aligned: _Aligned, header: Header, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -371,48 +375,80 @@ class _Aligned(NamedTuple):
         magnitude >>= shift
         return np.where(self.values < 0, -magnitude, magnitude)
 
-    def codes(self, finer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Codes in coarse steps of 2**(top + 2 - finer), less the offset, and the offset: about the mean."""
-        offset = np.zeros(len(self.top), np.int64)
-        codes = np.zeros_like(self.values)
-        if finer > 0:
-            step = ALIGNED_BITS + 2 - finer
-            shift = step + self.values.shape[1].bit_length() - 1
-            mean = self.values.sum(axis=1) + (1 << shift - 1) >> shift
-            offset = np.clip(mean, -MAX_OFFSET, MAX_OFFSET)
-            codes = self.rounded(self.top + 2 - finer) - offset[:, None]
-        return np.where(self.specials > 0, np.array([0, 0, 1, -1])[self.specials], codes), offset
+    def counted(self, finer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values in coarse steps of 2**(top + 2 - finer), 0 where that is the coarsest, and their mean."""
+        shift = ALIGNED_BITS + 2 - finer + self.values.shape[1].bit_length() - 1
+        mean = self.values.sum(axis=1) + (1 << shift - 1) >> shift
+        whole = self.rounded(self.top + 2 - finer)
+        mean = np.clip(mean, -MAX_OFFSET, MAX_OFFSET)
+        return np.where(finer[:, None] > 0, whole, 0), np.where(finer > 0, mean, 0)
+
+    def codes(self, whole: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        """Codes of values counted in steps."""
+        return np.where(self.specials > 0, np.array([0, 0, 1, -1])[self.specials], whole - offset[:, None])
 
 
-def _shortest(codes: np.ndarray, masked: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The fields with which each block takes the fewest bits, and these bits: length, core, short, wide.
+def _splits(room: np.ndarray, n: int) -> Iterator[tuple[np.ndarray, bool]]:
+    """The cores that are tried, none if 0, and whether codes are then counted from the mean, or from 0.
 
-    Of several the narrowest core, and of two with that the one without a short form.
+    The two widest that n values have room for, and a single bit for blocks that are zeros for the most part.
     """
-    blocks, n = codes.shape
-    magnitude = np.abs(codes)
-    largest = magnitude.max(axis=1)
-    # Only two things count: how many codes have at least so many bits, and how many are a power of two.
-    classes = MAX_CORE + 4
-    cell = np.arange(blocks)[:, None] * classes + np.minimum(bit_length(magnitude), classes - 1)
-    powers = (magnitude & magnitude - 1) == 0
-    counts = np.bincount(cell.reshape(-1), minlength=blocks * classes).reshape(blocks, classes)
-    at_least = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
-    exactly = np.bincount(cell[powers], minlength=blocks * classes).reshape(blocks, classes)
+    widest = np.minimum(room // n, MAX_CORE)
+    yield np.minimum(widest, 1), False
+    yield widest - 1, True
+    yield widest, True
 
-    best = [np.full(blocks, _TOO_LONG), *np.zeros((3, blocks), np.int64)]
-    for core in range(1, MAX_CORE + 1):
-        escapes, least = at_least[:, core], exactly[:, core]
-        beyond = largest - (1 << core - 1)
+
+def _likely(values: np.ndarray, room: np.ndarray, masked: np.ndarray) -> np.ndarray:
+    """How often the coarsest grid can be halved, going by histograms of distances: int64[blocks].
+
+    A distance, from 0 or the mean, of ``2**(core - 1)`` steps is taken for an escape, and with a core of one
+    bit one of half a step.
+    """
+    blocks, n = values.shape
+    mean = values.sum(axis=1) + n // 2 >> n.bit_length() - 1
+    mean_length = bit_length(np.abs(mean))
+    lengths = [bit_length(np.abs(values)), bit_length(np.abs(values - mean[:, None]))]
+    likely = np.zeros(blocks, np.int64)
+    for finer in range(1, MAX_FINER + 1):
+        step = ALIGNED_BITS + 2 - finer
+        for core, from_mean in _splits(room, n):
+            wide = lengths[from_mean].max(axis=1) - step + 1
+            inside = step + np.where(core == 1, -1, core - 1)
+            escapes = (lengths[from_mean] > inside[:, None]).sum(axis=1)
+            fits = n * core + escapes * np.where(masked, MASKED, wide) <= room
+            fits &= (core > 0) & (wide < MASKED)
+            if from_mean:
+                fits &= mean_length < step + FIELDS["offset"]
+            likely[fits] = finer
+    return likely
+
+
+def _shortest(
+    aligned: _Aligned, whole: np.ndarray, mean: np.ndarray, room: np.ndarray, masked: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """The fields with which each block takes the fewest bits: length, offset, core, short, wide.
+
+    Of several the first split, and of two with that the one without a short form.
+    """
+    blocks, n = whole.shape
+    best = (np.full(blocks, _TOO_LONG), *np.zeros((4, blocks), np.int64))
+    for core, from_mean in _splits(room, n):
+        offset = mean if from_mean else np.zeros_like(mean)
+        magnitude = np.abs(aligned.codes(whole, offset))
+        least = 1 << np.maximum(core, 1) - 1  # of an escape
+        escapes = (magnitude >= least[:, None]).sum(axis=1)
+        exactly = (magnitude == least[:, None]).sum(axis=1)
+        beyond = magnitude.max(axis=1) - least
         for short in (0, 1):
-            bits = bit_length(np.maximum(beyond - short, 0)) + (1 - short)
-            wide = np.where(masked, MASKED, np.where(beyond >= short, bits, 0))
-            length = n * core + (escapes * wide if not short else 2 * escapes + (escapes - least) * wide)
-            fits = np.where(beyond >= short, bits, 0) <= np.where(masked, MASKED, MASKED - 1)
+            bits = np.where(beyond >= short, bit_length(np.maximum(beyond - short, 0)) + 1 - short, 0)
+            wide = np.where(masked, MASKED, bits)
+            length = n * core + 2 * short * escapes + (escapes - short * exactly) * wide
+            fits = (core > 0) & (bits <= np.where(masked, MASKED, MASKED - 1))
             better = fits & (length < best[0])
-            for kept, new in zip(best, (length, core, short, wide), strict=True):
+            for kept, new in zip(best, (length, offset, core, np.full(blocks, short), wide), strict=True):
                 np.copyto(kept, new, where=better)
-    return tuple(best)
+    return best
 
 
 def _beyond(codes: np.ndarray, header: Header) -> np.ndarray:

@@ -5,7 +5,6 @@ from math import floor, log2
 
 FIELDS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}
 MASK = 0xFFFFFFFF
-TOO_LONG = float("inf")
 
 
 def parts(dtype, word):
@@ -64,7 +63,8 @@ class Try:
         return self.needs(code) <= self.wide
 
 
-def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
+def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0, exhaustive=False):
+    """The bytes of a block; ``exhaustive`` tries every step and core, which the format does not."""
     n, room, lowest = len(words), 8 * (target - 3), lowest_of(dtype)
     values = [parts(dtype, word) for word in words]
     largest = max(magnitude for _, magnitude, _ in values)
@@ -81,25 +81,47 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
             r = h >> (32 - u) if u <= 32 else h
         return (abs(aligned[i]) + r >> u) * (-1 if aligned[i] < 0 else 1)
 
-    best = None
-    for d in range(17):
+    widest = min((room - n * masked) // n, 15)
+    splits = [(core, from_mean) for core, from_mean in ((1, 0), (widest - 1, 1), (widest, 1)) if core > 0]
+    splits = splits if widest else []
+    if exhaustive:
+        splits = [(core, from_mean) for core in range(1, widest + 1) for from_mean in (0, 1)]
+    m = floor(Fraction(sum(aligned) + n // 2, n))
+    there = [d for d in range(17) if d == 0 or top + 1 - d >= lowest]
+
+    def seems_to_fit(d):
         u = 19 - d
-        if d and top + 1 - d < lowest:
-            break
+        for core, from_mean in splits:
+            away = [abs(x - m * from_mean) for x in aligned]
+            w = max(away).bit_length() - u + 1
+            e = sum(y >= 2 ** (u + core - 1 if core > 1 else u - 1) for y in away)
+            fits = n * (core + masked) + e * (15 if masked else w) <= room
+            if fits and w <= 14 and (not from_mean or abs(m) < 2 ** (u + 6)):
+                return True
+        return False
+
+    def codes_of(d, from_mean):
+        u = 19 - d
         offset = 0
-        codes = [0] * n
-        if d:
+        if d and from_mean:
             count = n * 2**u
             offset = max(-63, min(63, floor(Fraction(sum(aligned) + count // 2, count))))
-            codes = [rounded(i, u) - offset for i in range(n)]
-        codes = [
-            {"": code, "nan": 0, "inf": 1, "-inf": -1}[kind] for code, kind in zip(codes, kinds, strict=True)
+        codes = [rounded(i, u) - offset if d else 0 for i in range(n)]
+        return offset, [
+            {"": code, "nan": 0, "inf": 1, "-inf": -1}[k] for code, k in zip(codes, kinds, strict=True)
         ]
-        tries = [Try(codes, masked, core, short) for core in range(1, 16) for short in (0, 1)]
-        shortest = min(tries, key=lambda t: t.bits if t.fits else TOO_LONG)
-        if not shortest.fits or shortest.bits > room:
-            break
-        best = (d, offset, codes, shortest)
+
+    best = None
+    likely = max((d for d in there if d and seems_to_fit(d)), default=0)
+    for d in reversed(there) if exhaustive else (likely + 1, likely, likely - 1, 0):
+        if d in there and best is None:
+            tries = []
+            for core, from_mean in splits:
+                offset, codes = codes_of(d, from_mean)
+                tries += [(offset, codes, Try(codes, masked, core, short)) for short in (0, 1)]
+            tries = [one for one in tries if one[2].fits and one[2].bits <= room]
+            if tries:
+                best = (d, *min(tries, key=lambda one: one[2].bits))
 
     if best is None:
         width = 2 if room >= 2 * n else 1

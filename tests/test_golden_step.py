@@ -166,6 +166,43 @@ def test_values_on_a_grid_come_back():
         assert (fmt.decompress(fmt.compress(exact), exact.shape) == exact).all()
 
 
+def test_a_block_that_is_mostly_zeros_is_kept_finely():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((200, 128)).astype(np.float32)
+    values[rng.random(values.shape) < 0.9] = 0
+    for values_there in (values, abs(values)):
+        fmt = StepFormat("fp32", 128, 64)
+        error = abs(fmt.decompress(fmt.compress(values_there), values.shape) - values_there).max(axis=1)
+        assert (error / abs(values_there).max(axis=1)).max() < 2**-12
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_one_outlier_costs_the_others_little(rounding):
+    values = np.random.default_rng(0).standard_normal((200, 128)).astype(np.float32)
+    fmt = StepFormat("fp32", 128, 80, rounding)
+    without = abs(fmt.decompress(fmt.compress(values), values.shape) - values).mean()
+    values[:, 7] = 500
+    error = abs(fmt.decompress(fmt.compress(values), values.shape) - values)[:, :7]
+    assert error.mean() < 4 * without
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("target", [40, 64])
+def test_the_grid_is_hardly_ever_coarser_than_trying_everything_makes_it(rounding, target):
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((24, 128)) + rng.choice([0, 5], (24, 1))
+    values[::2, 5] *= 50
+    values[::3] *= rng.random((8, 128)) < 0.3
+    values = values.astype(np.float32)
+    grids = StepFormat("fp32", 128, target, rounding).compress(values, seed=3)[:, 0].astype(int)
+    coarser = [
+        grid - reference.encode_block("fp32", target, row.tolist(), rounding, 3, i, exhaustive=True)[0]
+        for i, (grid, row) in enumerate(zip(grids, values.view(np.uint32), strict=True))
+    ]
+    assert max(coarser) <= 1
+    assert np.mean(coarser) < 0.1
+
+
 @pytest.mark.parametrize("target", [24, 48, 64, 160, 512])
 def test_the_account_adds_up(target):
     values = random_values("fp32", block=128, count=64)

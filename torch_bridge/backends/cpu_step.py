@@ -1,12 +1,12 @@
 """The step format as machine code for the CPU, made by Numba; the bytes are golden's.
 
 What the bits mean is said in ``golden/step.py`` and docs/format.md; this file says how it is done fast. A
-block is aligned once, to integers; each step that is tried is then a few vector instructions a value, and
-those that are so coarse that every code fits the core are passed over.
+block is aligned once, to integers of 32 bits; everything up to the choice of a step is then a few loops over
+them without branches, which the compiler turns into vector instructions.
 """
 
 # What Numba compiles has numbers of whatever width its operations give them.
-# mypy: disable-error-code="assignment, arg-type, operator, type-var"
+# mypy: disable-error-code="assignment, arg-type, operator, return-value, type-var"
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from golden.step import (
     ALIGNED_BITS,
     BLOCK_STRIDE,
     FIELDS,
-    GUARD_BITS,
     HEADER_BYTES,
     MASKED,
     MAX_CORE,
+    MAX_FINER,
     MAX_OFFSET,
     PLACE_STRIDE,
 )
 
-from .instructions import bit_length, compiled, store_plane
+from .instructions import bit_length, compiled, store_octets, store_plane, trailing_zeros
 
-_TRIES = ALIGNED_BITS - GUARD_BITS + 2
 _HEADER_BITS = 8 * HEADER_BYTES
 
 # Where the fields of the header begin, and what they are cut to.
 _OFFSET, _CORE, _SHORT, _WIDE = (sum(list(FIELDS.values())[:i]) for i in range(1, 5))
 _GRID_MASK, _OFFSET_MASK, _CORE_MASK = ((1 << FIELDS[name]) - 1 for name in ("grid", "offset", "core"))
-_COARSEST = ALIGNED_BITS + 2  # bits below the coarse step of the first try
+_OFFSET_BITS = FIELDS["offset"]
+_COARSEST = ALIGNED_BITS + 2  # bits below the step at which every value is 0
+_TOO_LONG = 1 << 40
 
 
 class Layout(NamedTuple):
@@ -51,6 +52,15 @@ class Layout(NamedTuple):
     def of(cls, fmt: StepFormat) -> Layout:
         ft = fmt.float_type
         return cls(ft.mantissa_bits, ft.exponent_max, fmt.lowest_grid, int(fmt.rounding == "stochastic"))
+
+
+class Fields(NamedTuple):
+    """What a block's header says, but for the grid."""
+
+    offset: int
+    core: int
+    short: int
+    wide: int
 
 
 @compiled
@@ -74,15 +84,6 @@ def _put(row: np.ndarray, place: int, value: int, width: int) -> int:
         value >>= 8
         octet += 1
     return place + width
-
-
-@compiled
-def _flush(row: np.ndarray, octet: int, pending: np.uint64, waiting: int) -> tuple[int, np.uint64, int]:
-    """Write 32 bits that wait; those behind the row are zeros and are dropped."""
-    for i in range(4):
-        if octet + i < len(row):
-            row[octet + i] = np.uint8(pending >> np.uint64(8 * i))
-    return octet + 4, pending >> np.uint64(32), waiting - 32
 
 
 @compiled
@@ -129,212 +130,325 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
     log_n = n.bit_length() - 1
 
     @compiled
+    def align(
+        words: np.ndarray, layout: Layout, aligned: np.ndarray, kinds: np.ndarray
+    ) -> tuple[int, int, bool]:
+        """A block as integers: the exponent of the largest, their sum, and whether there are specials.
+
+        ``kinds`` becomes 0 for a finite value, 1 for a NaN, 2 and 3 for the infinities.
+        """
+        for i in range(n):
+            kinds[i] = 0
+        mantissa_bits, exponent_max, lowest, _ = layout
+        bias = exponent_max >> 1
+        infinity, hidden = np.int32(exponent_max << mantissa_bits), np.int32(1 << mantissa_bits)
+        below_hidden, magnitude_mask = np.int32(hidden - 1), np.int32(infinity | hidden - 1)
+        largest = np.int32(0)
+        for i in range(n):
+            largest = max(largest, np.int32(np.int32(words[i]) & magnitude_mask))
+        masked = largest >= infinity
+        if masked:
+            largest = np.int32(0)
+            for i in range(n):
+                magnitude = np.int32(np.int32(words[i]) & magnitude_mask)
+                largest = max(largest, magnitude if magnitude < infinity else np.int32(0))
+                negative = words[i] >> (width - 1) == 1
+                kinds[i] = 0 if magnitude < infinity else (1 if magnitude > infinity else 2 + negative)
+        top_field = max(np.int64(largest) >> mantissa_bits, 1)
+        if largest == 0:
+            top = np.int64(lowest - 1)
+        elif largest < hidden:
+            top = np.int64(bit_length(largest) - bias - mantissa_bits)
+        else:
+            top = np.int64(top_field - bias)
+        to_unit = top - ALIGNED_BITS + bias + mantissa_bits
+        up_by = max(top_field - to_unit, 0)
+        total = np.int32(0)
+        up, down, shift = np.int32(up_by & 31), np.int32(to_unit + up_by), np.int32(mantissa_bits & 31)
+        for i in range(n):
+            word = np.int32(words[i])
+            magnitude = np.int32(word & magnitude_mask)
+            field = np.int32(magnitude >> shift)
+            significand = np.int32(
+                np.int32(magnitude & below_hidden) | (hidden if field > 0 else np.int32(0))
+            )
+            drop = min(np.int32(down - max(field, np.int32(1))), np.int32(31))
+            value = np.int32(np.int32(significand << up) >> np.int32(drop & np.int32(31)))
+            value = value if magnitude < infinity else np.int32(0)
+            value = np.int32(-value) if words[i] >> (width - 1) else value
+            aligned[i] = value
+            total = np.int32(total + value)
+        return top, np.int64(total), masked
+
+    @compiled
+    def count(aligned: np.ndarray, noise: np.ndarray, layout: Layout, below: int, whole: np.ndarray) -> None:
+        """Values in steps of 2**below."""
+        if below <= 30:
+            shift, half = np.int32(below & 31), np.int32(1 << (below - 1 & 31))
+            drop = np.uint32(32 - below & 31)
+            for i in range(n):
+                up_by = np.int32(noise[i] >> drop) if layout.stochastic else half
+                size = np.int32(np.int32(abs(aligned[i]) + up_by) >> shift)
+                whole[i] = np.int32(-size) if aligned[i] < 0 else size
+        else:  # all values are tiny beside the smallest step
+            for i in range(n):
+                up_by = np.int64(noise[i]) >> max(32 - below, 0) if layout.stochastic else 1 << below - 1
+                size = np.int64(abs(aligned[i])) + up_by >> below
+                whole[i] = np.int32(-size if aligned[i] < 0 else size)
+
+    @compiled
+    def seems_to_fit(away: np.ndarray, longest: int, core: int, step: int, room: int, masked: bool) -> bool:
+        """By how many values lie so far away that they may be escapes."""
+        wide = longest - step + 1
+        inside = step + core - 1 if core > 1 else step - 1
+        if wide >= MASKED or core < 1:
+            return False
+        if inside >= longest:
+            return True
+        least, escapes = np.int32(1 << inside), np.int32(0)
+        for i in range(n):
+            escapes = np.int32(escapes + np.int32(away[i] >= least))
+        return n * core + escapes * (MASKED if masked else wide) <= room
+
+    @compiled
+    def likely(
+        aligned: np.ndarray,
+        total: int,
+        away: np.ndarray,
+        widest: int,
+        finest: int,
+        room: int,
+        masked: bool,
+    ) -> int:
+        """The finest step, in bits of the aligned values, at which a block seems to fit."""
+        mean, present = np.int32(total + n // 2 >> log_n), np.int32(0)
+        for i in range(n):
+            away[i] = np.int32(abs(np.int32(aligned[i] - mean)))
+            present = np.int32(present | away[i])
+        longest = bit_length(present)
+        bound = max(finest, bit_length(abs(np.int64(mean))) - _OFFSET_BITS + 1)
+        step = _COARSEST
+        # A split that does not seem to fit at a step does so at no finer one.
+        for core in (widest, widest - 1):
+            while step > bound and seems_to_fit(away, longest, core, step - 1, room, masked):
+                step -= 1
+        if step > finest:
+            present = np.int32(0)
+            for i in range(n):
+                away[i] = np.int32(abs(aligned[i]))
+                present = np.int32(present | away[i])
+            longest = bit_length(present)
+            while step > finest and seems_to_fit(away, longest, min(widest, 1), step - 1, room, masked):
+                step -= 1
+        return step
+
+    @compiled
+    def measure(codes: np.ndarray, core: int, masked: bool) -> tuple[int, int, int]:
+        """The sections' bits, the mask not counted, without a short form or with one; and ``wide``."""
+        least = np.int32(1 << (core - 1 & 31))
+        escapes, exactly, largest = np.int32(0), np.int32(0), np.int32(0)
+        for i in range(n):
+            size = np.int32(abs(codes[i]))
+            escapes = np.int32(escapes + np.int32(size >= least))
+            exactly = np.int32(exactly + np.int32(size == least))
+            largest = max(largest, size)
+        beyond = np.int64(largest) - least
+        most = MASKED if masked else MASKED - 1
+        length, short, wide = _TOO_LONG, 0, 0
+        needed = bit_length(beyond) + 1 if beyond >= 0 else 0
+        bits = MASKED if masked else needed
+        if needed <= most:
+            length, wide = n * core + escapes * bits, bits
+        needed = bit_length(beyond - 1) if beyond >= 1 else 0
+        bits = MASKED if masked else needed
+        other = n * core + 2 * escapes + (escapes - exactly) * bits
+        if needed <= most and other < length:
+            length, short, wide = other, 1, bits
+        return length, short, wide
+
+    @compiled
+    def encode(whole: np.ndarray, offset: int, kinds: np.ndarray, masked: bool, codes: np.ndarray) -> None:
+        minus = np.int32(offset)
+        for i in range(n):
+            codes[i] = np.int32(whole[i] - minus)
+        if masked:
+            for i in range(n):
+                if kinds[i]:
+                    codes[i] = 0 if kinds[i] == 1 else (1 if kinds[i] == 2 else -1)
+
+    @compiled
+    def refine(
+        codes: np.ndarray,
+        whole: np.ndarray,
+        fine: np.ndarray,
+        kinds: np.ndarray,
+        more: np.ndarray,
+        fields: Fields,
+        used: int,
+        room: int,
+    ) -> None:
+        """Move the first values to the fine grid, in which ``whole`` counts, as many as there is room for.
+
+        Specials stay. ``more`` is overwritten.
+        """
+        limit, minus = np.int32((1 << fields.core - 1) - 1), np.int32(fields.offset)
+        is_wide, farthest = np.int32(limit + fields.short), np.int32(limit + 1)
+        farthest = np.int32(farthest + _farthest(fields.short, fields.wide))
+        form_bits, wide_bits = np.int32(2 * fields.short), np.int32(fields.wide)
+        most = np.int32(0)
+        for i in range(n):
+            finely, code = whole[i], codes[i]
+            moved = np.int32(np.int32(finely >> np.int32(1)) - minus)
+            old, new = np.int32(abs(code)), np.int32(abs(moved))
+            moves = (new <= farthest) & (kinds[i] == 0)
+            moved = moved if moves else code
+            new = new if moves else old
+            bits = np.int32(form_bits if new > limit else np.int32(0)) + np.int32(1)
+            bits = np.int32(bits + (wide_bits if new > is_wide else np.int32(0)))
+            bits = np.int32(bits - (form_bits if old > limit else np.int32(0)))
+            more[i] = np.int32(bits - (wide_bits if old > is_wide else np.int32(0)))
+            most = np.int32(most + more[i])
+            fine[i] = np.int32(finely & np.int32(1)) if moves else np.int32(0)
+            whole[i] = moved
+        refined, used = n, used + most
+        while used > room:
+            refined -= 1
+            used -= more[refined]
+        for i in range(n):
+            codes[i] = whole[i] if i < refined else codes[i]
+            fine[i] = fine[i] if i < refined else np.int32(0)
+
+    @compiled
+    def put_core(codes: np.ndarray, core: int, spare: np.ndarray, out: np.ndarray, octet: int) -> int:
+        """Every value's field: eight of them are whole bytes."""
+        pairs = spare.view(np.uint64)
+        limit = np.int32((1 << core - 1) - 1)
+        for i in range(n):
+            inside = np.int32(abs(codes[i])) <= limit
+            spare[i] = np.int32(codes[i] + limit) if inside else np.int32(2 * limit + 1)
+        gap, mask = np.uint64(32 - core), np.uint64((1 << 2 * core) - 1)
+        for i in range(n // 2):
+            pairs[i] = (pairs[i] | pairs[i] >> gap) & mask
+        two, four, rest = np.uint64(2 * core), np.uint64(4 * core), np.uint64(64 - 4 * core)
+        for i in range(0, n // 2, 4):
+            low, high = pairs[i] | pairs[i + 1] << two, pairs[i + 2] | pairs[i + 3] << two
+            store_octets(out, octet, low | high << four)
+            if core > 8:
+                store_octets(out, octet + 8, high >> rest)
+            octet += core
+        return octet
+
+    @compiled
+    def put_rest(
+        codes: np.ndarray,
+        fine: np.ndarray,
+        fields: Fields,
+        spare: np.ndarray,
+        plane: np.ndarray,
+        out: np.ndarray,
+        octet: int,
+    ) -> int:
+        """What lies behind the core: forms, wide fields, fine bits. Bits wait until they are whole bytes."""
+        some = plane.view(np.uint64)
+        pending, waiting = np.uint64(0), 0
+        for forms in range(fields.short, -1, -1):
+            outside = np.int32((1 << fields.core - 1) + fields.short - forms)
+            bits = 2 if forms else fields.wide
+            for i in range(n):
+                spare[i] = np.int32(np.int32(abs(codes[i])) >= outside)
+            store_plane(spare, n, np.int32(1), plane, 0)
+            for word in range(len(some)):
+                left = some[word]
+                while left:
+                    code = np.int64(codes[64 * word + np.int64(trailing_zeros(left))])
+                    left &= left - np.uint64(1)
+                    beyond, negative = abs(code) - outside, code >> 63 & 1
+                    short_form = negative | (2 if beyond else 0)
+                    long_form = beyond if fields.short else beyond << 1 | negative
+                    pending |= np.uint64(short_form if forms else long_form) << np.uint64(waiting)
+                    waiting += bits
+                    store_octets(out, octet, pending)
+                    octet, pending = octet + (waiting >> 3), pending >> np.uint64(waiting & 24)
+                    waiting &= 7
+        store_plane(fine, n, np.int32(1), plane, 0)
+        for word in range(len(some)):
+            store_octets(out, octet, pending | some[word] << np.uint64(waiting))
+            octet, pending = octet + 8, some[word] >> np.uint64(63 - waiting) >> np.uint64(1)
+        store_octets(out, octet, pending)
+        return octet + 8
+
+    @compiled
     def compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int, seed: int) -> None:
         """uint[blocks, N] -> uint8[blocks, target]; ``first`` is the number of the first block."""
-        mantissa_bits, exponent_max, lowest, stochastic = layout
         blocks, target = stored.shape
-        room = 8 * (target - HEADER_BYTES)
-        bias = exponent_max >> 1
-        infinity, hidden = np.int64(exponent_max) << mantissa_bits, np.int64(1) << mantissa_bits
-        aligned, keep, forced = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
-        noise, codes, best = np.empty(n, np.uint32), np.empty(n, np.int32), np.empty(n, np.int32)
-        fine, more, mask = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n // 8, np.uint8)
+        lowest = layout.lowest
+        all_room = 8 * (target - HEADER_BYTES)
+        aligned, kinds, noise = np.empty(n, np.int32), np.empty(n, np.int32), np.zeros(n, np.uint32)
+        whole, codes, fine = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+        plane = np.zeros(max(n // 8, 8), np.uint8)
+        out = np.empty(target + n // 8 + 24, np.uint8)  # a row, and what is written behind it
 
         for block in range(blocks):
-            row = stored[block]
-            row[:] = 0
-            largest, masked = np.int64(0), False
-            for i in range(n):
-                magnitude = np.int64(words[block, i]) & (infinity | hidden - 1)
-                masked |= magnitude >= infinity
-                largest = max(largest, magnitude if magnitude < infinity else 0)
-            top_field = max(largest >> mantissa_bits, 1)
-            if largest == 0:
-                top = np.int64(lowest - 1)
-            elif largest < hidden:
-                top = np.int64(bit_length(largest) - bias - mantissa_bits)
-            else:
-                top = np.int64(top_field - bias)
-            to_unit = top - ALIGNED_BITS + bias + mantissa_bits
-            up = max(top_field - to_unit, 0)
-            total = np.int64(0)
-            for i in range(n):
-                word = np.int64(words[block, i])
-                magnitude = word & (infinity | hidden - 1)
-                field = magnitude >> mantissa_bits
-                significand = magnitude & hidden - 1 | (hidden if field > 0 else 0)
-                value = (significand << up) >> min(to_unit - max(field, 1) + up, 62)
-                value = value if magnitude < infinity else 0
-                negative = word >> (width - 1) == 1
-                value = -value if negative else value
-                aligned[i] = value
-                total += value
-                keep[i] = -1 if magnitude < infinity else 0
-                forced[i] = (-1 if negative else 1) if magnitude == infinity else 0
-            if stochastic:
+            top, total, masked = align(words[block], layout, aligned, kinds)
+            if layout.stochastic:
                 key = _mixed(np.uint32((first + block) * BLOCK_STRIDE + seed & 0xFFFFFFFF))
                 for i in range(n):
                     noise[i] = _mixed(np.uint32(key ^ np.uint32(np.uint32(i) * np.uint32(PLACE_STRIDE))))
-
-            room_here = room - n if masked else room
-            cores = min(room_here // n, MAX_CORE)
-            chosen, core, short, wide, offset = -1, 0, 0, MASKED, 0
-            # Codes of step d are at most 2**d, so that a core of d + 2 bits holds all of them.
-            start = 0 if masked else max(min(cores - 2, _TRIES - 1), 0)
-            if top + 1 - start < lowest:
-                start = 0
-            for d in range(start, _TRIES):
-                if d > 0 and top + 1 - d < lowest:
-                    break
-                this_offset = 0
-                if d == 0:
-                    for i in range(n):
-                        codes[i] = forced[i]
+            room = all_room - n if masked else all_room
+            widest = min(room // n, MAX_CORE)
+            finest = min(max(_COARSEST - MAX_FINER, lowest - top + ALIGNED_BITS + 1), _COARSEST)
+            guess = likely(aligned, total, whole, widest, finest, room, masked)
+            length, step, fields = room + 1, _COARSEST, Fields(0, 0, 0, MASKED)
+            for tried in (guess - 1, guess, guess + 1, _COARSEST):
+                if not finest <= tried <= _COARSEST or widest < 1:
+                    continue
+                mean = np.int64(0)
+                if tried == _COARSEST:
+                    whole[:] = 0
                 else:
-                    below = np.int32(_COARSEST - d)
-                    shift = _COARSEST - d + log_n
-                    mean = (total + (np.int64(1) << shift - 1)) >> shift
-                    this_offset = min(max(mean, -MAX_OFFSET), MAX_OFFSET)
-                    minus = np.int32(this_offset)
-                    half = np.int32(1 << _COARSEST - 1 - d)
-                    if stochastic:
-                        drop = np.uint32(32 - (_COARSEST - d))
-                        for i in range(n):
-                            up_by = np.int32(noise[i] >> drop)
-                            code = np.int32(np.int32(abs(aligned[i]) + up_by) >> below)
-                            code = np.int32(-code) if aligned[i] < 0 else code
-                            codes[i] = np.int32(np.int32(code - minus) & keep[i]) | forced[i]
-                    else:
-                        for i in range(n):
-                            code = np.int32(np.int32(abs(aligned[i]) + half) >> below)
-                            code = np.int32(-code) if aligned[i] < 0 else code
-                            codes[i] = np.int32(np.int32(code - minus) & keep[i]) | forced[i]
-                biggest = np.int32(0)
-                for i in range(n):
-                    biggest = max(biggest, np.int32(abs(codes[i])))
-
-                length, this_core, this_short, this_wide = np.int64(room_here + 1), 0, 0, 0
-                for candidate in range(1, cores + 1):
-                    least = np.int32(1 << candidate - 1)
-                    escapes, exactly = np.int32(0), np.int32(0)
-                    for i in range(n):
-                        size = np.int32(abs(codes[i]))
-                        escapes = np.int32(escapes + np.int32(size >= least))
-                        exactly = np.int32(exactly + np.int32(size == least))
-                    beyond = np.int64(biggest) - least
-                    needed = bit_length(beyond) + 1 if beyond >= 0 else 0
-                    bits = MASKED if masked else needed
-                    if (
-                        needed <= (MASKED if masked else MASKED - 1)
-                        and n * candidate + escapes * bits < length
-                    ):
-                        length, this_core = n * candidate + escapes * bits, candidate
-                        this_short, this_wide = 0, bits
-                    needed = bit_length(beyond - 1) if beyond >= 1 else 0
-                    bits = MASKED if masked else needed
-                    all_bits = n * candidate + 2 * escapes + (escapes - exactly) * bits
-                    if needed <= (MASKED if masked else MASKED - 1) and all_bits < length:
-                        length, this_core, this_short, this_wide = all_bits, candidate, 1, bits
-                if this_core == 0:
+                    mean = total + (1 << tried + log_n - 1) >> tried + log_n
+                    mean = min(max(mean, -MAX_OFFSET), MAX_OFFSET)
+                    count(aligned, noise, layout, tried, whole)
+                for split in range(3):
+                    core, offset = (widest - 2 + split, mean) if split else (1, 0)
+                    if split < 2:
+                        encode(whole, offset, kinds, masked, codes)
+                    if core < 1:
+                        continue
+                    bits, short, wide = measure(codes, core, masked)
+                    if bits < length:
+                        length, step, fields = bits, tried, Fields(offset, core, short, wide)
+                if length <= room:
                     break
-                chosen, core, short, wide, offset = d, this_core, this_short, this_wide, this_offset
-                for i in range(n):
-                    best[i] = codes[i]
 
-            if chosen < 0:
-                _put(row, 0, MASKED << _WIDE, _HEADER_BITS)
-                place, bits = _HEADER_BITS, 2 if room >= 2 * n else 1
+            if length > room:
+                out[:] = 0
+                kind_bits = 2 if all_room >= 2 * n else 1
+                place = _put(out, 0, MASKED << _WIDE, _HEADER_BITS)
                 for i in range(n):
-                    kind = 0 if keep[i] else (1 if forced[i] == 0 else (2 if forced[i] > 0 else 3))
-                    place = _put(row, place, kind if bits == 2 else min(kind, 1), bits)
+                    place = _put(out, place, min(kinds[i], (1 << kind_bits) - 1), kind_bits)
+                for i in range(target):
+                    stored[block, i] = out[i]
                 continue
 
-            # Move the first values to the fine grid, as many as there is room for.
-            grid = max(top + 1 - chosen, np.int64(lowest))
-            below = grid - top + ALIGNED_BITS  # bits; more than in an int32 where all values are tiny
-            half, drop = np.int64(1) << below >> 1, max(32 - below, 0)
-            for i in range(n):
-                up_by = np.int64(noise[i]) >> drop if stochastic else half
-                codes[i] = np.int32(np.int64(abs(aligned[i])) + up_by >> below)
-            limit = (1 << core - 1) - 1
-            largest_inside, minus = np.int32(limit), np.int32(offset)
-            is_short, long_bits = np.int32(short), np.int32(wide)
-            form_bits, farthest = np.int32(2 * short), np.int32(_farthest(short, wide))
-            used = np.int64(n * (core + (1 if masked else 0)))
-            for i in range(n):
-                finely = np.int32(-codes[i]) if aligned[i] < 0 else codes[i]
-                code = np.int32(np.int32(finely >> np.int32(1)) - minus)
-                old = np.int32(np.int32(abs(best[i]) - largest_inside) - np.int32(1))
-                new = np.int32(np.int32(abs(code) - largest_inside) - np.int32(1))
-                old_bits = np.int32(form_bits + (long_bits if old >= is_short else np.int32(0)))
-                new_bits = np.int32(form_bits + (long_bits if new >= is_short else np.int32(0)))
-                old_bits = old_bits if old >= 0 else np.int32(0)
-                new_bits = new_bits if new >= 0 else np.int32(0)
-                moves = (new <= farthest) & (keep[i] != 0)
-                codes[i] = code if moves else best[i]
-                fine[i] = np.int32(finely & np.int32(1)) if moves else np.int32(0)
-                more[i] = np.int32(1) + (np.int32(new_bits - old_bits) if moves else np.int32(0))
-                used += old_bits
-            moved = 0
-            for i in range(n):
-                used += more[i]
-                moved = i + 1 if used <= room else moved
-            for i in range(n):
-                best[i] = codes[i] if i < moved else best[i]
-                fine[i] = fine[i] if i < moved else np.int32(0)
+            encode(whole, fields.offset, kinds, masked, codes)
+            grid = max(top - ALIGNED_BITS - 1 + step, lowest)
+            count(aligned, noise, layout, grid - top + ALIGNED_BITS, whole)
+            refine(codes, whole, fine, kinds, aligned, fields, length, room)
 
-            header = (grid - lowest) | (offset & _OFFSET_MASK) << _OFFSET
-            header |= core << _CORE | short << _SHORT | wide << _WIDE
-            place = _put(row, 0, header, _HEADER_BITS)
+            header = (grid - lowest) | (fields.offset & _OFFSET_MASK) << _OFFSET
+            header |= fields.core << _CORE | fields.short << _SHORT | fields.wide << _WIDE
+            store_octets(out, 0, np.uint64(header))
+            octet = HEADER_BYTES
             if masked:
                 for i in range(n):
-                    place = _put(row, place, 0 if keep[i] else 1, 1)
-            escapes = 0
-            for i in range(n):
-                inside = np.int32(abs(best[i])) <= largest_inside
-                codes[i] = np.int32(best[i] + largest_inside) if inside else np.int32(2 * limit + 1)
-                escapes += 0 if inside else 1
-            if core <= 8:  # eight values take whole bytes, and begin with one, as header and mask do
-                octet = place >> 3
-                for i in range(0, n, 8):
-                    packed = np.uint64(0)
-                    for k in range(8):
-                        packed |= np.uint64(codes[i + k]) << np.uint64(k * core)
-                    for k in range(core):
-                        row[octet + k] = np.uint8(packed >> np.uint64(8 * k))
-                    octet += core
-            else:
-                for i in range(n):
-                    _put(row, place + i * core, codes[i], core)
-            place += n * core
-            # From here on fields of any width follow each other: bits wait in ``pending`` for a whole word.
-            octet, pending, waiting = place >> 3, np.uint64(0), 0
-            if escapes and short:
-                for i in range(n):
-                    size = np.int64(abs(best[i]))
-                    if size > limit:
-                        form = (1 if best[i] < 0 else 0) + (2 if size > limit + 1 else 0)
-                        pending |= np.uint64(form) << np.uint64(waiting)
-                        waiting += 2
-                        if waiting >= 32:
-                            octet, pending, waiting = _flush(row, octet, pending, waiting)
-            if escapes and wide:
-                for i in range(n):
-                    beyond = np.int64(abs(best[i])) - limit - 1
-                    if beyond >= short:
-                        field = beyond - 1 if short else beyond << 1 | (1 if best[i] < 0 else 0)
-                        pending |= np.uint64(field) << np.uint64(waiting)
-                        waiting += wide
-                        if waiting >= 32:
-                            octet, pending, waiting = _flush(row, octet, pending, waiting)
-            store_plane(fine, n, np.int32(1), mask, 0)
-            for i in range(n // 8):
-                pending |= np.uint64(mask[i]) << np.uint64(waiting)
-                waiting += 8
-                if waiting >= 32:
-                    octet, pending, waiting = _flush(row, octet, pending, waiting)
-            while waiting > 0:
-                octet, pending, waiting = _flush(row, octet, pending, waiting)
+                    whole[i] = min(kinds[i], 1)
+                store_plane(whole, n, np.int32(1), out, octet)
+                octet += n // 8
+            octet = put_core(codes, fields.core, whole, out, octet)
+            octet = put_rest(codes, fine, fields, whole, plane, out, octet)
+            for i in range(target):
+                stored[block, i] = out[i] if i < octet else 0
 
     @compiled
     def decompress(stored: np.ndarray, words: np.ndarray, layout: Layout) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,22 @@ def _leading_zeros(_: Any, number: Any) -> Any:
 def bit_length(number: int) -> int:
     """int.bit_length of a number from 0 to 2**62."""
     return 64 - _leading_zeros(np.int64(number))
+
+
+@_instruction
+def store_octets(_: Any, stored: Any, place: Any, octets: Any) -> Any:
+    """``stored[place : place + 8] =`` the bytes of a number of 64 bits, the lowest first."""
+    signature = numba.void(stored, place, numba.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = builder.gep(context.make_array(stored)(context, builder, arguments[0]).data, [arguments[1]])
+        number = arguments[2]
+        if sys.byteorder == "big":
+            number = builder.bswap(number)
+        builder.store(number, builder.bitcast(first, number.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 # A plane is all words of a block compared at once, which processors have instructions for and compilers
