@@ -7,7 +7,7 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok bench bench-gpu clean
+.PHONY: help demo test lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +62,9 @@ train: setup ## Train the small GPT-2; ARGS="--help" says how
 
 rok: setup ## Memory and time of every scheme: recompute, offload, keep, compress (10 minutes)
 	$(RUN) torch_bridge compare $(ARGS)
+
+convergence: setup ## Losses by scheme and bits, five seeds: hours, goes on where it stopped (ARGS="--jobs 2")
+	$(RUN) bench.convergence $(ARGS)
 
 bench: library ## Speed of codecs, time and memory of training steps, in build/bench (half an hour)
 	$(RUN) bench.golden_speed

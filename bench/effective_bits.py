@@ -29,9 +29,10 @@ from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from golden import Format, PlaneFormat, StepFormat
-from torch_bridge import compress_activations, train
+from golden import PlaneFormat, StepFormat
+from torch_bridge import backends, compress_activations, train
 from torch_bridge.capture import Saved, visit
+from torch_bridge.dtypes import Format
 
 BITS = (10, 8, 6, 4, 3, 2.5, 2)
 STEPS = 20
@@ -171,10 +172,10 @@ def tensors(model: torch.nn.Module, forward: Loss) -> dict[str, list[np.ndarray]
 
 def quality(fmt: Format, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
     """By operation: effective bits of each 64 values, NaN where they do not vary."""
-    found = {}
+    found, backend = {}, backends.get("auto", fmt)
     for op, blocks in kinds.items():
         values = np.concatenate(blocks)
-        decoded = fmt.decompress(fmt.compress(values), values.shape)
+        decoded = backend.decompress(backend.compress(torch.from_numpy(values).view(-1)), values.size).numpy()
         exact = values.astype(np.float64).reshape(-1, 64)
         error = ((decoded.astype(np.float64).reshape(-1, 64) - exact) ** 2).mean(axis=1)
         variance = exact.var(axis=1)

@@ -28,10 +28,11 @@ from .schemes import Scheme
 # Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
 CONFIGS: dict[str, dict[str, int]] = {
     "small": {"n_layer": 4, "n_embd": 192, "n_head": 6, "n_positions": 128, "vocab_size": 256},
+    "medium": {"n_layer": 6, "n_embd": 384, "n_head": 6, "n_positions": 128, "vocab_size": 256},
     "wide": {"n_layer": 3, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 256},
     "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
 }
-LEARNING_RATES = {"small": 1e-3, "wide": 3e-4, "gpt2": 3e-4}
+LEARNING_RATES = {"small": 1e-3, "medium": 1e-3, "wide": 3e-4, "gpt2": 3e-4}
 ATTENTIONS = ("eager", "sdpa")
 
 # Tokens of the held-out split that a validation looks at, at most.
@@ -43,8 +44,8 @@ class Options:
     """What to train and how.
 
     Attributes:
-        config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens), "gpt2" (124M) or
-            "wide" (three layers of that width).
+        config: a name in ``CONFIGS``: "small" (4 layers, 192 wide, 128 tokens), "medium" (6 layers, 384
+            wide), "gpt2" (124M) or "wide" (three layers of that width).
         data: a text file, or None for Python's own help topics.
         scheme: a name in ``schemes.NAMES``.
         dtype: of format and activations; "bf16" and "fp16" train under autocast.
@@ -118,7 +119,12 @@ class Options:
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
+def run(
+    options: Options,
+    *,
+    progress: bool = False,
+    watch: Callable[[int, torch.nn.Module], None] | None = None,
+) -> dict[str, Any]:
     """Train, and measure what the scheme does to memory, loss and time.
 
     The same seed gives the same weights, batches and dropout masks for every scheme and backend.
@@ -126,6 +132,7 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
     Args:
         options: what to train.
         progress: show a progress bar.
+        watch: called with each step that is validated, and the model; it must not draw random numbers.
 
     Returns:
         The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step, and
@@ -194,6 +201,8 @@ def run(options: Options, *, progress: bool = False) -> dict[str, Any]:
                     bytes_of_step = (stash.raw_bytes, stash.stored_bytes, stash.offloaded_bytes)
                 if step + 1 in measure_at:
                     val_curve.append((step + 1, validate(model, options, val_text)))
+                    if watch is not None:
+                        watch(step + 1, model)
                 saved = (bytes_of_step[0] - bytes_of_step[1]) / 1e6
                 news = f"loss {losses[-1]:.3f}, {saved:.0f} MB of {bytes_of_step[0] / 1e6:.0f} MB saved"
                 bar.update(task, advance=1, news=news)

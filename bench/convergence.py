@@ -1,0 +1,295 @@
+"""Does it train as well? Loss by scheme and bits per value: ``python -m bench.convergence``.
+
+Trains two sizes of GPT-2 with every scheme and seeds 1 to 5; a seed gives every scheme the same weights and
+the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on each GPU
+under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and all rows
+come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it may be
+ended at any time, and go on elsewhere from what is committed.
+
+The gradient error, ``||g - g_exact|| / ||g_exact||``, is of one batch at every validation; effective bits are
+of all that this batch saves and the scheme compresses, at the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import sys
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from scipy import stats
+
+from torch_bridge import compress_activations, train
+
+from .effective_bits import mean, quality, tensors
+
+STEPS = {"small": 300, "medium": 300}
+SEEDS = (1, 2, 3, 4, 5)
+SCHEMES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "planes 3.2x": {"scheme": "planes", "target": 80},
+    "planes 6.4x": {"scheme": "planes", "target": 40},
+    "step 8x": {"scheme": "step", "target": 64},
+    "step 10.7x": {"scheme": "step", "target": 48},
+    "step 12.8x": {"scheme": "step", "target": 40},
+    "step 16x": {"scheme": "step", "target": 32},
+    "quant, 4 bits": {"scheme": "quant", "bits": 4},
+    "quant, 2 bits": {"scheme": "quant", "bits": 2},
+}
+COLOURS = {"none": "black", "planes": "tab:orange", "step": "tab:red", "quant": "tab:blue"}
+LIMIT = 0.02  # of a loss that counts as the same
+DOCS, FOLDER = Path("docs"), Path("build/convergence")
+
+
+def options_of(model: str, scheme: str, seed: int) -> train.Options:
+    return train.Options(config=model, seed=seed, steps=STEPS[model], **SCHEMES[scheme])
+
+
+def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
+    """One row, also left in ``FOLDER``; None if Ctrl-C came first."""
+    if threads:
+        torch.set_num_threads(threads)
+    options = replace(options_of(model, scheme, seed), device=device)
+    errors: list[tuple[int, float]] = []
+    effective: list[float] = []
+
+    def watch(step: int, net: torch.nn.Module) -> None:
+        text = train.read_text(None)
+        tokens = train.draw(text, options.batch, 128, torch.Generator().manual_seed(99))
+        tokens = tokens.to(options.torch_device)
+        if options.scheme == "none":
+            return
+        exact, found = (gradient(net, options, tokens, compress) for compress in (False, True))
+        errors.append((step, float((found - exact).norm() / exact.norm())))
+        if step == options.steps:
+            kinds = tensors(net, lambda: train.loss_of(net, options, tokens))
+            effective.append(mean(quality(options.format, kinds)))
+            net.zero_grad(set_to_none=True)
+
+    result = train.run(options, watch=watch)
+    if result["interrupted"]:
+        return None
+    fmt = options.format
+    row = {
+        "model": model,
+        "scheme": scheme,
+        "bits_per_value": 32.0 if options.scheme == "none" else 8 * fmt.target / fmt.block,  # type: ignore[operator]
+        "ratio": result["ratio"],
+        "seed": seed,
+        "steps": options.steps,
+        "val_loss": result["val_loss"],
+        "curve": result["val_curve"],
+        "gradient_error": errors,
+        "effective_bits": effective[0] if effective else None,
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    path.with_suffix(".new").write_text(json.dumps(row))
+    path.with_suffix(".new").rename(path)
+    return row
+
+
+def gradient(
+    model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
+) -> torch.Tensor:
+    if compress:
+        with compress_activations(model, options.format):
+            loss = train.loss_of(model, options, tokens)
+    else:
+        loss = train.loss_of(model, options, tokens)
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def finished() -> list[dict[str, Any]]:
+    """All rows that there are, in the order of models, schemes and seeds."""
+    committed = DOCS / "convergence.json"
+    rows = json.loads(committed.read_text()) if committed.exists() else []
+    rows += [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
+    return [found[key] for key in wanted(STEPS) if key in found]
+
+
+def wanted(models: Any) -> list[tuple[str, str, int, int]]:
+    """What identifies a run: the first seed of all schemes comes first."""
+    return [(model, scheme, seed, STEPS[model]) for model in models for seed in SEEDS for scheme in SCHEMES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.convergence", description="Loss by scheme.")
+    parser.add_argument("--model", nargs="+", choices=STEPS, default=list(STEPS), help="only these")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--threads", type=int, default=0, help="of each (default: cores over jobs)")
+    parser.add_argument("--document", action="store_true", help="run nothing, write docs/ from what there is")
+    given = parser.parse_args()
+    rank, ranks = (int(os.environ.get(name, no)) for name, no in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else None
+    done = {(row["model"], row["scheme"], row["seed"], row["steps"]) for row in finished()}
+    left = [key for key in wanted(given.model) if key not in done][rank::ranks]
+    threads = given.threads or max(1, (os.cpu_count() or 1) // given.jobs)
+    interrupted = False
+    if left and not given.document:
+        # A process for each run: random numbers of the bridge depend on what a process did before.
+        with (
+            ProcessPoolExecutor(given.jobs, get_context("spawn"), max_tasks_per_child=1) as pool,
+            Progress(console=Console(stderr=True)) as bar,
+        ):
+            task = bar.add_task("training", total=len(left))
+            futures = {pool.submit(run, *key[:3], threads, device): key for key in left}
+            try:
+                for future in as_completed(futures):
+                    if (row := future.result()) is not None:
+                        model, scheme, seed, _ = futures[future]
+                        bar.print(f"{model}, {scheme}, seed {seed}: {row['val_loss']:.4f}")
+                    bar.advance(task)
+            except KeyboardInterrupt:
+                interrupted = True
+                pool.shutdown(cancel_futures=True)
+    if rank == 0:
+        document(finished())
+    sys.exit(130 if interrupted else 0)
+
+
+# What is made of the rows.
+
+
+def document(rows: list[dict[str, Any]]) -> None:
+    """Write docs/convergence.json, the tables of docs/convergence.md and the plots."""
+    (DOCS / "convergence.json").write_text(
+        "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n" if rows else "[]\n"
+    )
+    page = DOCS / "convergence.md"
+    text, table = page.read_text(), "\n\n".join(table_of(rows, model) for model in STEPS)
+    text, found = re.subn(
+        r"(<!-- table -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
+    )
+    if found != 1:
+        raise ValueError(f"{page} must have one place for the table, not {found}")
+    page.write_text(text)
+    if rows:
+        plot_bits(rows, DOCS / "convergence.png")
+        plot_curves(rows, DOCS / "convergence_steps.png")
+    print(f"{len(rows)} of {len(wanted(STEPS))} runs are finished; wrote {page}")
+
+
+def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for row in rows:
+        if row["model"] == model:
+            found[row["scheme"]].append(row)
+    return {scheme: found[scheme] for scheme in SCHEMES if scheme in found}
+
+
+def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[float, float, int]:
+    """Mean of the losses less those of the same seeds without compression, half its 95 % interval, seeds."""
+    losses = {row["seed"]: row["val_loss"] for row in base}
+    pairs = [row["val_loss"] - losses[row["seed"]] for row in rows if row["seed"] in losses]
+    if len(pairs) < 2:
+        return (pairs[0] if pairs else math.nan), math.inf, len(pairs)
+    half = stats.t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
+    return statistics.mean(pairs), float(half), len(pairs)
+
+
+def table_of(rows: list[dict[str, Any]], model: str) -> str:
+    """A Markdown table of one model."""
+    schemes = by_scheme(rows, model)
+    base = schemes.get("none", [])
+    lines = [
+        f"**{model}**, {STEPS[model]} steps:\n",
+        "| scheme | bits a value | whole stash | seeds | validation loss | spread | difference to none, 95 % "
+        f"| below +{LIMIT} | gradient error | effective bits |",
+        "| --- " + "| ---: " * 9 + "|",
+    ]
+    for scheme, found in schemes.items():
+        losses = [row["val_loss"] for row in found]
+        spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        cells = [
+            scheme,
+            f"{found[0]['bits_per_value']:.4g}",
+            f"{found[0]['ratio']:.1f}x",
+            str(len(found)),
+            f"{statistics.mean(losses):.4f}",
+            spread,
+        ]
+        if scheme == "none":
+            cells += [""] * 4
+        else:
+            middle, half, _ = difference(found, base)
+            errors = [error for row in found for _, error in row["gradient_error"]]
+            cells += [
+                f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}",
+                "" if half == math.inf else "yes" if middle + half < LIMIT else "no",
+                f"{statistics.mean(errors):.3f}",
+                f"{statistics.mean(row['effective_bits'] for row in found):.2f}",
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
+    """Difference to the loss without compression against bits per value, a panel for each model."""
+    models = [model for model in STEPS if by_scheme(rows, model)]
+    figure, axes = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4.2), squeeze=False, sharey=True)
+    for axis, model in zip(axes[0], models, strict=True):
+        schemes = by_scheme(rows, model)
+        places = defaultdict(list)
+        for scheme, found in schemes.items():
+            if scheme != "none":
+                middle, half, _ = difference(found, schemes.get("none", []))
+                bits = found[0]["bits_per_value"]
+                places[re.split("[ ,]", scheme)[0]].append((bits, middle, 0 if half == math.inf else half))
+        for kind, points in places.items():
+            bits, middles, halves = zip(*sorted(points), strict=True)
+            axis.errorbar(bits, middles, halves, fmt="o-", color=COLOURS[kind], label=kind, capsize=3, ms=5)
+        axis.axhspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
+        axis.axvline(10, color="tab:orange", ls=":", label="the paper's 3.2x")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks([2, 3, 4, 5, 8, 10], labels=["2", "3", "4", "5", "8", "10"])
+        axis.minorticks_off()
+        axis.set_xlabel("stored bits per fp32 value")
+        axis.set_title(f"{model}, {STEPS[model]} steps")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("validation loss, less that without compression")
+    axes[0][0].legend(fontsize=9)
+    figure.suptitle("GPT-2 trained on compressed activations: what the bits are worth (95 % intervals)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
+    """Validation loss against steps, the mean of the seeds."""
+    models = [model for model in STEPS if by_scheme(rows, model)]
+    figure, axes = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4.2), squeeze=False)
+    for axis, model in zip(axes[0], models, strict=True):
+        for number, (scheme, found) in enumerate(by_scheme(rows, model).items()):
+            steps = [step for step, _ in found[0]["curve"]]
+            losses = [statistics.mean(row["curve"][place][1] for row in found) for place in range(len(steps))]
+            axis.plot(steps, losses, label=scheme, lw=1.4, ls=("-", "--", ":")[number % 3])
+        axis.set_xlabel("step")
+        axis.set_ylabel("validation loss, nats a byte")
+        axis.set_title(model)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
