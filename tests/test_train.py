@@ -49,7 +49,7 @@ def test_the_default_model_shrinks_at_least_threefold():
 
 
 def test_a_seed_gives_every_scheme_the_same_start():
-    none, *others = (train.run(replace(TINY, scheme=scheme)) for scheme in train.SCHEMES)
+    none, *others = (train.run(replace(TINY, scheme=scheme)) for scheme in ("none", "planes", "step"))
     assert none["raw_bytes"] == none["stored_bytes"]
     for other in others:
         assert none["train_loss"][0] == other["train_loss"][0]

@@ -1,0 +1,128 @@
+"""The comparison of schemes, and what is made of training runs with several seeds."""
+
+import json
+import math
+
+import pytest
+
+from bench import convergence
+from torch_bridge import compare
+from torch_bridge.cli import main
+
+
+def row(peak, seconds, batch=1):
+    return {"activation_peak_bytes": peak, "seconds_per_step": seconds, "batch": batch}
+
+
+def test_the_frontier_is_what_nothing_beats_in_both():
+    fast, small, beaten, equal = row(100, 1.0), row(10, 4.0), row(50, 5.0), row(100, 1.0)
+    assert compare.frontier([fast, small, beaten, equal]) == [small, fast]
+    assert compare.frontier([row(10, 1.0, batch=4), row(20, 1.0)]) == [row(10, 1.0, batch=4)]
+
+
+def test_every_model_is_compared_and_written(tmp_path, capsys):
+    given = ["--model", *compare.MODELS, "--scheme", "keep", "offload", "planes+offload", "offload-adaptive"]
+    given += ["--batch", "1", "2", "--steps", "4", "--device", "cpu", "--offload-dir", str(tmp_path / "disk")]
+    assert main(["compare", *given, "--out", str(tmp_path / "rok")]) == 0
+    rows = json.loads((tmp_path / "rok" / "rok.json").read_text())
+    assert (tmp_path / "rok" / "rok.png").stat().st_size > 10_000
+    assert len(rows) == 3 * 2 * 4
+    by_key = {(found["model"], found["batch"], found["scheme"]): found for found in rows}
+    for model in compare.MODELS:
+        for batch in (1, 2):
+            keep, all_, adaptive, both = (
+                by_key[model, batch, scheme]
+                for scheme in ("keep", "offload", "offload-adaptive", "planes+offload")
+            )
+            assert keep["loss"] == all_["loss"] == adaptive["loss"] != both["loss"]
+            assert both["loss"] == pytest.approx(keep["loss"], rel=0.01)
+            assert all_["activation_peak_bytes"] < keep["activation_peak_bytes"]
+            assert keep["bytes_moved"] == 0
+            assert 0 < 2 * both["bytes_written"] < all_["bytes_written"] <= all_["bytes_moved"]
+            assert " MB a step: written at " in adaptive["offload_plan"]
+    assert "t5: a step's activation peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--scheme", "zip"], "invalid choice: 'zip'"),
+        (["--model", "gpt5"], "invalid choice: 'gpt5'"),
+        (["--batch", "0"], "must be a whole number of at least 1, not '0'"),
+        (["--offload-amount", "some"], "must be a whole number of at least 0, not 'some'"),
+        (["--offload-dir", "/proc/nowhere", "--scheme", "offload", "--model", "t5"], "/proc/nowhere"),
+    ],
+)
+def test_wrong_arguments_are_named(given, message, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["compare", "--out", str(tmp_path), *given])
+    assert message in capsys.readouterr().err
+
+
+# Convergence
+
+
+def result(scheme, seed, loss, model="small"):
+    bits = {"none": 32.0, "step 8x": 4.0}[scheme]
+    return {
+        "model": model,
+        "scheme": scheme,
+        "bits_per_value": bits,
+        "ratio": 32 / bits,
+        "seed": seed,
+        "steps": convergence.STEPS[model],
+        "val_loss": loss,
+        "curve": [[10, loss + 1], [20, loss]],
+        "gradient_error": [] if scheme == "none" else [[10, 0.5], [20, 0.1]],
+        "effective_bits": None if scheme == "none" else 3.5,
+    }
+
+
+ROWS = [
+    result("none", 1, 2.0),
+    result("none", 2, 3.0),
+    result("step 8x", 1, 2.01),
+    result("step 8x", 2, 2.99),
+]
+
+
+def test_differences_are_paired_by_seed():
+    middle, half, seeds = convergence.difference(ROWS[2:], ROWS[:2])
+    assert (middle, seeds) == (pytest.approx(0.0), 2)
+    # The t distribution with one degree of freedom is Cauchy's.
+    assert half == pytest.approx(math.tan(math.pi * 0.475) * 0.01, rel=1e-6)
+    middle, half, seeds = convergence.difference([*ROWS[3:], result("step 8x", 3, 9.0)], ROWS[:2])
+    assert (middle, half, seeds) == (pytest.approx(-0.01), math.inf, 1)
+
+
+def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(convergence, "DOCS", tmp_path)
+    monkeypatch.setattr(convergence, "FOLDER", tmp_path / "runs")
+    (tmp_path / "convergence.md").write_text("before\n<!-- table -->\nold\n<!-- end -->\nafter\n")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "convergence.json").write_text(json.dumps(ROWS[:2]))
+    for number, one in enumerate([*ROWS[2:], {**ROWS[0], "steps": 7}]):
+        (tmp_path / "runs" / f"{number}.json").write_text(json.dumps(one))
+    (tmp_path / "runs" / "half.new").write_text('{"model": "sm')
+    rows = convergence.finished()
+    assert sorted(rows, key=str) == sorted(ROWS, key=str)
+    convergence.document(rows)
+    assert json.loads((tmp_path / "convergence.json").read_text()) == rows
+    page = (tmp_path / "convergence.md").read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("<!-- end -->\nafter\n")
+    assert "old" not in page
+    line = "| step 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.300 | 3.50 |"
+    assert line in page
+    assert (tmp_path / "convergence.png").exists()
+
+
+def test_all_schemes_have_the_bits_that_their_names_say():
+    for scheme in convergence.SCHEMES:
+        options = convergence.options_of("small", scheme, 1)
+        fmt = options.format
+        if scheme.endswith("x"):
+            assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[1]
+        if scheme.startswith("quant"):
+            assert f"quant, {options.bits} bits" == scheme
+    assert len(convergence.wanted(convergence.STEPS)) == 2 * 5 * 9
