@@ -18,7 +18,7 @@ from rich.progress import track
 
 from gen.config import Config
 from gen.toolchain import ToolError
-from gen.verilog import PARTS
+from gen.verilog import parts
 
 from . import code_coverage, configs, mutation, reports, runner, stimulus
 
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sim = add("sim", _sim, "every engine against the golden model (SIM=icarus, WAVES=1)", 10_000)
     sim.add_argument("--presets", action="store_true", help="only the presets, not the spread of others")
-    add("coverage", _coverage, "line and toggle coverage of the presets", 10_000)
+    add("coverage", _coverage, "line and toggle coverage of the plane format's presets", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
     add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
@@ -66,7 +66,7 @@ def _run_all(calls: Sequence[Callable[[], Any]], jobs: int, text: str) -> list[A
 
 
 def _engines(chosen: Sequence[Config]) -> list[tuple[Config, str]]:
-    return [(config, part) for config in chosen for part in PARTS]
+    return [(config, part) for config in chosen for part in parts(config)]
 
 
 def _sim(arguments: argparse.Namespace) -> None:
@@ -98,7 +98,7 @@ def _sim(arguments: argparse.Namespace) -> None:
 
 def _coverage(arguments: argparse.Namespace) -> None:
     folder = Path("build/coverage")
-    engines = _engines([config for config in configs.PRESETS.values() if config.interface == "stream"])
+    engines = _engines(configs.COVERED)
     run = partial(
         runner.run, folder=folder, model=runner.COVERAGE, blocks=arguments.blocks, seed=arguments.seed
     )
@@ -137,7 +137,7 @@ def _xsafety(arguments: argparse.Namespace) -> None:
     calls = [
         partial(_run_seeds, config, part, seeds, options | {"simulator": simulator, "blocks": blocks})
         for simulator, config, seeds, blocks in runs
-        for part in PARTS
+        for part in parts(config)
     ]
     found = _run_all(calls, arguments.jobs, "simulating unknown states")
     reports.XSAFETY.write([row for rows in found for row in rows])

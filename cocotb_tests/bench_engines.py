@@ -16,11 +16,14 @@ import cocotb
 import numpy as np
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests import stimulus
+import golden
+from cocotb_tests import step_stimulus, stimulus
 from cocotb_tests.coverage import Coverage
+from cocotb_tests.step_coverage import StepCoverage
 from cocotb_tests.streams import PATTERNS, Bench, Word, bursts, never, often
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 from rtl import Engine
+from rtl.engine import StepEngine
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Task:
     """What this simulator run is about, as read from the environment."""
 
     part: str
-    fmt: PlaneFormat
-    formats: list[PlaneFormat]
+    fmt: Format
+    formats: list[Format]
     bus_bytes: int
     latency: int
     blocks: int
@@ -41,8 +44,8 @@ class Task:
     @classmethod
     def read(cls) -> Task:
         task = json.loads(os.environ["BITSTASH_BENCH"])
-        task["fmt"] = PlaneFormat(**task["fmt"])
-        task["formats"] = [PlaneFormat(**fmt) for fmt in task["formats"]]
+        task["formats"] = [getattr(golden, kind)(**parameters) for kind, parameters in task["formats"]]
+        task["fmt"] = task["formats"][0]
         task["activations"] = task["activations"] and Path(task["activations"])
         return cls(**(task | {"results": Path(task["results"])}))
 
@@ -56,7 +59,7 @@ class Task:
 
 
 TASK = Task.read()
-KINDS = ["mixed", *stimulus.KINDS, *(["captured"] if TASK.activations else [])]
+KINDS = ["mixed", *stimulus.kinds(TASK.fmt), *(["captured"] if TASK.activations else [])]
 COMBINATIONS = list(product(KINDS, PATTERNS, PATTERNS))
 
 
@@ -98,7 +101,19 @@ def mismatches(words: list[Word], expected: bytes, errors: set[int] = frozenset(
     return len(bad)
 
 
+def _with_broken_headers(stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Half of the blocks with a byte of their header replaced, the first of these with all flags set."""
+    size = TASK.fmt.header_bytes
+    hit = np.flatnonzero(rng.random(len(stored)) < 0.5)
+    byte = rng.integers(0, size, len(hit))
+    stored[hit, byte] = rng.choice([0, 0x80, 0xFF, *rng.integers(0, 256, 3)], len(hit))
+    stored[hit[:1], 1:size] = 0xFF
+    return stored
+
+
 def new_coverage() -> Coverage:
+    if isinstance(TASK.fmt, StepFormat):
+        return StepCoverage(StepEngine(TASK.fmt, TASK.bus_bytes), TASK.part)
     return Coverage(Engine(TASK.fmt, TASK.bus_bytes), TASK.part)
 
 
@@ -252,7 +267,7 @@ async def reset_leaves_no_trace(dut, ends):
     assert wrong == 0, f"{wrong} blocks differ after a reset (seed {TASK.seed})"
 
 
-@cocotb.test(skip=TASK.part != "decompressor")
+@cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, PlaneFormat))
 async def invalid_headers_give_zeros_and_an_error(dut):
     """A block with a header that no encoder produces is zeros with ``error``; its neighbours are intact."""
     fmt, rng = TASK.fmt, TASK.rng(5)
@@ -260,18 +275,12 @@ async def invalid_headers_give_zeros_and_an_error(dut):
     bench.pause(often, often)
     coverage = new_coverage()
     wrong = 0
-    for _ in range(60):
-        stored = fmt.compress(stimulus.blocks(fmt, "mixed", 20, rng, TASK.activations))
-        hit = np.flatnonzero(rng.random(len(stored)) < 0.5)
-        byte = rng.integers(0, fmt.header_bytes, len(hit))
-        stored[hit, byte] = rng.choice([0, 0x80, 0xFF, *rng.integers(0, 256, 3)], len(hit))
-        stored[hit[:1], 1 : fmt.header_bytes] = 0xFF
-        # A bit or two neighbours that are wrong, and no other reason to complain.
-        hit = np.setdiff1d(np.arange(len(stored)), hit)[::2]
-        bit = rng.integers(0, 8 * fmt.header_bytes - 1, len(hit))
-        stored[hit, bit // 8] ^= (1 << bit % 8).astype(np.uint8)
-        hit, bit = hit[::2], bit[::2] + 1
-        stored[hit, bit // 8] ^= (1 << bit % 8).astype(np.uint8)
+    ordinary = (stimulus.blocks(fmt, "mixed", 20, rng, TASK.activations) for _ in range(60))
+    nearly = stimulus.nearly_valid_headers(fmt)
+    for stored in (
+        *(_with_broken_headers(fmt.compress(values), rng) for values in ordinary),
+        *np.array_split(nearly, -(-len(nearly) // 20)),
+    ):
         headers = stored[:, : fmt.header_bytes]
         coverage.headers(headers)
         invalid = fmt.check_headers(headers)
@@ -283,6 +292,26 @@ async def invalid_headers_give_zeros_and_an_error(dut):
         wrong += mismatches(words, expected, set(np.flatnonzero(invalid).tolist()))
     TASK.note(coverage=coverage.as_rows())
     assert wrong == 0, f"{wrong} blocks are wrong beside invalid ones (seed {TASK.seed})"
+
+
+@cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, StepFormat))
+@cocotb.parametrize(ends=["never", "often"])
+async def decodes_every_header(dut, ends):
+    """Blocks of every header, also such as no tensor becomes; one that is invalid is zeros with ``error``."""
+    fmt, rng = TASK.fmt, TASK.rng(10)
+    bench = await started(10)
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    coverage = new_coverage()
+    wrong = count = 0
+    while count < TASK.blocks // 2:
+        stored = step_stimulus.stored_blocks(fmt, 100, rng)
+        expected, errors = step_stimulus.decoded(fmt, stored)
+        coverage.stored(stored, expected, errors)
+        bench.send(stored.tobytes())
+        wrong += mismatches(await bench.receive(words_of(expected)), expected, errors)
+        count += len(stored)
+    TASK.note(blocks=count, mismatches=wrong, coverage=coverage.as_rows())
+    assert wrong == 0, f"{wrong} of {count} blocks differ from golden/ (seed {TASK.seed})"
 
 
 @cocotb.test(skip=TASK.part != "decompressor")

@@ -1,7 +1,7 @@
 """The engines that the benches run on."""
 
-from gen.config import PRESETS, Config
-from golden import PlaneFormat
+from gen.config import PLANE_PRESETS, PRESETS, Config
+from golden import PlaneFormat, StepFormat
 
 # Each line is here for a corner: the smallest target, where NaNs need specials blocks; a raw-sized one;
 # blocks that fall unevenly on the bus; blocks smaller than a bus word, also behind AXI4-Stream; every
@@ -19,6 +19,18 @@ SPREAD = [
     Config(PlaneFormat("fp16", 16, 7), bus_bytes=64, interface="axi"),
 ]
 
+# The same for the step format: a bit for each value and no more, and raw-sized blocks, which have cores of
+# all widths.
+STEP_SPREAD = [
+    Config(StepFormat("fp32", 64, 32), bus_bytes=64),
+    Config(StepFormat("fp32", 128, 51), bus_bytes=16),
+    Config(StepFormat("fp32", 16, 5), bus_bytes=64),
+    Config(StepFormat("bf16", 64, 20), bus_bytes=128),
+    Config(StepFormat("bf16", 16, 11), bus_bytes=32),
+    Config(StepFormat("fp16", 32, 64), bus_bytes=16),
+    Config(StepFormat("fp16", 64, 43), bus_bytes=32),
+]
+
 # Formats of every type, blocks smaller than the bus among them, between which one engine is switched.
 SWITCHED = Config(
     PlaneFormat("fp32", 16, 9),
@@ -31,7 +43,7 @@ SWITCHED = Config(
     ),
 )
 
-ALL = [*PRESETS.values(), *SPREAD, SWITCHED]
+ALL = [*PRESETS.values(), *SPREAD, *STEP_SPREAD, SWITCHED]
 
 # Small engines that have between them all there is: blocks smaller than the bus, blocks of many words, a
 # partial slot, specials blocks, flushing to every width, a target that falls unevenly on the bus.
@@ -40,5 +52,8 @@ SMALL = [
     Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
 ]
 
+# Those of the plane format's presets whose lines and toggles are counted.
+COVERED = [config for config in PLANE_PRESETS.values() if config.interface == "stream"]
+
 # As gates; those of the AXI4-Stream presets differ from the others' in nothing but their ports.
-GATES = [*(config for config in PRESETS.values() if config.interface == "stream"), *SMALL]
+GATES = [*COVERED, *SMALL]

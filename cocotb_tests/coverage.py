@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat
 from rtl import Engine
 
 
@@ -44,12 +44,16 @@ class Coverage:
         self._engine = engine
         self._part = part
         self.hits: Counter[tuple[str, str]] = Counter()
-        # Any stimulus makes all the bins.
-        self.blocks(np.zeros((1, engine.fmt.block), engine.fmt.float_type.bits))
-        self.tensors([1])
-        if part == "decompressor":
-            self.headers(np.zeros((1, engine.fmt.header_bytes), np.uint8))
+        self._meet_something()
         self.hits = Counter(dict.fromkeys(self.hits, 0))
+
+    def _meet_something(self) -> None:
+        """Any stimulus makes all the bins."""
+        fmt = self._engine.fmt
+        self.blocks(np.zeros((1, fmt.block), fmt.float_type.bits))
+        self.tensors([1])
+        if self._part == "decompressor":
+            self.headers(np.zeros((1, fmt.header_bytes), np.uint8))
 
     def blocks(self, words: np.ndarray) -> None:
         """Count blocks by their values' bit patterns, uint[blocks, N]."""
@@ -76,15 +80,15 @@ class Coverage:
                 self.hits[group, name] += count
 
 
-def _value_corners(fmt: PlaneFormat, words: np.ndarray) -> Iterator[Corner]:
-    """Kinds of values, and blocks of nothing else."""
+def kinds_of(fmt: Format, words: np.ndarray) -> dict[str, np.ndarray]:
+    """By their names, which values are of each kind."""
     ft = fmt.float_type
     sign, field, mantissa = _split(fmt, words)
     has_mantissa = mantissa > 0
     infinity = (field == ft.exponent_max) & ~has_mantissa
     quiet = (mantissa & ft.quiet_bit) > 0
     nan = (field == ft.exponent_max) & has_mantissa
-    kinds = {
+    return {
         "+0": (field == 0) & ~has_mantissa & ~sign,
         "-0": (field == 0) & ~has_mantissa & sign,
         "subnormal": (field == 0) & has_mantissa,
@@ -94,6 +98,14 @@ def _value_corners(fmt: PlaneFormat, words: np.ndarray) -> Iterator[Corner]:
         "quiet NaN": nan & quiet,
         "signalling NaN": nan & ~quiet,
     }
+
+
+def _value_corners(fmt: PlaneFormat, words: np.ndarray) -> Iterator[Corner]:
+    """Kinds of values, and blocks of nothing else."""
+    _, field, _ = _split(fmt, words)
+    kinds = kinds_of(fmt, words)
+    nan = kinds["quiet NaN"] | kinds["signalling NaN"]
+    infinity = kinds["+infinity"] | kinds["-infinity"]
     # With two slots only, signs and quiet bits can leave none for exponents.
     in_specials_block = (fmt.encode(words).base == 0)[:, None]
     for kind, here in kinds.items():
@@ -243,7 +255,7 @@ def _header_corners(fmt: PlaneFormat, headers: np.ndarray) -> Iterator[Corner]:
     yield Corner("header", "no room for mantissas", invalid & (total > kept), kept < fmt.planes)
 
 
-def _split(fmt: PlaneFormat, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _split(fmt: Format, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sign, exponent field and mantissa."""
     ft = fmt.float_type
     wide = words.astype(np.int64)

@@ -8,28 +8,28 @@ from pathlib import Path
 
 import numpy as np
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
 
 def blocks(
-    fmt: PlaneFormat, kind: str, count: int, rng: np.random.Generator, activations: Path | None = None
+    fmt: Format, kind: str, count: int, rng: np.random.Generator, activations: Path | None = None
 ) -> np.ndarray:
     """``count`` blocks as the format's NumPy type, [count, N].
 
     Args:
-        kind: one of :data:`KINDS`, "captured" for real activations, or "mixed" for all in random order.
+        kind: one of :func:`kinds`, "captured" for real activations, or "mixed" for all in random order.
         activations: an ``.npz`` of float32 arrays, the captured ones; "mixed" can do without.
     """
     if kind == "mixed":
-        kinds = [*KINDS, *(["captured"] if activations else [])]
-        share = -(-count // len(kinds))
-        made = np.concatenate([blocks(fmt, name, share, rng, activations) for name in kinds])
+        names = [*kinds(fmt), *(["captured"] if activations else [])]
+        share = -(-count // len(names))
+        made = np.concatenate([blocks(fmt, name, share, rng, activations) for name in names])
         return rng.permutation(made)[:count]
     if kind == "captured":
         return captured(fmt, count, rng, activations)
-    return KINDS[kind](fmt, count, rng).astype(fmt.float_type.bits).view(fmt.float_type.array)
+    return kinds(fmt)[kind](fmt, count, rng).astype(fmt.float_type.bits).view(fmt.float_type.array)
 
 
 def capture_activations(path: Path) -> Path:
@@ -49,7 +49,7 @@ def capture_activations(path: Path) -> Path:
     return path
 
 
-def captured(fmt: PlaneFormat, count: int, rng: np.random.Generator, path: Path) -> np.ndarray:
+def captured(fmt: Format, count: int, rng: np.random.Generator, path: Path) -> np.ndarray:
     """Blocks cut at random from the arrays that a GPT-2 training step saved."""
     values = _load(path)
     whole = values[: len(values) // fmt.block * fmt.block].reshape(-1, fmt.block)
@@ -74,25 +74,49 @@ def tensor_lengths(count: int, block: int, rng: np.random.Generator) -> list[int
     return lengths
 
 
-def _fields(fmt: PlaneFormat, sign, exponent, mantissa) -> Blocks:
+def nearly_valid_headers(fmt: PlaneFormat) -> np.ndarray:
+    """Blocks of zeros behind headers that are valid but for one bit, or valid: uint8[count, target].
+
+    The valid ones are those of blocks without mantissas, of each width of deltas, with and without signs, and
+    of blocks with a NaN or an infinity.
+    """
+    ft = fmt.float_type
+    odd = np.arange(fmt.block) % 2
+    lowest = 1 + ft.exponent_max // 4
+    fields = [0 * odd, *(lowest + odd * ((1 << width - 1) - 1) for width in range(1, ft.exponent_bits + 1))]
+    fields += [np.where(odd, ft.exponent_max, rest) for rest in (0, lowest)]
+    blocks = [
+        _fields(fmt, sign, np.minimum(field, ft.exponent_max), mantissa * (field == ft.exponent_max))
+        for field in fields
+        for sign in (0 * odd, odd)
+        for mantissa in (0, 1)
+    ]
+    values = np.stack(blocks).astype(ft.bits).view(ft.array)
+    valid = np.unique(fmt.compress(values)[:, : fmt.header_bytes], axis=0)
+    flips = np.packbits(np.eye(8 * fmt.header_bytes, dtype=np.uint8), axis=1)
+    headers = np.concatenate([valid, (valid[:, None] ^ flips).reshape(-1, fmt.header_bytes)])
+    return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
+
+
+def _fields(fmt: Format, sign, exponent, mantissa) -> Blocks:
     ft = fmt.float_type
     wide = [np.asarray(part).astype(np.uint64) for part in (sign, exponent, mantissa)]
     return wide[0] << np.uint64(ft.width - 1) | wide[1] << np.uint64(ft.mantissa_bits) | wide[2]
 
 
-def _random_fields(fmt: PlaneFormat, count: int, rng: np.random.Generator):
+def _random_fields(fmt: Format, count: int, rng: np.random.Generator):
     shape = (count, fmt.block)
     sign = rng.integers(0, 2, shape)
     return shape, sign, rng.integers(0, fmt.float_type.mantissa_mask + 1, shape)
 
 
-def _any_bits(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+def _any_bits(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """Random floats of every exponent, NaNs and infinities among them."""
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     return _fields(fmt, sign, rng.integers(0, fmt.float_type.exponent_max + 1, shape), mantissa)
 
 
-def _narrow(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+def _narrow(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """Exponents within a range of every width, at every place, with and without zeros and signs."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
@@ -105,7 +129,7 @@ def _narrow(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
     return np.where(zero, 0, _fields(fmt, sign, exponent, mantissa)).astype(np.uint64)
 
 
-def _sparse_mantissas(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+def _sparse_mantissas(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """Few mantissa planes in use, with gaps between them, so that carries meet zero planes."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
@@ -118,7 +142,7 @@ def _sparse_mantissas(fmt: PlaneFormat, count: int, rng: np.random.Generator) ->
     return _fields(fmt, sign, rng.integers(middle, middle + 4, shape), mantissa)
 
 
-def _rounds_up(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+def _rounds_up(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
@@ -128,7 +152,7 @@ def _rounds_up(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks
     return _fields(fmt, sign, ft.exponent_max // 2, mantissa)
 
 
-def _specials(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+def _specials(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """A few NaNs (quiet, signalling, with payloads) and infinities among ordinary values."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
@@ -143,7 +167,7 @@ def _specials(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
     return np.where(zero, _fields(fmt, sign, 0, 0), value)
 
 
-def _degenerate(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """All zero, all -0.0, all equal, all special, subnormal, one outlier, the largest value."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
@@ -202,13 +226,33 @@ def _planes_that_barely_fit(fmt: PlaneFormat, count: int, rng: np.random.Generat
     return _fields(fmt, sign & signs[:, None], exponent, np.where(ones, mask, mantissa & mask))
 
 
-KINDS: dict[str, Callable[[PlaneFormat, int, np.random.Generator], Blocks]] = {
+def _outliers(fmt: StepFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Values about a mean, some of them far from it, at every magnitude: cores and escapes of all widths."""
+    ft = fmt.float_type
+    shape = (count, fmt.block)
+    values = rng.normal(rng.choice([0, 1, 30], (count, 1)), 1, shape)
+    far = rng.random(shape) < rng.choice([0, 0.02, 0.1, 0.3], (count, 1))
+    values = np.where(far, values * np.exp2(rng.uniform(0, 12, shape)), values)
+    exponent = rng.uniform(-(ft.exponent_max // 2) - ft.mantissa_bits, ft.exponent_max // 2, (count, 1))
+    largest = float(np.finfo(ft.array).max if ft.name != "bf16" else 3.38e38)
+    with np.errstate(over="ignore"):
+        return np.clip(values * np.exp2(exponent), -largest, largest).astype(ft.array).view(ft.bits)
+
+
+Kinds = dict[str, Callable[[Format, int, np.random.Generator], Blocks]]
+
+_KINDS: Kinds = {
     "any": _any_bits,
     "narrow": _narrow,
     "sparse": _sparse_mantissas,
     "ties": _rounds_up,
-    "fits": _planes_that_barely_fit,
     "specials": _specials,
     "degenerate": _degenerate,
-    "ranks": _every_rank,
 }
+
+
+def kinds(fmt: Format) -> Kinds:
+    """The kinds of blocks for a format."""
+    if isinstance(fmt, StepFormat):
+        return _KINDS | {"outliers": _outliers}
+    return _KINDS | {"fits": _planes_that_barely_fit, "ranks": _every_rank}

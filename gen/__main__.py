@@ -90,6 +90,7 @@ def main(argv: list[str] | None = None) -> None:
             from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch
 
             config = _config(arguments)
+            assert isinstance(config.fmt, PlaneFormat)
             path = arguments.output or library_path(config.fmt)
             library.build(config, path)
             print(path)

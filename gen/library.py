@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import toolchain
 from .config import Config
-from .verilog import PARTS, digest, module_name, verilog_text
+from .verilog import digest, module_name, parts, verilog_text
 
 _SOURCE = Path(__file__).with_name("library.cpp")
 
@@ -27,7 +27,7 @@ def build(config: Config, path: Path) -> None:
     source = folder / "engines.v"
     source.write_text(verilog_text(config))
     archives = []
-    for part in PARTS:
+    for part in parts(config):
         model = f"V{part}"
         command = [
             "verilator",
@@ -55,7 +55,7 @@ def build(config: Config, path: Path) -> None:
             *(f"-DRAW_BYTES={config.fmt.raw_bytes}", f"-DTARGET_BYTES={config.fmt.target}"),
             f"-DBUS_BYTES={config.bus_bytes}",
             *("-isystem", str(include), "-isystem", str(include / "vltstd")),
-            *(f"-I{folder / part}" for part in PARTS),
+            *(f"-I{folder / part}" for part in parts(config)),
             str(_SOURCE),
             *archives,
             str(folder / "compressor" / "libverilated.a"),

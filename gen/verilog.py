@@ -14,7 +14,7 @@ from amaranth.back import verilog
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 from rtl import (
     AxiStreamCompressor,
     AxiStreamDecompressor,
@@ -23,6 +23,7 @@ from rtl import (
     Engine,
     RuntimeCompressor,
     RuntimeDecompressor,
+    StepDecompressor,
 )
 
 from . import toolchain
@@ -38,21 +39,27 @@ WAIVERS = {
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
 
-PARTS: dict[str, type[Compressor] | type[Decompressor]] = {
-    "compressor": Compressor,
-    "decompressor": Decompressor,
+# The engines of each format, by what they are: "compressor" or "decompressor".
+ENGINES: dict[type[Format], dict[str, Any]] = {
+    PlaneFormat: {"compressor": Compressor, "decompressor": Decompressor},
+    StepFormat: {"decompressor": StepDecompressor},
 }
+# The same with another interface; only those of the plane format have one.
+WRAPPED: dict[str, dict[str, Any]] = {
+    "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
+    "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
+}
+
+
+def parts(config: Config) -> dict[str, Any]:
+    """The engines that there are of a configuration's format, by what they are."""
+    return next(engines for kind, engines in ENGINES.items() if isinstance(config.fmt, kind))
 
 
 def make_component(config: Config, part: str) -> wiring.Component:
     """A part of a configuration, with the ports of its interface."""
-    if config.interface == "stream":
-        return PARTS[part](config.fmt, config.bus_bytes)
-    if config.interface == "runtime":
-        chosen = {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor}
-        return chosen[part](config.formats, config.bus_bytes)
-    wrapped = {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor}
-    return wrapped[part](config.fmt, config.bus_bytes)
+    engine = WRAPPED.get(config.interface, parts(config))[part]
+    return engine(config.formats if config.interface == "runtime" else config.fmt, config.bus_bytes)
 
 
 def module_name(config: Config, part: str) -> str:
@@ -61,8 +68,8 @@ def module_name(config: Config, part: str) -> str:
 
 
 def verilog_text(config: Config) -> str:
-    """Self-contained Verilog of both engines of a configuration."""
-    modules = [_text_and_ports(config, part)[0] for part in PARTS]
+    """Self-contained Verilog of all engines of a configuration."""
+    modules = [_text_and_ports(config, part)[0] for part in parts(config)]
     formats = [
         f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {fmt.rounding}"
         for fmt in config.formats
@@ -112,7 +119,7 @@ def write(config: Config, path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(verilog_text(config))
-    for part in PARTS:
+    for part in parts(config):
         lint(path, module_name(config, part))
 
 
@@ -146,14 +153,14 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
                 "module": module_name(config, part),
                 "ports": _text_and_ports(config, part)[1],
                 "uncompressed_bytes_per_cycle": bytes_per_cycle(config),
-                "latency_cycles": PARTS[part].latency(engine),
+                "latency_cycles": component.latency(engine),
             }
-            for part in PARTS
+            for part, component in parts(config).items()
         },
     }
 
 
-def _parameters(fmt: PlaneFormat) -> dict[str, Any]:
+def _parameters(fmt: Format) -> dict[str, Any]:
     return {
         "dtype": fmt.dtype,
         "block": fmt.block,

@@ -1,10 +1,11 @@
-"""The compressor and the decompressor in hardware, bit for bit what golden/ says."""
+"""The compressors and the decompressors in hardware, bit for bit what golden/ says."""
 
 from .axi import AxiStreamCompressor, AxiStreamDecompressor
 from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
 from .runtime import RuntimeCompressor, RuntimeDecompressor
+from .step_decompressor import StepDecompressor
 
 __all__ = [
     "AxiStreamCompressor",
@@ -14,4 +15,5 @@ __all__ = [
     "Engine",
     "RuntimeCompressor",
     "RuntimeDecompressor",
+    "StepDecompressor",
 ]

@@ -3,7 +3,7 @@
 A tensor is a packet. What is added is combinational: TKEEP becomes a word's ``empty``, and back.
 """
 
-from amaranth import Cat, ClockDomain, DomainRenamer, Module, Mux, Value
+from amaranth import Cat, ClockDomain, DomainRenamer, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,6 +12,7 @@ from golden import PlaneFormat
 from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
+from .fields import leading_zeros
 from .planes import all_ones
 
 __all__ = ["AxiStreamCompressor", "AxiStreamDecompressor"]
@@ -52,7 +53,7 @@ class _AxiStreamEngine(wiring.Component):
             axis.rst.eq(~self.aresetn),
             core.i.p.data.eq(self.s_axis_tdata & mask),
             core.i.p.last.eq(self.s_axis_tlast),
-            core.i.p.empty.eq(Mux(self.s_axis_tlast, _leading_zeros(self.s_axis_tkeep), 0)),
+            core.i.p.empty.eq(Mux(self.s_axis_tlast, leading_zeros(self.s_axis_tkeep), 0)),
             self.m_axis_tdata.eq(core.o.p.data),
             self.m_axis_tkeep.eq(all_ones(size) >> core.o.p.empty),
             self.m_axis_tlast.eq(core.o.p.last),
@@ -65,19 +66,6 @@ class _AxiStreamEngine(wiring.Component):
         if self._core is Decompressor:
             m.d.comb += self.m_axis_tuser.eq(core.o.p.error)
         return m
-
-
-def _leading_zeros(bits: Value) -> Value:
-    """How many zeros lie above the highest one, as a tree; without a one, all but one of them."""
-
-    def count(bits: Value) -> tuple[Value, Value]:
-        if len(bits) == 2:
-            return ~bits.any(), ~bits[1]
-        half = len(bits) // 2
-        (no_low, below), (no_high, above) = count(bits[:half]), count(bits[half:])
-        return no_low & no_high, Cat(Mux(no_high, below, above), no_high)
-
-    return count(bits)[1]
 
 
 class AxiStreamCompressor(_AxiStreamEngine):

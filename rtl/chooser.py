@@ -4,14 +4,14 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .engine import Engine
+from .engine import PlaneEngine
 from .planes import counts_from_groups
 from .scanner import summary_layout
 
 __all__ = ["Chooser", "choice_layout"]
 
 
-def choice_layout(engine: Engine) -> data.StructLayout:
+def choice_layout(engine: PlaneEngine) -> data.StructLayout:
     """What is kept of a block's exponents, and how its words are to be coded."""
     ft = engine.float_type
     return data.StructLayout(
@@ -36,7 +36,7 @@ def _counts(ft) -> data.ArrayLayout:
 class Chooser(wiring.Component):
     """Turns a block's summary into its base and flags, in a cycle; takes one a cycle."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: PlaneEngine):
         self._engine = engine
         super().__init__(
             {

@@ -7,13 +7,13 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .chooser import choice_layout
-from .engine import Engine, rows_of
+from .engine import PlaneEngine, rows_of
 from .planes import any_set, compact, lanes_to_planes
 
 __all__ = ["Coder", "coded_layout"]
 
 
-def coded_layout(engine: Engine) -> data.StructLayout:
+def coded_layout(engine: PlaneEngine) -> data.StructLayout:
     """A step of coded values, and what is stored of its block.
 
     Members:
@@ -49,7 +49,7 @@ class Coder(wiring.Component):
     zeros. A choice is taken together with its block's last step.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: PlaneEngine):
         self._engine = engine
         super().__init__(
             {

@@ -20,7 +20,7 @@ from golden import PlaneFormat
 
 from .chooser import Chooser
 from .coder import Coder
-from .engine import Engine
+from .engine import Engine, PlaneEngine
 from .gearbox import Packer
 from .lanes import Widener
 from .placer import Placer
@@ -54,7 +54,7 @@ class Compressor(wiring.Component):
     """
 
     def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
-        self.engine = Engine(fmt, bus_bytes)
+        self.engine = PlaneEngine(fmt, bus_bytes)
         word = word_layout(bus_bytes)
         super().__init__({"i": In(stream.Signature(word)), "o": Out(stream.Signature(word))})
 

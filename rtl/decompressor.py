@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 from golden import PlaneFormat
 from golden.floats import FloatType
 
-from .engine import Engine, rows_of
+from .engine import Engine, PlaneEngine, rows_of
 from .gearbox import Unpacker
 from .lanes import Narrower
 from .planes import Selects, count_in_groups, counts_from_groups, planes_to_lanes, select_planes
@@ -51,7 +51,7 @@ class Decompressor(wiring.Component):
     """
 
     def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
-        self.engine = Engine(fmt, bus_bytes)
+        self.engine = PlaneEngine(fmt, bus_bytes)
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(bus_bytes))),
@@ -62,8 +62,7 @@ class Decompressor(wiring.Component):
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles: one for the unpacker, three for the expander, and those that join a bus word."""
-        pieces = engine.bus_bytes // min(engine.step_bytes(ft) for ft in engine.types)
-        return 4 + (pieces if pieces > 1 else 0)
+        return 4 + engine.joined_cycles
 
     def elaborate(self, platform):
         m = Module()
@@ -80,7 +79,7 @@ class Decompressor(wiring.Component):
         return m
 
 
-def _block_layout(engine: Engine) -> data.StructLayout:
+def _block_layout(engine: PlaneEngine) -> data.StructLayout:
     """A block with its header apart; the base may lie beyond the type's range if no encoder made it."""
     highest = 255 + max(engine.exponent_offset(fmt.float_type) for fmt in engine.formats)
     rows = engine.kept * engine.block
@@ -96,7 +95,7 @@ class _Expander(wiring.Component):
     the next block is taken together with the last column.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: PlaneEngine):
         self._engine = engine
         super().__init__(
             {

@@ -1,4 +1,4 @@
-"""The parameters that the compressor and the decompressor share, checked in one place."""
+"""The parameters that the compressors and the decompressors share, checked in one place."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -6,12 +6,13 @@ from typing import TypeVar
 
 from amaranth import C, Cat, Mux, Signal, Value
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 from golden.floats import FLOAT_TYPES, FloatType
+from golden.step import MAX_CORE
 
 from .planes import any_set
 
-__all__ = ["BUS_BYTES", "Engine", "rows_of"]
+__all__ = ["BUS_BYTES", "Engine", "PlaneEngine", "StepEngine", "rows_of"]
 
 BUS_BYTES = (16, 32, 64, 128)
 
@@ -29,10 +30,6 @@ class Engine:
     An engine has one format, or several between which it is switched while it is empty. Whatever depends on
     the format is a constant if there is only one, and otherwise selected by ``is_format``.
 
-    Inside, every value is one of ``float_type``, which holds those of all formats: a shorter mantissa ends in
-    zeros, and a shorter exponent field is shifted so that infinities and NaNs have all ones. This changes
-    neither a delta nor a stored plane.
-
     Args:
         formats: one or several, with a fixed target, all of the same block.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
@@ -41,15 +38,12 @@ class Engine:
         fmt: the first format.
         types: the formats' types.
         is_format: for each format, whether it is the one of the moment.
+        float_type: one whose values hold those of all formats.
         block: values of a block.
-        planes: of ``float_type``.
         lanes: values that the datapath takes or gives in a cycle: a bus word of the shortest type, but at
             most half a block.
         words: such steps of a block, at least two.
         word_bytes: bytes of a step as values of ``float_type``.
-        slots: the most that a format has.
-        kept: the most rows of a block, whole slots and the partial one.
-        touched: the slots that matter: those kept, and one behind them to round by.
         target: bytes of the longest compressed block.
         grain: a number of bytes that divides all targets and the bus.
 
@@ -57,8 +51,8 @@ class Engine:
         ValueError: a format is lossless, or the blocks differ, or ``bus_bytes`` is none of the above.
     """
 
-    def __init__(self, formats: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int):
-        formats = (formats,) if isinstance(formats, PlaneFormat) else tuple(formats)
+    def __init__(self, formats: Format | Sequence[Format], bus_bytes: int):
+        formats = (formats,) if isinstance(formats, Format) else tuple(formats)
         for fmt in formats:
             if fmt.target is None:
                 raise ValueError("fmt must have a fixed target, not None")
@@ -73,14 +67,10 @@ class Engine:
         self.fmt = formats[0]
         self.types = list(dict.fromkeys(fmt.float_type for fmt in formats))
         self.float_type: FloatType = self.types[0] if len(self.types) == 1 else FLOAT_TYPES["fp32"]
-        self.planes = self.float_type.width
         self.block = formats[0].block
         self.lanes = min(8 * bus_bytes // min(ft.width for ft in self.types), self.block // 2)
         self.words = self.block // self.lanes
         self.word_bytes = self.step_bytes(self.float_type)
-        self.slots = max(fmt.slots for fmt in formats)
-        self.kept = max(rows_of(fmt) for fmt in formats)
-        self.touched = min(self.kept + 1, self.planes)
         self.target = max(fmt.target for fmt in formats)
         self.grain = gcd(bus_bytes, *(fmt.target for fmt in formats))
 
@@ -88,21 +78,49 @@ class Engine:
         """Bytes of a step's values on the bus."""
         return self.lanes * float_type.width // 8
 
-    def when(self, condition: Callable[[PlaneFormat], bool]) -> Value:
+    @property
+    def joined_cycles(self) -> int:
+        """Cycles in which the steps of the shortest type are joined to a bus word."""
+        pieces = self.bus_bytes // min(self.step_bytes(ft) for ft in self.types)
+        return pieces if pieces > 1 else 0
+
+    def when(self, condition: Callable[[Format], bool]) -> Value:
         """Whether the format of the moment fulfils a condition."""
         holds = [condition(fmt) for fmt in self.formats]
         if all(holds) or not any(holds):
             return C(int(holds[0]), 1)
         return Cat(is_it for is_it, hold in zip(self.is_format, holds, strict=True) if hold).any()
 
-    def choose(
-        self, key: Callable[[PlaneFormat], Key], value: Callable[[Key], Value | int] = Value.cast
-    ) -> Value:
+    def choose(self, key: Callable[[Format], Key], value: Callable[[Key], Value | int] = Value.cast) -> Value:
         """What belongs to the format of the moment: the value for a key that the format decides."""
         keys = list(dict.fromkeys(key(fmt) for fmt in self.formats))
         if len(keys) == 1:
             return Value.cast(value(keys[0]))
         return any_set(Mux(self.when(lambda fmt, k=k: key(fmt) == k), value(k), 0) for k in keys)
+
+
+class PlaneEngine(Engine):
+    """An engine of the plane format.
+
+    Inside, every value is one of ``float_type``: a shorter mantissa ends in zeros, and a shorter exponent
+    field is shifted so that infinities and NaNs have all ones. This changes neither a delta nor a stored
+    plane.
+
+    Args, Raises: as of :class:`Engine`; the formats are :class:`golden.PlaneFormat`.
+
+    Attributes:
+        planes: of ``float_type``.
+        slots: the most that a format has.
+        kept: the most rows of a block, whole slots and the partial one.
+        touched: the slots that matter: those kept, and one behind them to round by.
+    """
+
+    def __init__(self, formats: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int):
+        super().__init__(formats, bus_bytes)
+        self.planes = self.float_type.width
+        self.slots = max(fmt.slots for fmt in self.formats)
+        self.kept = max(rows_of(fmt) for fmt in self.formats)
+        self.touched = min(self.kept + 1, self.planes)
 
     def exponent_offset(self, float_type: FloatType) -> int:
         """What is added to the exponent fields of a type that are not 0."""
@@ -113,3 +131,30 @@ class Engine:
         first_mantissa = 1 + self.float_type.exponent_bits
         exponent = range(first_mantissa - float_type.exponent_bits, first_mantissa)
         return [0, *exponent, *range(first_mantissa, first_mantissa + float_type.mantissa_bits)]
+
+
+class StepEngine(Engine):
+    """An engine of the step format.
+
+    Args:
+        fmt: a :class:`golden.StepFormat`.
+        bus_bytes: as of :class:`Engine`.
+
+    Attributes:
+        room: bits of a block behind the header.
+        sections: the most bits that each value can have in mask and core together.
+        max_core: the widest core that fits.
+        rest: the most bits behind mask and core, with the smallest of cores.
+        bits_alone: bits of each value in a block that only says which are special.
+
+    Raises:
+        ValueError: see :class:`Engine`.
+    """
+
+    def __init__(self, fmt: StepFormat, bus_bytes: int):
+        super().__init__(fmt, bus_bytes)
+        self.room = fmt.room
+        self.sections = min(self.room // self.block, MAX_CORE + 1)
+        self.max_core = min(self.sections, MAX_CORE)
+        self.rest = self.room - self.block
+        self.bits_alone = min(self.sections, 2)

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden.floats import FloatType
 
 from .coder import coded_layout
-from .engine import Engine
+from .engine import PlaneEngine
 from .planes import all_ones, any_set
 from .stream import word_layout
 
@@ -20,7 +20,7 @@ class Placer(wiring.Component):
     One step a cycle; the block is offered in the cycle after its last step.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: PlaneEngine):
         self._engine = engine
         super().__init__(
             {
@@ -153,7 +153,7 @@ def _to_front(m: Module, planes: list[Value], shift: Value) -> list[Value]:
     return planes
 
 
-def _early_lanes(m: Module, index: Value, engine: Engine) -> Value:
+def _early_lanes(m: Module, index: Value, engine: PlaneEngine) -> Value:
     """The lanes of a step whose values still have a bit in the partial slot."""
 
     def lanes_of(partial: int) -> Value:

@@ -11,7 +11,7 @@ import pytest
 from gen import toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 from rtl import Engine
 
 
@@ -86,6 +86,28 @@ def test_presets_have_the_formats_that_their_names_say():
     assert {fmt.dtype for fmt in fp32} == {"fp32"}
     assert {fmt.dtype for fmt in switched} == {"fp32", "bf16", "fp16"}
     assert {fmt.rounding for fmt in fp32} == {"nearest", "truncate"}
+
+
+def test_presets_of_the_step_format_have_the_formats_that_their_names_say():
+    ratios = {"gpt2-fp32-8x": 8, "gpt2-fp32-10.7x": 10.7, "gpt2-bf16-4x": 4}
+    for name, ratio in ratios.items():
+        fmt = PRESETS[name].fmt
+        assert isinstance(fmt, StepFormat)
+        assert fmt.dtype in name
+        assert fmt.raw_bytes / fmt.target == pytest.approx(ratio, abs=0.05)
+
+
+def test_an_engine_of_the_step_format_is_a_decompressor(tmp_path):
+    config = Config(StepFormat("bf16", 16, 8), bus_bytes=16)
+    (entry,) = json.loads(verilog.write_presets([config], tmp_path).read_text())["configs"]
+    assert list(entry["engines"]) == ["decompressor"]
+    engine = entry["engines"]["decompressor"]
+    assert (engine["uncompressed_bytes_per_cycle"], engine["latency_cycles"]) == (16, 9)
+    text = (tmp_path / entry["file"]).read_text()
+    assert re.findall(r"module (bitstash_\w+)\(", text) == [engine["module"]]
+    assert engine["module"] == "bitstash_decompressor_step_bf16_n16_t8_nearest_b16"
+    with pytest.raises(ValueError, match="interface must be stream for a step format, not 'axi'"):
+        Config(StepFormat("bf16", 16, 8), interface="axi")
 
 
 def test_several_formats_need_the_interface_that_chooses_between_them():

@@ -8,8 +8,10 @@ import pytest
 from cocotb_tests import configs, mutation, reports, runner
 from cocotb_tests.coverage import Coverage
 from gen.config import Config
-from golden import PlaneFormat
+from gen.verilog import parts
+from golden import PlaneFormat, StepFormat
 from rtl import Engine
+from rtl.engine import StepEngine
 
 SLICE = [
     Config(PlaneFormat("fp32", 64, 80), bus_bytes=64),
@@ -17,12 +19,16 @@ SLICE = [
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
     configs.SWITCHED,
+    Config(StepFormat("fp16", 32, 19), bus_bytes=32),
+    Config(StepFormat("fp32", 16, 5), bus_bytes=64),
+]
+ENGINES = [
+    pytest.param(config, part, id=f"{config.slug}-{part}") for config in SLICE for part in parts(config)
 ]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", ["compressor", "decompressor"])
-@pytest.mark.parametrize("config", SLICE, ids=lambda config: config.slug)
+@pytest.mark.parametrize(("config", "part"), ENGINES)
 def test_engine_matches_the_golden_model(config, part, activations, build):
     row = runner.run(config, part, build / "sim", blocks=600, seed=1, activations=activations)
     assert row.blocks >= 600
@@ -35,6 +41,13 @@ def test_the_benches_meet_every_corner_of_the_format(part, build):
     row = runner.run(SLICE[1], part, build / "sim", blocks=3000, seed=1)
     assert [(group, name) for group, name, hits in row.coverage if not hits] == []
     assert ("specials block", "a quiet NaN") in [(group, name) for group, name, _ in row.coverage]
+
+
+@pytest.mark.timeout(900)
+def test_the_benches_meet_every_corner_of_the_step_format(build):
+    row = runner.run(SLICE[5], "decompressor", build / "sim", blocks=3000, seed=1)
+    assert [(group, name) for group, name, hits in row.coverage if not hits] == []
+    assert ("invalid", "by a single bit") in [(group, name) for group, name, _ in row.coverage]
 
 
 @pytest.mark.timeout(900)
@@ -111,7 +124,7 @@ def test_the_report_of_mutants_counts_faults_only():
 
 @pytest.mark.timeout(900)
 def test_a_waveform_is_left_on_request(build):
-    config = SLICE[-1]
+    config = configs.SWITCHED
     runner.run(
         config,
         "compressor",
@@ -125,13 +138,23 @@ def test_a_waveform_is_left_on_request(build):
 
 
 def test_the_spread_has_every_dtype_block_bus_and_rounding():
-    formats = [config.fmt for config in configs.ALL]
+    formats = [config.fmt for config in configs.ALL if isinstance(config.fmt, PlaneFormat)]
     assert {fmt.dtype for fmt in formats} == {"fp32", "bf16", "fp16"}
     assert {fmt.block for fmt in formats} == {16, 32, 64, 128}
     assert {fmt.rounding for fmt in formats} == {"nearest", "truncate"}
     assert {config.bus_bytes for config in configs.ALL} == {16, 32, 64, 128}
     assert any(fmt.has_specials_blocks for fmt in formats)
     assert any(fmt.target == fmt.raw_bytes for fmt in formats)
+
+
+def test_the_spread_of_the_step_format_has_every_dtype_block_and_bus():
+    engines = [config for config in configs.ALL if isinstance(config.fmt, StepFormat)]
+    assert {config.fmt.dtype for config in engines} == {"fp32", "bf16", "fp16"}
+    assert {config.fmt.block for config in engines} == {16, 32, 64, 128}
+    assert {config.bus_bytes for config in engines} == {16, 32, 64, 128}
+    sections = {StepEngine(config.fmt, config.bus_bytes).sections for config in engines}
+    assert {1, 2} < sections
+    assert max(sections) >= 15
 
 
 def test_wrong_parameters_are_named():

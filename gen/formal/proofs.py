@@ -14,6 +14,7 @@ from rtl.axi import AxiStreamCompressor, AxiStreamDecompressor
 from rtl.chooser import Chooser
 from rtl.coder import Coder
 from rtl.decompressor import _Expander
+from rtl.engine import PlaneEngine
 from rtl.gearbox import Packer, Unpacker
 from rtl.lanes import Narrower, Widener
 from rtl.placer import Placer
@@ -21,7 +22,7 @@ from rtl.runtime import RuntimeCompressor, RuntimeDecompressor
 from rtl.scanner import DelayLine, Scanner
 from rtl.stream import Joiner, Splitter
 
-from ..config import PRESETS, Config
+from ..config import PLANE_PRESETS, Config
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .faults import FAULTS, Stage
@@ -65,10 +66,15 @@ def _reached(proof: Proof, depth: int) -> Proof:
     return replace(proof, engine=INDUCTION, depth=depth, mode="cover", script=())
 
 
+def _plane(config: Config) -> PlaneFormat:
+    assert isinstance(config.fmt, PlaneFormat)
+    return config.fmt
+
+
 def _of_stages() -> Iterator[Proof]:
     """The components inside the engines; the last number of a row is their patience."""
-    engine = Engine(SMALL.fmt, SMALL.bus_bytes)
-    narrow = Engine(NARROW.fmt, NARROW.bus_bytes)
+    engine = PlaneEngine(_plane(SMALL), SMALL.bus_bytes)
+    narrow = PlaneEngine(_plane(NARROW), NARROW.bus_bytes)
     stages: list[tuple[str, str, Maker, int]] = [
         ("Splitter", "4 to 2 bytes", lambda: Splitter(4, 2), 1),
         ("Joiner", "2 to 4 bytes", lambda: Joiner(2, 4), 2),
@@ -120,7 +126,7 @@ def _delays(name: str, make: Maker) -> Proof:
 
 def _of_engines() -> Iterator[Proof]:
     """No control depends on data, so that the datapaths fall away here and the engines may have full size."""
-    presets = [config for config in PRESETS.values() if config.interface == "stream"]
+    presets = [config for config in PLANE_PRESETS.values() if config.interface == "stream"]
     for config in (*presets, SMALL, NARROW):
         yield _counts_compressed(config, whole_blocks=True)
         yield _counts_compressed(config, whole_blocks=False)
@@ -143,7 +149,7 @@ def _counts_compressed(config: Config, whole_blocks: bool, less: int = 0) -> Pro
 
     With ``less`` cycles of latency than are stated the proof must fail.
     """
-    fmt, bus, target = config.fmt, config.bus_bytes, config.fmt.target
+    fmt, bus, target = _plane(config), config.bus_bytes, config.fmt.target
     assert target is not None
     engine = Engine(fmt, bus)
     latency = Compressor.latency(engine) + (0 if whole_blocks else engine.words - 1)
@@ -157,7 +163,7 @@ def _counts_compressed(config: Config, whole_blocks: bool, less: int = 0) -> Pro
 
 
 def _counts_decompressed(config: Config, less: int = 0) -> Proof:
-    fmt, bus, target = config.fmt, config.bus_bytes, config.fmt.target
+    fmt, bus, target = _plane(config), config.bus_bytes, config.fmt.target
     assert target is not None
     latency = Decompressor.latency(Engine(fmt, bus))
     rate = Rate(bus, target, fmt.raw_bytes, bus)
@@ -177,7 +183,7 @@ def _sooner(less: int) -> str:
 
 def _never_hangs(config: Config) -> Proof:
     def harness():
-        return NeverHangs(Decompressor(config.fmt, config.bus_bytes), wait=32, drain=64)
+        return NeverHangs(Decompressor(_plane(config), config.bus_bytes), wait=32, drain=64)
 
     return Proof("never hangs", "Decompressor", config.name, harness, REACHABILITY, 80)
 

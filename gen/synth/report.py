@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import Config
-from ..verilog import PARTS, bytes_per_cycle
+from ..verilog import bytes_per_cycle, parts
 from . import jobs
 from .gates import Gates
 
@@ -29,7 +29,7 @@ def synthesise(
     """Measure engines, print the tables, and write report.json and details.json.
 
     Args:
-        configs: what to measure; of each, both parts.
+        configs: what to measure; of each, all parts.
         processes: how many engines are measured at a time.
         placed: those of ``configs`` that are also placed on the ECP5, which takes minutes.
         liberty: a cell library to map to as well.
@@ -45,7 +45,7 @@ def synthesise(
     """
     if liberty and not liberty.is_file():
         raise ValueError(f"LIBERTY must be a cell library's file, not {str(liberty)!r}")
-    engines = [(config, part) for config in configs for part in PARTS]
+    engines = [(config, part) for config in configs for part in parts(config)]
     todo: dict[tuple[str, Config, str], Callable[[], Any]] = {}  # the slowest first
     for config, part in engines:
         if config in placed:
@@ -117,7 +117,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     formats = {"kge": ".1f", "kge_per_byte_per_cycle": ".2f", "area": ".0f", "delay_ps": ".0f"}
     for row in rows:
         texts = ["" if v is None else format(v, formats.get(name, "")) for name, v in row.items()]
-        table.add_row(*texts, end_section=row["part"] == list(PARTS)[-1])
+        table.add_row(*texts, end_section=row["part"] == "decompressor")
     return table
 
 

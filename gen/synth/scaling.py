@@ -11,9 +11,10 @@ from golden import PlaneFormat
 from rtl.engine import BUS_BYTES
 
 from ..config import Config
-from ..verilog import PARTS
+from ..verilog import ENGINES
 from . import jobs
 
+PARTS = ENGINES[PlaneFormat]
 RATIO = 3.2
 BLOCKS = (16, 32, 64, 128)
 BLOCK, WIDTH = 64, 64  # what stays when the other is varied
