@@ -28,7 +28,7 @@ from zlib import crc32
 
 import torch
 
-from .backends.memory import empty, octets
+from .backends.memory import octets
 from .checksum import CorruptionError
 
 # With amount "all" the forward pass waits while more bytes than these have not been written.
@@ -323,10 +323,7 @@ class Handle:
     def fetch(self) -> None:
         """Begin to read the tensor, if it is away."""
         if self._place is not None and self._coming is None:
-            if self.goes_to_host:
-                memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True)
-            else:
-                memory = empty(self.nbytes, dtype=torch.uint8)
+            memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=self.goes_to_host)
             offload = self._offload
             future = offload._loading.submit(offload._load, memory, self._place, self._checksum, self._name)
             self._coming = memory, future

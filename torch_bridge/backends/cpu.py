@@ -10,7 +10,7 @@ from golden import PlaneFormat, StepFormat
 from ..dtypes import TORCH_DTYPES
 from . import cpu_plane, cpu_step
 from .base import Backend
-from .memory import empty, octets
+from .memory import octets
 from .threads import for_each
 
 # Values a thread works on at a time: enough to make a call cheap, few enough to share out evenly.
@@ -35,7 +35,7 @@ class CpuBackend(Backend):
         block, bits = self.fmt.block, self.fmt.float_type.bits
         here = values.cpu()
         words = octets(here).view(bits)
-        stored = empty(self.fmt.blocks(len(words)), self._target, dtype=torch.uint8)
+        stored = torch.empty((self.fmt.blocks(len(words)), self._target), dtype=torch.uint8)
         rows, whole, step = stored.numpy(), len(words) // block, _CHUNK // block
         source = words[: whole * block].reshape(whole, block)
 
@@ -57,7 +57,7 @@ class CpuBackend(Backend):
                 f"stored must be uint8 of shape {(blocks, self._target)}, "
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
-        values = empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
+        values = torch.empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
         words = (
             values.view(torch.uint8).numpy().view(self.fmt.float_type.bits).reshape(blocks, self.fmt.block)
         )
