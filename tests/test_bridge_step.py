@@ -1,7 +1,8 @@
-"""The step format on the bridge: the CPU's bytes are golden's, and gradients are those of what was stored."""
+"""The step format on the bridge: backends make golden's bytes, and gradients are those of what was stored."""
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch_bridge import backends, compress_activations, train
 from torch_bridge.backends import threads
 from torch_bridge.dtypes import TORCH_DTYPES
 
-from .blocks import DTYPES, UINTS
+from .blocks import ARRAYS, DTYPES, UINTS
 from .test_golden_step import as_values, blocks_of, formats
+
+FAST = ("cpu", "torch")  # Triton's kernels have tests of their own
 
 
 def as_tensor(dtype, values):
@@ -23,48 +26,99 @@ def as_words(dtype, tensor):
     return tensor.view(torch.uint8).numpy().view(UINTS[dtype])
 
 
+def extremes(dtype, block, seed):
+    """Bit patterns of blocks in which a rule is all there is: uint[blocks, N]."""
+    rng = np.random.default_rng(seed)
+    info = np.finfo(np.float32) if dtype == "fp32" else ml_dtypes.finfo(ARRAYS[dtype])
+    sign, infinity = 1 << 8 * UINTS[dtype]().itemsize - 1, int(as_pattern(dtype, np.inf))
+    rows = np.zeros((12, block), np.int64)
+    rows[:3] = rng.integers(0, 2 * sign, (3, block))
+    rows[3:5] = rng.integers(0, 1 << info.nmant, (2, block))  # subnormals
+    rows[4] >>= rng.integers(info.nmant)
+    rows[5, rng.integers(block)] = infinity - 1 | sign  # the largest, alone
+    rows[6] = as_pattern(dtype, rng.standard_normal(block))
+    rows[6, rng.integers(block)] = as_pattern(dtype, 1000)
+    rows[7] = infinity + 1  # NaNs
+    rows[8] = infinity | rng.integers(0, 2, block) * sign
+    rows[9] = np.where(rng.random(block) < 0.5, infinity + 1, rows[8])
+    rows[10] = np.where(rng.random(block) < 0.1, rows[9], rows[6])
+    return rows.astype(UINTS[dtype])  # the last has only zeros
+
+
+def as_pattern(dtype, numbers):
+    return np.asarray(numbers).astype(ARRAYS[dtype]).view(UINTS[dtype])
+
+
+@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_the_cpu_makes_goldens_bytes(dtype, rounding):
+def test_fast_backends_make_goldens_bytes_and_values(dtype, rounding, name):
     for _, block, target in (one for one in formats() if one[0] == dtype):
         fmt = StepFormat(dtype, block, target, rounding)
-        values = as_values(dtype, blocks_of(dtype, block, 30, seed=target)).reshape(-1)[:-3]
-        backend = backends.get("cpu", fmt)
-        expected = fmt.compress(values, seed=5)
-        found = backend.compress(as_tensor(dtype, values), seed=5)
-        assert (found.numpy() == expected).all(), fmt
+        words = np.concatenate([extremes(dtype, block, target), blocks_of(dtype, block, 30, seed=target)])
+        values = as_values(dtype, words).reshape(-1)[:-3]
+        backend = backends.get(name, fmt)
+        expected = fmt.compress(values, seed=1 << 31)
+        found = backend.compress(as_tensor(dtype, values), seed=1 << 31)
+        wrong = (found.numpy() != expected).any(axis=1).nonzero()[0]
+        assert not len(wrong), (fmt, "blocks", wrong[:3])
         decoded = as_words(dtype, backend.decompress(found, len(values)))
         assert (decoded == fmt.decompress(expected, len(values)).view(UINTS[dtype])).all(), fmt
 
 
-def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does():
-    fmt = StepFormat("bf16", 16, 20)
-    backend = backends.get("cpu", fmt)
-    rows = np.random.default_rng(0).integers(0, 256, (400, 20), dtype=np.uint8)
-    rows[:200, 2] &= 0x9E
+def any_rows(fmt, count, seed):
+    """Random bytes, uint8[count, target], many of which a decoder takes."""
+    rows = np.random.default_rng(seed).integers(0, 256, (count, fmt.target), dtype=np.uint8)
+    rows[::3, 2] &= 0x9E  # a narrow core, and narrow escapes
+    rows[1::3, 1] &= 0x7F  # no core
+    rows[1::3, 2] = 0xF0
+    rows[1::6, :2] = 0
+    return rows
+
+
+def decoded_by_golden(fmt, row):
+    """The bit patterns of a block, or why it has none."""
+    try:
+        return fmt.decompress(row[None], fmt.block).view(UINTS[fmt.dtype]), None
+    except ValueError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        StepFormat("bf16", 16, 20),
+        StepFormat("fp16", 16, 6),
+        StepFormat("fp32", 32, 60),
+        StepFormat("fp16", 128, 81),
+    ],
+)
+def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does(fmt, name):
+    backend = backends.get(name, fmt)
     refused = 0
-    for row in rows:
-        try:
-            expected = fmt.decompress(row[None], 16).view(np.uint16)
-        except ValueError as error:
-            refused += 1
-            with pytest.raises(ValueError, match=re.escape(str(error))):
-                backend.decompress(torch.from_numpy(row[None].copy()), 16)
+    for row in any_rows(fmt, 240, seed=fmt.target):
+        expected, complaint = decoded_by_golden(fmt, row)
+        if complaint is None:
+            found = backend.decompress(torch.from_numpy(row[None].copy()), fmt.block)
+            assert (as_words(fmt.dtype, found) == expected).all()
         else:
-            found = backend.decompress(torch.from_numpy(row[None].copy()), 16)
-            assert (as_words("bf16", found) == expected).all()
-    assert 100 < refused < 350
+            refused += 1
+            with pytest.raises(ValueError, match=re.escape(complaint)):
+                backend.decompress(torch.from_numpy(row[None].copy()), fmt.block)
+    assert 20 < refused < 220
 
 
+@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("count", [1, 3])
-def test_blocks_are_numbered_through_whatever_thread_has_them(count, monkeypatch):
+def test_blocks_are_numbered_through_whatever_thread_has_them(count, name, monkeypatch):
     monkeypatch.setattr(threads, "_LEAST_SHARE", 1)
     fmt = StepFormat("fp32", 16, 8, "stochastic")
     values = np.random.default_rng(0).standard_normal(200_003).astype(np.float32)
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        found = backends.get("cpu", fmt).compress(torch.from_numpy(values), seed=3)
+        found = backends.get(name, fmt).compress(torch.from_numpy(values), seed=3)
     finally:
         torch.set_num_threads(before)
     assert (found.numpy() == fmt.compress(values, seed=3)).all()
@@ -107,17 +161,36 @@ def test_each_tensor_and_each_step_rounds_with_bits_of_its_own():
     assert all(torch.allclose(grad, 2 * values, atol=10) for grad in found)
 
 
-def test_nothing_becomes_nothing():
-    backend = backends.get("cpu", StepFormat())
-    assert backend.compress(torch.empty(0)).shape == (0, 64)
-    assert backend.decompress(torch.empty((0, 64), dtype=torch.uint8), 0).shape == (0,)
+@pytest.mark.parametrize("name", ["golden", *FAST])
+def test_tails_and_empty_tensors_keep_their_length(name):
+    backend = backends.get(name, StepFormat("fp32", 16, 64))
+    for count in (0, 1, 15, 16, 17):
+        stored = backend.compress(torch.arange(count, dtype=torch.float32))
+        assert stored.shape == (-(-count // 16), 64)
+        assert torch.equal(backend.decompress(stored, count), torch.arange(count, dtype=torch.float32))
 
 
-def test_backends_without_the_step_format():
-    for name in ("torch", "triton", "verilated"):
-        message = f"backend must be one of auto, golden, cpu for the step format, not '{name}'"
-        with pytest.raises(ValueError, match=message):
-            backends.get(name, StepFormat())
+@pytest.mark.parametrize("name", ["golden", *FAST])
+def test_an_invalid_block_is_named(name):
+    backend = backends.get(name, StepFormat("fp32", 64, 32))
+    stored = backend.compress(torch.randn(200_000))
+    stored[2500, :3] = 0
+    message = "block 2500: no encoder produces the header 00 00 00 before what follows"
+    with pytest.raises(ValueError, match=message):
+        backend.decompress(stored, 200_000)
+
+
+@pytest.mark.parametrize("name", ["golden", *FAST])
+def test_stored_of_the_wrong_size_is_an_error(name):
+    backend = backends.get(name, StepFormat("fp32", 64, 80))
+    with pytest.raises(ValueError, match=r"\(3, 80\)"):
+        backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
+
+
+def test_the_hardware_has_no_step_format():
+    message = "backend must be one of auto, golden, cpu, torch, triton for the step format, not 'verilated'"
+    with pytest.raises(ValueError, match=message):
+        backends.get("verilated", StepFormat())
 
 
 def test_a_short_training_run():

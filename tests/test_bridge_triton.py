@@ -9,24 +9,30 @@ import numpy as np
 import pytest
 import torch
 
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 from torch_bridge import backends
 from torch_bridge.dtypes import TORCH_DTYPES
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+from .test_bridge_step import any_rows, decoded_by_golden, extremes
+from .test_golden_step import blocks_of
+
+# The interpreter warns of what is meant to: a value too large for a float becomes infinite, and then finite.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
-def kernels():
-    """The backend's module; where there is no GPU a copy of our own, which is interpreted.
+def kernels(name):
+    """A module of kernels; where there is no GPU a copy of our own, which is interpreted.
 
     Triton decides while the module is loaded, and other tests may want it compiled.
     """
+    loaded = importlib.import_module(f"torch_bridge.backends.{name}")
     if DEVICE == "cuda":
-        return importlib.import_module("torch_bridge.backends.triton_kernels")
-    spec = importlib.util.find_spec("torch_bridge.backends.triton_kernels")
+        return loaded
+    spec = importlib.util.find_spec(f"torch_bridge.backends.{name}")
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
@@ -35,7 +41,9 @@ def kernels():
 
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
-TritonBackend = kernels().TritonBackend
+TritonBackend = kernels("triton_kernels").TritonBackend
+step_kernels = kernels("triton_step")
+TritonStepBackend = step_kernels.TritonStepBackend
 
 
 def spread_of_targets(dtype, block):
@@ -78,6 +86,10 @@ def refuse(backend, stored, count):
     return str(error.value)
 
 
+def backend_of(fmt):
+    return TritonBackend(fmt) if isinstance(fmt, PlaneFormat) else TritonStepBackend(fmt)
+
+
 def message(block, header):
     return f"block {block}: no encoder produces the header {bytes(header.tolist()).hex(' ')}"
 
@@ -96,10 +108,40 @@ def test_the_bytes_and_values_are_goldens(dtype, block, rounding):
         assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
 
 
-@pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 32, 60), PlaneFormat("fp16", 128, 96)])
+@pytest.fixture
+def one_program(monkeypatch):
+    """The interpreter takes nearly the same time for a program whatever its size; a compiler does not."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(step_kernels, "_VALUES", 4096)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bytes_and_values_of_steps_are_goldens(dtype, block, one_program):
+    raw = target_range(dtype, block)[1]
+    targets = (3 + block // 8, 4 + block // 4, block // 2, raw)
+    for target, rounding in zip(targets, 2 * ("nearest", "stochastic"), strict=True):
+        fmt = StepFormat(dtype, block, target, rounding)
+        words = np.concatenate([extremes(dtype, block, target), blocks_of(dtype, block, 9, seed=target)])
+        values = as_tensor(fmt, words)[: -block // 3]
+        golden, ours = backends.get("golden", fmt), TritonStepBackend(fmt)
+        stored = golden.compress(values, seed=1 << 31)
+        found = ours.compress(values.to(DEVICE), seed=1 << 31).cpu()
+        assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
+        assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        PlaneFormat("fp32", 32, 60),
+        PlaneFormat("fp16", 128, 96),
+        StepFormat("bf16", 64, 30, "stochastic"),
+    ],
+)
 def test_programs_side_by_side_make_what_one_makes(fmt):
-    values = as_tensor(fmt, hostile(fmt, 300, seed=0))[:-1]
-    golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
+    values = as_tensor(fmt, hostile(fmt, 300 if isinstance(fmt, PlaneFormat) else 11, seed=0))[:-1]
+    golden, ours = backends.get("golden", fmt), backend_of(fmt)
     stored = golden.compress(values)
     assert torch.equal(compress(ours, values), stored)
     assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
@@ -131,9 +173,9 @@ def test_tails_and_empty_tensors_keep_their_length(count, block):
     assert torch.equal(decompress(backend, stored, count), values)
 
 
-def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(monkeypatch):
-    fmt = PlaneFormat("bf16", 64, 41)
-    ours = TritonBackend(fmt)
+@pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 64, 41), StepFormat("bf16", 64, 41)])
+def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(fmt, monkeypatch):
+    ours = backend_of(fmt)
     values = as_tensor(fmt, hostile(fmt, 5, seed=2))[:-30].to(DEVICE)
     stored = ours.compress(values)
     decoded = ours.decompress(stored, len(values))
@@ -186,6 +228,23 @@ def test_the_headers_that_golden_rejects_are_rejected(fmt):
         assert refuse(backend, row[None], fmt.block) == message(0, row[: fmt.header_bytes])
 
 
+@pytest.mark.parametrize("fmt", [StepFormat("fp16", 16, 6), StepFormat("fp32", 32, 61)])
+def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does(fmt, one_program):
+    rows = any_rows(fmt, 60, seed=1)
+    expected, complaints = zip(*(decoded_by_golden(fmt, row) for row in rows), strict=True)
+    accepted = torch.from_numpy(rows[[complaint is None for complaint in complaints]])
+    assert 5 < len(accepted) < 55
+    ours = TritonStepBackend(fmt)
+    found = decompress(ours, accepted, len(accepted) * fmt.block)
+    assert_same_bits(fmt, found, as_tensor(fmt, np.concatenate([e for e in expected if e is not None])))
+    refused = [(row, complaint) for row, complaint in zip(rows, complaints, strict=True) if complaint]
+    for row, complaint in refused[:12]:
+        assert refuse(ours, torch.from_numpy(row[None]), fmt.block) == complaint
+    assert refuse(ours, torch.from_numpy(rows), len(rows) * fmt.block) == next(
+        fmt.complaint(block, rows[block]) for block, complaint in enumerate(complaints) if complaint
+    )
+
+
 def test_the_first_invalid_block_is_named():
     fmt = PlaneFormat("fp32", 64, 80)
     backend = TritonBackend(fmt)
@@ -225,6 +284,7 @@ def test_stored_of_the_wrong_size_or_type_is_an_error():
 def test_it_is_a_backend_of_the_bridge():
     assert "triton" in backends.NAMES
     assert type(backends.get("triton", PlaneFormat())).__name__ == "TritonBackend"
+    assert type(backends.get("triton", StepFormat())).__name__ == "TritonStepBackend"
 
 
 def test_a_missing_triton_is_named(monkeypatch):
@@ -246,51 +306,55 @@ def run_native(program, **environment):
 def test_cpu_tensors_need_the_interpreter():
     program = """
 import torch
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 from torch_bridge import backends
-backend = backends.get("triton", PlaneFormat())
-for call in (
-    lambda: backend.compress(torch.ones(5)),
-    lambda: backend.decompress(torch.zeros((1, 80), dtype=torch.uint8), 5),
-):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
+for fmt in (PlaneFormat(), StepFormat()):
+    backend = backends.get("triton", fmt)
+    for call in (
+        lambda: backend.compress(torch.ones(5)),
+        lambda: backend.decompress(torch.zeros((1, fmt.target), dtype=torch.uint8), 5),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            print(error)
 """
-    assert run_native(program) == 2 * "the triton backend needs CUDA tensors, not 'cpu'\n"
+    assert run_native(program) == 4 * "the triton backend needs CUDA tensors, not 'cpu'\n"
 
 
-def test_both_kernels_compile_for_a_gpu(tmp_path):
+def test_the_kernels_compile_for_a_gpu(tmp_path):
     """The interpreter takes code that the compiler does not; an H100 or H200 is of compute capability 9.0."""
     program = """
-import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from golden import PlaneFormat
-from torch_bridge.backends import triton_kernels as kernels
+from triton.compiler import ASTSource, compile
+from golden import PlaneFormat, StepFormat
+from torch_bridge import backends
 
-for fmt in (
-    PlaneFormat("fp32", 64, 80),
-    PlaneFormat("fp32", 16, 64, "truncate"),
-    PlaneFormat("bf16", 128, 36),
-    PlaneFormat("fp16", 16, 7),
+# Lines: several times that if threads of a tile repeat each other's work.
+for fmt, most in (
+    (PlaneFormat("fp32", 64, 80), 6000),
+    (PlaneFormat("fp32", 16, 64, "truncate"), 6000),
+    (PlaneFormat("bf16", 128, 36), 6000),
+    (PlaneFormat("fp16", 16, 7), 6000),
+    (StepFormat("fp32", 128, 64), 14000),
+    (StepFormat("bf16", 16, 7, "stochastic"), 24000),
 ):
-    constants = kernels._constants(fmt)
-    words = "*u32" if fmt.planes == 32 else "*u16"
+    kernels = backends.get("triton", fmt).kernels
+    constants = kernels.constants(fmt)
+    words = "*u32" if fmt.dtype == "fp32" else "*u16"
     for kernel, arguments in (
-        (kernels._compress, {"values": words, "stored": "*u8", "count": "i32"}),
+        (kernels.compress, {"values": words, "stored": "*u8", "count": "i32", "seed": "i32"}),
         (
-            kernels._decompress,
+            kernels.decompress,
             {"stored": "*u8", "values": words, "count": "i64", "record": "*i64", "call": "i32"},
         ),
     ):
         source = ASTSource(kernel, arguments | dict.fromkeys(constants, "constexpr"), constexprs=constants)
-        options = {"num_warps": kernels._WARPS}
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        options = {"num_warps": kernels.warps}
+        compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert compiled.asm["cubin"], (fmt, kernel)
-        # 2 to 5 thousand lines; several times that if threads of a tile repeat each other's work.
-        assert compiled.asm["ptx"].count("\\n") < 6000, (fmt, kernel)
+        lines = compiled.asm["ptx"].count("\\n")
+        assert lines < most, (fmt, kernel, lines)
         print(kernel.__name__)
 """
-    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 4 * "_compress\n_decompress\n"
+    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 6 * "_compress\n_decompress\n"

@@ -270,10 +270,9 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
         axis.set_xlabel("activation peak of a step, MB")
         axis.grid(alpha=0.3, which="both")
     axes[0][0].set_ylabel("sequences a second")
-    axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     for number, batch in enumerate(batches):
-        axes[0][0].plot([], [], MARKERS[number], color="gray", label=f"batch {batch}")
-    axes[0][0].legend(fontsize=8, loc="lower right")
+        axes[0][-1].plot([], [], MARKERS[number], color="gray", label=f"batch {batch}")
+    axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     how = "of CUDA's allocator" if task.device.type == "cuda" else "of live autograd storage on a CPU"
     figure.suptitle(f"recompute, offload, keep, compress: {task.config} models; peaks are {how}", fontsize=11)
     figure.tight_layout()

@@ -47,7 +47,7 @@ class AutoBackend(Backend):
             self._cuda.check()
 
     def _for(self, device: torch.device) -> Backend:
-        if device.type == "cpu" or isinstance(self._fmt, StepFormat):
+        if device.type == "cpu":
             return self._cpu
         return self._cuda if device.type == "cuda" else self._other
 
@@ -57,26 +57,25 @@ class AutoBackend(Backend):
 
     @cached_property
     def _cuda(self) -> Backend:
-        assert isinstance(self._fmt, PlaneFormat)
         return _triton(self._fmt) if find_spec("triton") else self._other
 
     @cached_property
     def _other(self) -> Backend:
-        assert isinstance(self._fmt, PlaneFormat)
         return TorchBackend(self._fmt)
 
 
-def _triton(fmt: PlaneFormat) -> Backend:
+def _triton(fmt: PlaneFormat | StepFormat) -> Backend:
     """The backend that needs Triton, which is not there on every system."""
     try:
         from .triton_kernels import TritonBackend
+        from .triton_step import TritonStepBackend
     except ModuleNotFoundError as error:
         raise ImportError("the triton backend needs Triton, for Linux only: pip install triton") from error
-    return TritonBackend(fmt)
+    return TritonBackend(fmt) if isinstance(fmt, PlaneFormat) else TritonStepBackend(fmt)
 
 
 # Those that have the step format, too.
-_HAVE_STEPS = ("auto", "golden", "cpu")
+_HAVE_STEPS = ("auto", "golden", "cpu", "torch", "triton")
 
 _BACKENDS: dict[str, Callable[[Any], Backend]] = {
     "auto": AutoBackend,

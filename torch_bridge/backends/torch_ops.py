@@ -1,9 +1,9 @@
-"""The plane format in vectorised torch operations, on any device; the bytes are golden's.
+"""The backend in vectorised torch operations, on any device, and the plane format in them.
 
-What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast.
-A chunk of blocks is worked on as int32 words, value by value in rows and block by block in columns:
-int32[N, blocks]. So what holds for a block (its base, what it drops) is one contiguous row that every
-row of values is combined with, and a plane is a row as well. Where a choice is made for every value,
+The bytes are golden's. What they mean is said in ``golden/plane.py`` and docs/format.md; this file says how
+it is done fast. A chunk of blocks is worked on as int32 words, value by value in rows and block by block in
+columns: int32[N, blocks]. So what holds for a block (its base, what it drops) is one contiguous row that
+every row of values is combined with, and a plane is a row as well. Where a choice is made for every value,
 masks of all ones stand in for comparisons and ``torch.where``, which cost several times more on a CPU.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable
 
 import torch
 
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 
 from ..dtypes import TORCH_DTYPES
 from .base import Backend
 from .threads import for_each
+from .torch_step import StepCodec
 
 # Values worked on at a time: on the CPU the temporaries stay in the cache, on a GPU they stay small
 # beside the activations while a chunk still fills the device.
@@ -32,44 +33,42 @@ _SWAPS = ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (
 class TorchBackend(Backend):
     """Compresses and decompresses on the device where the values are.
 
-    On CUDA nothing is copied to the host while compressing; decompressing waits for the device, to
-    raise on invalid headers.
+    On CUDA nothing is copied to the host while compressing planes; steps wait for the device to say which
+    blocks do not fit yet. Decompressing waits, to raise on invalid blocks.
     """
 
-    def __init__(self, fmt: PlaneFormat) -> None:
-        self.fmt = fmt
-        self._codecs: dict[torch.device, _Codec] = {}
+    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
+        assert fmt.target is not None
+        self.fmt, self._target = fmt, fmt.target
+        self._codecs: dict[torch.device, _Codec | StepCodec] = {}
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
-        codec = self._codec(values.device)
-        stored = values.new_empty((self.fmt.blocks(values.numel()), codec.target), dtype=torch.uint8)
-        step = codec.chunk_blocks
+        codec, step = self._codec(values.device), self._chunk_blocks(values.device)
+        stored = values.new_empty((self.fmt.blocks(values.numel()), self._target), dtype=torch.uint8)
 
         def work(start: int) -> None:
             chunk = values[start * self.fmt.block : (start + step) * self.fmt.block]
-            codec.compress(chunk, stored[start : start + step])
+            codec.compress(chunk, stored[start : start + step], start, seed)
 
         self._for_each(work, range(0, len(stored), step), values.device)
         return stored
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        codec = self._codec(stored.device)
+        codec, step = self._codec(stored.device), self._chunk_blocks(stored.device)
         blocks = self.fmt.blocks(count)
-        if stored.dtype != torch.uint8 or stored.shape != (blocks, codec.target):
+        if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
             raise ValueError(
-                f"stored must be uint8 of shape {(blocks, codec.target)}, "
+                f"stored must be uint8 of shape {(blocks, self._target)}, "
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
         values = stored.new_empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
         rows = values.view(codec.word_dtype).view(blocks, self.fmt.block)
-        step = codec.chunk_blocks
 
         def work(start: int) -> None:
             invalid = codec.decompress(stored[start : start + step], rows[start : start + step])
             if invalid.any():
                 block = start + int(invalid.nonzero()[0])
-                header = bytes(stored[block, : self.fmt.header_bytes].tolist()).hex(" ")
-                raise ValueError(f"block {block}: no encoder produces the header {header}")
+                raise ValueError(self.fmt.complaint(block, stored[block].cpu().numpy()))
 
         self._for_each(work, range(0, blocks, step), stored.device)
         return values[:count]
@@ -81,9 +80,14 @@ class TorchBackend(Backend):
             for start in starts:
                 work(start)
 
-    def _codec(self, device: torch.device) -> _Codec:
+    def _chunk_blocks(self, device: torch.device) -> int:
+        return (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // self.fmt.block
+
+    def _codec(self, device: torch.device) -> _Codec | StepCodec:
         if device not in self._codecs:
-            self._codecs[device] = _Codec(self.fmt, device)
+            fmt = self.fmt
+            codec = _Codec(fmt, device) if isinstance(fmt, PlaneFormat) else StepCodec(fmt, device)
+            self._codecs[device] = codec
         return self._codecs[device]
 
 
@@ -94,7 +98,6 @@ class _Codec:
         assert fmt.target is not None
         ft = fmt.float_type
         self.fmt, self.ft, self.device, self.target = fmt, ft, device, fmt.target
-        self.chunk_blocks = (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // fmt.block
         self.word_dtype = torch.int32 if ft.width == 32 else torch.int16
         self.touched = fmt.slots + (fmt.partial > 0)
         self.infinity = ft.exponent_max << ft.mantissa_bits
@@ -122,8 +125,8 @@ class _Codec:
 
     # Compressing.
 
-    def compress(self, values: torch.Tensor, stored: torch.Tensor) -> None:
-        """Compress one chunk of flat values into uint8[blocks, target]."""
+    def compress(self, values: torch.Tensor, stored: torch.Tensor, first: int, seed: int) -> None:
+        """Compress one chunk of flat values into uint8[blocks, target], whatever number is first."""
         header = self.fmt.header_bytes
         words, base, flags = self._encode(self._words(values, len(stored)))
         flagged = (flags & self.weights) != 0

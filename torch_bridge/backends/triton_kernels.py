@@ -1,11 +1,11 @@
-"""The plane format as two Triton kernels, one for each direction; the bytes are golden's.
+"""The backend in Triton kernels, and the plane format as two of them, one for each direction.
 
-What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast.
-A block is cut into groups of 32 values (16 if it has no more), and a tile holds a group in each column:
-uint32[values, groups]. A program has as many groups as threads, so that a thread has a whole column in its
-registers: it combines values and transposes their bits without the others, and what holds for a block is
-worked out once for 32 values. Then the planes move to their slots and, from thread to thread, to where
-neighbours hold neighbouring bytes; each value is read once and each byte written once.
+The bytes are golden's. What they mean is said in ``golden/plane.py`` and docs/format.md; this file says how
+it is done fast. A block is cut into groups of 32 values (16 if it has no more), and a tile holds a group in
+each column: uint32[values, groups]. A program has as many groups as threads, so that a thread has a whole
+column in its registers: it combines values and transposes their bits without the others, and what holds for
+a block is worked out once for 32 values. Then the planes move to their slots and, from thread to thread, to
+where neighbours hold neighbouring bytes; each value is read once and each byte written once.
 """
 
 # In a kernel, names in capitals are constants at compile time. Only Triton's built-in functions are called,
@@ -15,13 +15,16 @@ neighbours hold neighbouring bytes; each value is read once and each byte writte
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 
 from ..dtypes import TORCH_DTYPES
 from .base import Backend
@@ -32,36 +35,56 @@ _GROUPS = 32 * _WARPS  # of a program: one for each thread
 _NONE = torch.iinfo(torch.int64).max  # what the record of an invalid header holds while there is none
 
 
+class Kernels(NamedTuple):
+    """The kernels of a format.
+
+    Attributes:
+        compress: takes values, stored, their count, seed and the constants.
+        decompress: takes stored, values, their count, record, call and the constants.
+        constants: what both are compiled for; ``BLOCKS`` is how many blocks a program has.
+        warps: of a program.
+    """
+
+    compress: Any
+    decompress: Any
+    constants: Callable[[Any], dict[str, int]]
+    warps: int
+
+
 class TritonBackend(Backend):
     """Runs on CUDA tensors, or interpreted on CPU tensors if TRITON_INTERPRET=1 is set before the import.
 
-    On CUDA nothing waits for the device. An invalid header is only recorded there: what its block decodes
-    to is undefined, and :meth:`check` raises. On the CPU, :meth:`decompress` checks at once.
+    On CUDA nothing waits for the device. An invalid block is only recorded there: what it decodes to is
+    undefined, and :meth:`check` raises. On the CPU, :meth:`decompress` checks at once.
 
     Raises:
         ValueError: a tensor is on a device that the kernels do not run on.
     """
 
-    def __init__(self, fmt: PlaneFormat) -> None:
+    kernels: ClassVar[Kernels]
+
+    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
         assert fmt.target is not None
         self.fmt, self._target = fmt, fmt.target
-        self._constants = _constants(fmt)
-        self._word_dtype = torch.uint32 if fmt.planes == 32 else torch.uint16
+        self._constants = self.kernels.constants(fmt)
+        self._word_dtype = torch.uint32 if fmt.float_type.width == 32 else torch.uint16
         self._calls = itertools.count()
         self._records: dict[torch.device, torch.Tensor] = {}
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
-        _require_device(values.device)
+        self._require_device(values.device)
         count = values.numel()
         stored = values.new_empty((self.fmt.blocks(count), self._target), dtype=torch.uint8)
         if count:
-            words = values.view(self._word_dtype)
+            words, signed = values.view(self._word_dtype), (seed ^ 1 << 31) - (1 << 31)  # an int32 to Triton
             with _current(values.device):
-                _compress[self._grid(count)](words, stored, count, **self._constants, num_warps=_WARPS)
+                self.kernels.compress[self._grid(count)](
+                    words, stored, count, signed, **self._constants, num_warps=self.kernels.warps
+                )
         return stored
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        _require_device(stored.device)
+        self._require_device(stored.device)
         blocks = self.fmt.blocks(count)
         if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
             raise ValueError(
@@ -73,26 +96,26 @@ class TritonBackend(Backend):
             rows, words = stored.contiguous(), values.view(self._word_dtype)
             record, call = self._record(stored.device), next(self._calls)
             with _current(stored.device):
-                _decompress[self._grid(count)](
-                    rows, words, count, record, call, **self._constants, num_warps=_WARPS
+                self.kernels.decompress[self._grid(count)](
+                    rows, words, count, record, call, **self._constants, num_warps=self.kernels.warps
                 )
         if stored.device.type == "cpu":
             self.check()
         return values
 
     def check(self) -> None:
-        """Wait for the devices, and report an invalid header that was met since the last report.
+        """Wait for the devices, and report an invalid block that was met since the last report.
 
         Raises:
-            ValueError: no encoder produces the header of a block that was decompressed; the message
-                names the first such block of the first tensor that has one.
+            ValueError: no encoder produces a block that was decompressed; the message names the first such
+                block of the first tensor that has one.
         """
         for record in self._records.values():
             entries = record.tolist()
             if entries[0] != _NONE:
                 record.fill_(_NONE)
-                block, header = entries[0] >> 8 & 0xFFFFFFFF, bytes(entry & 0xFF for entry in entries)
-                raise ValueError(f"block {block}: no encoder produces the header {header.hex(' ')}")
+                header = np.array([entry & 0xFF for entry in entries], np.uint8)
+                raise ValueError(self.fmt.complaint(entries[0] >> 8 & 0xFFFFFFFF, header))
 
     def _record(self, device: torch.device) -> torch.Tensor:
         """The first invalid header on a device, int64[header bytes]: call, block and byte in each entry."""
@@ -101,13 +124,12 @@ class TritonBackend(Backend):
         return self._records[device]
 
     def _grid(self, count: int) -> tuple[int]:
-        return (triton.cdiv(count, _GROUPS * self._constants["VALUES"]),)
+        return (triton.cdiv(count, self._constants["BLOCKS"] * self.fmt.block),)
 
-
-def _require_device(device: torch.device) -> None:
-    interpreted = not isinstance(_compress, triton.JITFunction)
-    if device.type != "cuda" and not (interpreted and device.type == "cpu"):
-        raise ValueError(f"the triton backend needs CUDA tensors, not {device.type!r}")
+    def _require_device(self, device: torch.device) -> None:
+        interpreted = not isinstance(self.kernels.compress, triton.JITFunction)
+        if device.type != "cuda" and not (interpreted and device.type == "cpu"):
+            raise ValueError(f"the triton backend needs CUDA tensors, not {device.type!r}")
 
 
 def _current(device: torch.device) -> AbstractContextManager:
@@ -131,7 +153,7 @@ def _constants(fmt: PlaneFormat) -> dict[str, int]:
         "ROWS": triton.next_power_of_2(touched),
         "VALUES": values,  # of a group
         "PER_BLOCK": fmt.block // values,  # groups
-        "GROUPS": _GROUPS,  # of a program
+        "BLOCKS": _GROUPS * values // fmt.block,  # of a program
     }
 
 
@@ -288,11 +310,12 @@ def _from_planes(planes, VALUES: tl.constexpr):
 # The kernels.
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "seed"])
 def _compress(
     values,
     stored,
     count,
+    seed,
     TARGET: tl.constexpr,
     WIDTH: tl.constexpr,
     MANTISSA: tl.constexpr,
@@ -303,7 +326,7 @@ def _compress(
     ROWS: tl.constexpr,
     VALUES: tl.constexpr,
     PER_BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
     """uint[count] -> uint8[blocks, target]."""
     HEADER: tl.constexpr = 1 + WIDTH // 8
@@ -312,7 +335,7 @@ def _compress(
     INFINITY: tl.constexpr = SIGN - 1 - MANTISSA_MASK
     EXPONENT: tl.constexpr = WIDTH - 1 - MANTISSA
     QUIET: tl.constexpr = 1 << (MANTISSA - 1)
-    BLOCKS: tl.constexpr = GROUPS // PER_BLOCK
+    GROUPS: tl.constexpr = BLOCKS * PER_BLOCK
 
     first = tl.program_id(0).to(tl.int64) * BLOCKS
     left = tl.minimum(count - first * (PER_BLOCK * VALUES), GROUPS * VALUES).to(tl.int32)
@@ -434,7 +457,7 @@ def _decompress(
     ROWS: tl.constexpr,
     VALUES: tl.constexpr,
     PER_BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
     """uint8[blocks, target] -> uint[count]; the first invalid header goes into the record."""
     HEADER: tl.constexpr = 1 + WIDTH // 8
@@ -443,7 +466,7 @@ def _decompress(
     INFINITY: tl.constexpr = SIGN - 1 - MANTISSA_MASK
     EXPONENT_MAX: tl.constexpr = INFINITY >> MANTISSA
     QUIET: tl.constexpr = 1 << (MANTISSA - 1)
-    BLOCKS: tl.constexpr = GROUPS // PER_BLOCK
+    GROUPS: tl.constexpr = BLOCKS * PER_BLOCK
 
     first = tl.program_id(0).to(tl.int64) * BLOCKS
     left = tl.minimum(count - first * (PER_BLOCK * VALUES), GROUPS * VALUES).to(tl.int32)
@@ -508,3 +531,6 @@ def _decompress(
     for i in tl.static_range(WIDTH // 8):
         octet = header >> 8 * i & 0xFF
         tl.atomic_min(entries + 1 + i, entry + octet, mask=invalid, sem="relaxed")
+
+
+TritonBackend.kernels = Kernels(_compress, _decompress, _constants, _WARPS)
