@@ -153,16 +153,17 @@ class Offload:
         return handle
 
     def _send(self, handle: Handle) -> None:
-        if handle.goes_to_host and self._host_left >= handle.nbytes:
+        place, reference = None, weakref.ref(handle)
+        if handle.ready is not None and self._host_left >= handle.nbytes:
             self._host_left -= handle.nbytes
             weakref.finalize(handle, self._give_host, handle.nbytes).atexit = False
-            return
-        if self._file is None:
+        elif self._file is not None:
+            place = self._file.take(handle.nbytes)
+        elif handle.ready is None:
             return
         assert handle.source is not None
-        place, reference = self._file.take(handle.nbytes), weakref.ref(handle)
         handle.written = self._storing.submit(self._store, handle.source, handle.ready, place, reference)
-        self._out.append(_Outgoing(handle.source, reference, handle.written, place))
+        self._out.append(_Outgoing((handle.given, handle.source), reference, handle.written, place))
         self._pending += handle.nbytes
         while self.amount == "all" and self._pending > MOST_PENDING and len(self._out) > 1:
             wait([self._out[0].written])
@@ -176,14 +177,14 @@ class Offload:
         self,
         source: torch.Tensor,
         ready: torch.cuda.Event | None,
-        place: Place,
+        place: Place | None,
         handle: weakref.ref[Handle],
     ) -> int:
-        """In a thread: write a tensor, unless no one needs it any more; its checksum."""
-        if handle() is None:
-            return 0
+        """In a thread: write a tensor, if it has a place and anyone still needs it; its checksum."""
         if ready is not None:
             ready.synchronize()
+        if place is None or handle() is None:
+            return 0
         assert self._file is not None
         memory = octets(source).data
         with self.stores.moving(place.size):
@@ -196,11 +197,10 @@ class Offload:
         with self._lock:
             while self._out and self._out[0].written.done():
                 out = self._out.popleft()
-                self._pending -= out.place.size
+                self._pending -= out.nbytes
                 self._settle(out)
 
     def _settle(self, out: _Outgoing) -> None:
-        assert self._file is not None
         handle, written = out.handle(), False
         try:
             checksum = out.written.result()
@@ -208,7 +208,7 @@ class Offload:
         except CancelledError:  # it was needed before its turn came
             pass
         except OSError as error:
-            self.failed_bytes += out.place.size
+            self.failed_bytes += out.nbytes
             warnings.warn(
                 f"a tensor could not be written to {str(self.directory)!r} and stays in memory: {error}",
                 RuntimeWarning,
@@ -216,9 +216,11 @@ class Offload:
             )
         if written and handle is not None:
             handle.is_away(out.place, checksum)
-            weakref.finalize(handle, self._file.give, out.place).atexit = False
-        else:
-            self._file.give(out.place)
+        if self._file is not None and out.place is not None:
+            if written and handle is not None:
+                weakref.finalize(handle, self._file.give, out.place).atexit = False
+            else:
+                self._file.give(out.place)
 
     def _load(self, memory: torch.Tensor, place: Place, checksum: int, name: str) -> None:
         """In a thread: read a tensor."""
@@ -290,7 +292,8 @@ class Handle:
 
     Attributes:
         nbytes: of the tensor.
-        source: CPU memory that holds its bytes until they are written.
+        given: the tensor, until its bytes are away.
+        source: CPU memory that holds the bytes until they are written: the tensor, or a copy of a GPU's.
         ready: when the source holds them, if they come from a GPU.
         was_needed: whether the backward pass has asked for it.
     """
@@ -302,28 +305,36 @@ class Handle:
         self._offload, self._name = offload, name
         self._dtype, self._shape, self._device = tensor.dtype, tensor.shape, tensor.device
         self.nbytes = tensor.nbytes
-        self.goes_to_host = tensor.is_cuda
+        self.given: torch.Tensor | None = tensor
         self.source: torch.Tensor | None = tensor
         self.ready: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self.source, self.ready = _to_host(tensor)
-        self._version = self.source._version
+        self._version = tensor._version
         self.written: Future[int] | None = None
         self._place: Place | None = None
         self._checksum = 0
         self._coming: tuple[torch.Tensor, Future[None]] | None = None
         self.was_needed = False
 
-    def is_away(self, place: Place, checksum: int) -> None:
-        """The bytes are in the file. If the source was written to meanwhile, no one knows which."""
-        assert self.source is not None
-        if self.source._version == self._version:
-            self.source, self._place, self._checksum = None, place, checksum
+    def is_away(self, place: Place | None, checksum: int) -> None:
+        """The bytes are in the file, or without a place in the host's memory.
+
+        If the tensor was written to meanwhile, no one knows which bytes these are.
+        """
+        if not self._is_modified:
+            self.given = None
+            if place is not None:
+                self.source, self._place, self._checksum = None, place, checksum
+
+    @property
+    def _is_modified(self) -> bool:
+        return self.given is not None and self.given._version != self._version
 
     def fetch(self) -> None:
         """Begin to read the tensor, if it is away."""
         if self._place is not None and self._coming is None:
-            memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=self.goes_to_host)
+            memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=self.ready is not None)
             offload = self._offload
             future = offload._loading.submit(offload._load, memory, self._place, self._checksum, self._name)
             self._coming = memory, future
@@ -340,23 +351,24 @@ class Handle:
         self.was_needed = True
         self.fetch()
         self.step.needed(self)
-        if self.source is not None:
+        if self.given is not None:
             if self.written is not None and not self.written.done():
                 self.written.cancel()
                 self._offload.forwarded_bytes += self.nbytes
-            if self.source._version != self._version:
+            if self._is_modified:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace "
                     f"operation: {self._name}"
                 )
-            memory = self.source
-        else:
+            return self.given
+        memory = self.source
+        if memory is None:
             assert self._coming is not None
             (memory, future), self._coming = self._coming, None
             future.result()
-        if self.goes_to_host:
-            memory = _to_device(memory, self._device, self.ready)
-        return memory.reshape(-1).view(torch.uint8).view(self._dtype).view(self._shape)
+        if self.ready is not None:
+            memory = _to_device(memory, self._device)
+        return memory.view(self._dtype).view(self._shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,12 +381,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
-    """What is being written: its memory has to live so long, whether anyone still needs it or not."""
+    """What is being copied or written: its memory has to live so long, whether anyone needs it or not."""
 
-    source: torch.Tensor | None
+    tensors: tuple[torch.Tensor | None, torch.Tensor]
     handle: weakref.ref[Handle]
     written: Future[int]
-    place: Place
+    place: Place | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensors[1].nbytes
 
 
 class _File:
@@ -474,16 +490,13 @@ def _to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     with torch.cuda.stream(side):
         host.copy_(tensor.reshape(-1).view(torch.uint8), non_blocking=True)
         ready = side.record_event()
-    tensor.record_stream(side)  # its memory is not used again before it is copied
     return host, ready
 
 
-def _to_device(host: torch.Tensor, device: torch.device, ready: torch.cuda.Event | None) -> torch.Tensor:
+def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy pinned memory to a GPU, beside what it computes; later work on the current stream waits."""
     side, current = _side_stream(device, "load"), torch.cuda.current_stream(device)
     with torch.cuda.stream(side):
-        if ready is not None:
-            side.wait_event(ready)
         tensor = host.to(device, non_blocking=True)
     current.wait_stream(side)
     tensor.record_stream(current)
