@@ -74,6 +74,8 @@ def main():
         if dist.get_rank() == 0:
             mean, ratio = total.item() / dist.get_world_size(), stash.report().ratio
             print(f"step {step}: loss {mean:.3f}, activations {ratio:.2f}x smaller", flush=True)
+    # A DDP that outlives its group ends it with Python's lock held, which a thread of gloo may wait for.
+    del model
     dist.destroy_process_group()
 
 

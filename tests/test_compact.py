@@ -617,6 +617,7 @@ def main(folder):
     fit(model, optimizer, rank, ranks)
     result = {"weights": net.state_dict(), "reduced": sum(reduced)}
     torch.save(result, Path(folder, f"{os.environ['RANK']}.pt"))
+    del model  # see examples/train_ddp.py
     dist.destroy_process_group()
 
 
