@@ -1,4 +1,4 @@
-"""What the decompressor of the step format is made of: registers, counts, and fields whose place or width
+"""What the engines of the step format are made of: registers, counts, and fields whose place or width
 is known only at run time."""
 
 from collections.abc import Mapping, Sequence
