@@ -174,7 +174,8 @@ def document(rows: list[dict[str, Any]]) -> None:
         "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n" if rows else "[]\n"
     )
     page = DOCS / "convergence.md"
-    text, table = page.read_text(), "\n\n".join(table_of(rows, model) for model in STEPS)
+    tables = [table_of(rows, model) for model in STEPS if by_scheme(rows, model)]
+    text, table = page.read_text(), "\n\n".join([f"{len(rows)} of {len(wanted(STEPS))} runs:", *tables])
     text, found = re.subn(
         r"(<!-- table -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
     )
