@@ -267,7 +267,7 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("validation loss, less that without compression")
     axes[0][0].legend(fontsize=9)
-    figure.suptitle("GPT-2 trained on compressed activations: what the bits are worth (95 % intervals)")
+    figure.suptitle("what the bits are worth (95 % intervals)")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
