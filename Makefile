@@ -60,7 +60,7 @@ formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)
 
-rok: setup ## Memory and time of every scheme: recompute, offload, keep, compress (10 minutes)
+rok: setup ## Memory and time of every scheme: recompute, offload, keep, compress (5 minutes)
 	$(RUN) torch_bridge compare $(ARGS)
 
 convergence: setup ## Losses by scheme and bits, five seeds: hours, goes on where it stopped (ARGS="--jobs 2")

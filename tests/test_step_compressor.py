@@ -95,7 +95,6 @@ def test_a_block_takes_the_stated_latency(fmt, bus_bytes):
     assert latency == engine.latency(engine.engine)
 
 
-@pytest.mark.filterwarnings("ignore:<rtl.step_compressor")
 def test_other_roundings_are_named():
     with pytest.raises(ValueError, match="rounding must be nearest for a compressor, not 'stochastic'"):
         StepCompressor(StepFormat("fp32", 64, 32, "stochastic"))
