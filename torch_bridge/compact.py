@@ -22,7 +22,6 @@ another, and so is the subspace; the moments stay what they are.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -35,6 +34,8 @@ import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
+
+from .linear import may_have_conv1d, weight_of
 
 # All but the attention's output projection, as in the paper: of LLaMA, GPT-2, BERT and T5.
 NAMES = (
@@ -99,7 +100,7 @@ def convert(
     if not layers:
         raise ValueError(f"names must fit a linear layer that is trained, not {names!r}")
     _check_untied(model, layers)
-    widths = {name: _input_width(layer) for name, layer in layers.items()}
+    widths = {name: weight_of(layer).shape[1] for name, layer in layers.items()}
     ranks = {name: _rank(rank, widths[name], name) for name in layers}
     projections: dict[tuple[str, int], Projection] = {}
     for name, layer in layers.items():
@@ -128,14 +129,9 @@ class CompActLayer(nn.Module):
     subspace: nn.Parameter
     projection: Projection
 
-    @property
-    def matrix(self) -> torch.Tensor:
-        """The weight, or a view of it, as [out_features, in_features]."""
-        raise NotImplementedError
-
     def _enter(self, projection: Projection) -> None:
         self.projection = projection
-        self.subspace = nn.Parameter(self.weight.new_zeros(len(self.matrix), projection.rank))
+        self.subspace = nn.Parameter(self.weight.new_zeros(len(weight_of(self)), projection.rank))
         self.weight.requires_grad_(False)
         self.weight.grad = None
 
@@ -143,7 +139,7 @@ class CompActLayer(nn.Module):
         """float[..., in_features] -> float[..., out_features], what the plain layer computes, bit for bit."""
         if not (torch.is_grad_enabled() and self.subspace.requires_grad):
             return super().forward(x)
-        return _Linear.apply(x, self.projection.project(x), self.matrix, self.bias, self.subspace)
+        return _Linear.apply(x, self.projection.project(x), weight_of(self), self.bias, self.subspace)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.projection.rank}"
@@ -162,10 +158,6 @@ class CompActLayer(nn.Module):
 
 class CompActLinear(CompActLayer, nn.Linear):
     """An ``nn.Linear`` whose weight, [out_features, in_features], moves in a subspace."""
-
-    @property
-    def matrix(self) -> torch.Tensor:
-        return self.weight
 
 
 class Projection:
@@ -333,7 +325,7 @@ class CompActAdamW(torch.optim.AdamW):
         for layer, group in pairs:
             decay = 1 - float(group["lr"]) * group["weight_decay"]
             transposed = matrix.T.to(layer.weight.device, layer.weight.dtype)
-            layer.matrix.addmm_(layer.subspace, transposed, beta=decay, alpha=group["scale"])
+            weight_of(layer).addmm_(layer.subspace, transposed, beta=decay, alpha=group["scale"])
             layer.subspace.zero_()
 
     def _number_projections(self) -> None:
@@ -345,15 +337,11 @@ class CompActAdamW(torch.optim.AdamW):
 def _classes() -> dict[type[nn.Module], type[CompActLayer]]:
     """What becomes what."""
     classes: dict[type[nn.Module], type[CompActLayer]] = {nn.Linear: CompActLinear}
-    if "transformers.pytorch_utils" in sys.modules:  # otherwise no model has a Conv1D
+    if may_have_conv1d():
         from .conv1d import CompActConv1D, Conv1D
 
         classes[Conv1D] = CompActConv1D
     return classes
-
-
-def _input_width(layer: nn.Module) -> int:
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.weight.shape[0]  # type: ignore[index, return-value]
 
 
 def _rank(rank: float, width: int, name: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from transformers.pytorch_utils import Conv1D
 
 from .compact import CompActLayer
@@ -12,14 +11,6 @@ from .pool import PooledLayer
 class CompActConv1D(CompActLayer, Conv1D):
     """A ``Conv1D`` whose weight, [in_features, out_features], moves in a subspace."""
 
-    @property
-    def matrix(self) -> torch.Tensor:
-        return self.weight.T
-
 
 class PooledConv1D(PooledLayer, Conv1D):
     """A ``Conv1D`` that keeps the means of ``pool`` tokens of its input."""
-
-    @property
-    def matrix(self) -> torch.Tensor:
-        return self.weight.T

@@ -19,7 +19,6 @@ most 36 % of the activations are saved, at k = 4 45 %.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -30,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .bits import BitsCodec
+from .linear import may_have_conv1d, weight_of
 
 KERNELS = (2, 4)
 
@@ -68,7 +68,7 @@ def convert(
     classes: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: PooledConv2d, nn.ReLU: BitReLU}
     if tokens:
         classes[nn.Linear] = PooledLinear
-        if "transformers.pytorch_utils" in sys.modules:  # otherwise no model has a Conv1D
+        if may_have_conv1d():
             from .conv1d import Conv1D, PooledConv1D
 
             classes[Conv1D] = PooledConv1D
@@ -125,11 +125,6 @@ class PooledLayer(nn.Module):
     weight: Any  # the plain layers' types differ
     bias: Any
 
-    @property
-    def matrix(self) -> torch.Tensor:
-        """The weight, or a view of it, as [out_features, in_features]."""
-        raise NotImplementedError
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float[..., tokens, features], what the plain layer computes, bit for bit.
 
@@ -137,15 +132,11 @@ class PooledLayer(nn.Module):
         """
         if not (torch.is_grad_enabled() and self.weight.requires_grad and x.dim() > 2):
             return super().forward(x)
-        return _Linear.apply(x, self.matrix, self.bias, self.pool)
+        return _Linear.apply(x, weight_of(self), self.bias, self.pool)
 
 
 class PooledLinear(PooledLayer, nn.Linear):
     """An ``nn.Linear`` that keeps the means of ``pool`` tokens of its input."""
-
-    @property
-    def matrix(self) -> torch.Tensor:
-        return self.weight
 
 
 class BitReLU(nn.ReLU):
