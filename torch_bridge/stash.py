@@ -225,7 +225,7 @@ class Stash:
         if origin.constant is not None or len(values) < self._min_values:
             step = None  # nothing that would be worth a way to the disk
         if codec is not None or is_part or (step is not None and step.wants(raw)):
-            name = self._name(tensor, origin)
+            name = self._name(tensor, origin) if self._verify or step is not None else ""
             stored = values
             if codec is not None:
                 stored = codec.compress(values, self._seed())
