@@ -10,6 +10,8 @@ from torch_bridge.peak import measure
 from torch_bridge.recompute import recompute_activations
 from torch_bridge.schemes import Scheme
 
+from .test_offload import settle
+
 EXACT = {"keep", "offload", "recompute"}
 
 
@@ -138,9 +140,11 @@ def test_offloading_halves_the_peak_and_planes_write_a_third(small, tmp_path):
         disk = Offload(tmp_path, amount="all") if "offload" in name else None
         scheme = Scheme(name, small.format, offload=disk)
 
-        def step(scheme=scheme):
+        def step(scheme=scheme, disk=disk):
             with scheme.around(model) as stash:
                 loss = forward()
+            if disk:
+                settle(disk)
             yield stash
             loss.backward()
 
