@@ -1,4 +1,4 @@
-"""Functional coverage of the step format: which blocks a decompressor has met, as golden/ sees them."""
+"""Functional coverage of the step format: which blocks an engine has met, as golden/ sees them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .coverage import Corner, Coverage, kinds_of
 
 
 class StepCoverage(Coverage):
-    """Counts how often each bin of a decompressor of the step format was met; see :class:`Coverage`."""
+    """Counts how often each bin of an engine of the step format was met; see :class:`Coverage`."""
 
     def __init__(self, engine: StepEngine, part: str):
         super().__init__(engine, part)
@@ -22,10 +22,15 @@ class StepCoverage(Coverage):
     def _meet_something(self) -> None:
         fmt = self._engine.fmt
         self.tensors([1])
+        if self._part == "compressor":
+            self.blocks(np.zeros((1, fmt.block), fmt.float_type.bits))
+            return
         self.stored(np.zeros((1, fmt.target), np.uint8), bytes(fmt.raw_bytes), set())
 
     def blocks(self, words: np.ndarray) -> None:
-        """What values go in decides nothing here: their compressed blocks do."""
+        """Count blocks of values. Of a decompressor their compressed blocks decide, not they."""
+        if self._part == "compressor":
+            self._count(_chosen_corners(self._engine, words))
 
     def stored(self, stored: np.ndarray, expected: bytes, errors: set[int]) -> None:
         """Count compressed blocks.
@@ -40,6 +45,35 @@ class StepCoverage(Coverage):
         invalid = np.isin(np.arange(len(stored)), list(errors))
         self._count(_stored_corners(self._engine, stored, invalid))
         self._count(_result_corners(self._engine, words[~invalid]))
+
+
+def _chosen_corners(engine: StepEngine, words: np.ndarray) -> Iterator[Corner]:
+    """What the values are, and how a compressor stores them."""
+    fmt = engine.fmt
+    stored = fmt.compress(words.view(fmt.float_type.array))
+    for kind, here in kinds_of(fmt, words).items():
+        yield Corner("values", f"a {kind}", here.any(axis=1))
+        yield Corner("values", f"nothing but {kind}", here.all(axis=1))
+    fields = _fields(stored)
+    core, short = fields["core"], fields["short"] > 0
+    alone, masked = core == 0, fields["wide"] == MASKED
+    bits, escapes, with_wide = _used_bits(fmt, stored, fields)
+    for mask in (False, True):
+        widest = min(engine.room // engine.block - mask, MAX_CORE)
+        for width in {1, widest - 1, widest}:
+            met = ~alone & (masked == mask) & (core == width)
+            yield Corner("core", f"{width} bits{', beside a mask' * mask}", met, 0 < width <= widest)
+    yield Corner("only specials", "a block", alone, engine.sections < 3)
+    some = ~alone & (escapes > 0)
+    has_room = engine.rest >= 2
+    yield Corner("escapes", "none", ~alone & (escapes == 0))
+    yield Corner("escapes", "without a short form", some & ~short, has_room)
+    yield Corner(
+        "escapes", "of either form", some & (with_wide > 0) & (with_wide < escapes), engine.rest >= 6
+    )
+    left = np.where(alone, -1, engine.room - bits)
+    yield Corner("fine bits", "for some values", (left > 0) & (left < engine.block), engine.rest > 0)
+    yield Corner("fine bits", "for all values", left >= engine.block, engine.sections > 1)
 
 
 def _stored_corners(engine: StepEngine, stored: np.ndarray, invalid: np.ndarray) -> Iterator[Corner]:

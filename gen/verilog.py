@@ -23,6 +23,7 @@ from rtl import (
     Engine,
     RuntimeCompressor,
     RuntimeDecompressor,
+    StepCompressor,
     StepDecompressor,
 )
 
@@ -42,7 +43,7 @@ WAIVERS = {
 # The engines of each format, by what they are: "compressor" or "decompressor".
 ENGINES: dict[type[Format], dict[str, Any]] = {
     PlaneFormat: {"compressor": Compressor, "decompressor": Decompressor},
-    StepFormat: {"decompressor": StepDecompressor},
+    StepFormat: {"compressor": StepCompressor, "decompressor": StepDecompressor},
 }
 # The same with another interface; only those of the plane format have one.
 WRAPPED: dict[str, dict[str, Any]] = {

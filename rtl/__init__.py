@@ -5,6 +5,7 @@ from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
 from .runtime import RuntimeCompressor, RuntimeDecompressor
+from .step_compressor import StepCompressor
 from .step_decompressor import StepDecompressor
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "Engine",
     "RuntimeCompressor",
     "RuntimeDecompressor",
+    "StepCompressor",
     "StepDecompressor",
 ]

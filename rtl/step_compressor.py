@@ -3,9 +3,6 @@
     i --> Widener --> Aligner --> Estimator --> Chooser --> Refiner --> Layer --> Packer --> o
 
 Each part needs to know something of a whole block before it can go on, so each holds a block until it does.
-
-It is not among the engines that gen/ makes yet: it has no stochastic rounding, and at 64 bytes and 64
-values it takes 215 kGE, over twice what it may. tests/test_step_compressor.py holds it to golden/.
 """
 
 from amaranth import Module

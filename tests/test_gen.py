@@ -97,15 +97,15 @@ def test_presets_of_the_step_format_have_the_formats_that_their_names_say():
         assert fmt.raw_bytes / fmt.target == pytest.approx(ratio, abs=0.05)
 
 
-def test_an_engine_of_the_step_format_is_a_decompressor(tmp_path):
+def test_engines_of_the_step_format_have_streams_only(tmp_path):
     config = Config(StepFormat("bf16", 16, 8), bus_bytes=16)
     (entry,) = json.loads(verilog.write_presets([config], tmp_path).read_text())["configs"]
-    assert list(entry["engines"]) == ["decompressor"]
-    engine = entry["engines"]["decompressor"]
-    assert (engine["uncompressed_bytes_per_cycle"], engine["latency_cycles"]) == (16, 9)
+    latencies = {part: engine["latency_cycles"] for part, engine in entry["engines"].items()}
+    assert latencies == {"compressor": 24, "decompressor": 9}
+    assert {engine["uncompressed_bytes_per_cycle"] for engine in entry["engines"].values()} == {16}
     text = (tmp_path / entry["file"]).read_text()
-    assert re.findall(r"module (bitstash_\w+)\(", text) == [engine["module"]]
-    assert engine["module"] == "bitstash_decompressor_step_bf16_n16_t8_nearest_b16"
+    names = [f"bitstash_{part}_step_bf16_n16_t8_nearest_b16" for part in latencies]
+    assert re.findall(r"module (bitstash_\w+)\(", text) == names
     with pytest.raises(ValueError, match="interface must be stream for a step format, not 'axi'"):
         Config(StepFormat("bf16", 16, 8), interface="axi")
 

@@ -10,7 +10,7 @@ from cocotb_tests.coverage import Coverage
 from gen.config import Config
 from gen.verilog import parts
 from golden import PlaneFormat, StepFormat
-from rtl import Engine
+from rtl import Engine, StepCompressor
 from rtl.engine import StepEngine
 
 SLICE = [
@@ -44,10 +44,14 @@ def test_the_benches_meet_every_corner_of_the_format(part, build):
 
 
 @pytest.mark.timeout(900)
-def test_the_benches_meet_every_corner_of_the_step_format(build):
-    row = runner.run(SLICE[5], "decompressor", build / "sim", blocks=3000, seed=1)
+@pytest.mark.parametrize(
+    ("part", "corner"),
+    [("compressor", ("escapes", "of either form")), ("decompressor", ("invalid", "by a single bit"))],
+)
+def test_the_benches_meet_every_corner_of_the_step_format(part, corner, build):
+    row = runner.run(SLICE[5], part, build / "sim", blocks=3000, seed=1)
     assert [(group, name) for group, name, hits in row.coverage if not hits] == []
-    assert ("invalid", "by a single bit") in [(group, name) for group, name, _ in row.coverage]
+    assert corner in [(group, name) for group, name, _ in row.coverage]
 
 
 @pytest.mark.timeout(900)
@@ -158,6 +162,8 @@ def test_the_spread_of_the_step_format_has_every_dtype_block_and_bus():
 
 
 def test_wrong_parameters_are_named():
+    with pytest.raises(ValueError, match="rounding must be nearest for a compressor, not 'stochastic'"):
+        StepCompressor(StepFormat(rounding="stochastic"))
     with pytest.raises(ValueError, match="fmt must have a fixed target, not None"):
         Engine(PlaneFormat(target=None), 64)
     with pytest.raises(ValueError, match=r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"):
