@@ -236,7 +236,7 @@ class StepFormat(BlockFormat):
         codes = np.zeros(aligned.values.shape, np.int64)
         masked = aligned.specials.max(axis=1) > 0
         room = np.where(masked, self.room - self.block, self.room)
-        finest = np.clip(aligned.top + 1 - self.lowest_grid, 0, MAX_FINER)
+        finest = np.minimum(aligned.top + 1 - self.lowest_grid, MAX_FINER)
         likely = np.minimum(_likely(aligned.values, room, masked), finest)
         trying = np.arange(blocks)
         for finer in (likely + 1, likely, likely - 1, np.zeros(blocks, np.int64)):
@@ -244,7 +244,7 @@ class StepFormat(BlockFormat):
             here = aligned.take(tried)
             whole, mean = here.counted(finer[tried])
             length, offset, core, short, wide = _shortest(here, whole, mean, room[tried], masked[tried])
-            grid = np.maximum(here.top + 1 - finer[tried], self.lowest_grid)
+            grid = here.top + 1 - finer[tried]
             fits = length <= room[tried]
             for kept, new in zip(header, (grid, offset, core, short, wide), strict=True):
                 kept[tried[fits]] = new[fits]
@@ -336,7 +336,8 @@ class _Aligned(NamedTuple):
 
     Attributes:
         values: int64[blocks, N], cut off towards zero; 0 for NaNs and infinities.
-        top: exponent of the largest finite value's top bit, int64[blocks]; below all grids if there is none.
+        top: exponent of the largest finite value's top bit, but at least that of half the finest step that
+            there is, int64[blocks].
         specials: 0 for a finite value, 1 for a NaN, 2 and 3 for the positive and the negative infinity.
         noise: 32 random bits for each value, or None.
     """
@@ -355,7 +356,8 @@ class _Aligned(NamedTuple):
         specials = np.where(special, np.where(mantissa > 0, 1, np.where(negative, 3, 2)), 0)
         significand = np.where(special, 0, np.where(field > 0, mantissa | 1 << ft.mantissa_bits, mantissa))
         exponent = np.maximum(field, 1) - (ft.exponent_max >> 1) - ft.mantissa_bits  # of the last bit
-        top = np.where(significand > 0, exponent + bit_length(significand) - 1, lowest_grid - 1).max(axis=1)
+        tops = np.where(significand > 0, exponent + bit_length(significand) - 1, lowest_grid - 1)
+        top = tops.max(axis=1, initial=lowest_grid - 1)
         shift = top[:, None] - ALIGNED_BITS - exponent
         magnitude = significand << np.maximum(-shift, 0) >> np.clip(shift, 0, 62)
         return cls(np.where(negative, -magnitude, magnitude), top, specials, None)
@@ -371,7 +373,7 @@ class _Aligned(NamedTuple):
         if self.noise is None:
             magnitude = magnitude + (1 << shift >> 1)
         else:
-            magnitude = magnitude + (self.noise >> np.maximum(32 - shift, 0))
+            magnitude = magnitude + (self.noise >> 32 - shift)
         magnitude >>= shift
         return np.where(self.values < 0, -magnitude, magnitude)
 

@@ -68,7 +68,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0, exha
     n, room, lowest = len(words), 8 * (target - 3), lowest_of(dtype)
     values = [parts(dtype, word) for word in words]
     largest = max(magnitude for _, magnitude, _ in values)
-    top = floor_log2(largest) if largest else lowest - 1
+    top = max(floor_log2(largest), lowest - 1) if largest else lowest - 1
     aligned = [(-1) ** sign * floor(mag / Fraction(2) ** (top - 17)) for sign, mag, _ in values]
     kinds = [kind for *_, kind in values]
     masked = any(kinds)
@@ -78,7 +78,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0, exha
             r = 1 << (u - 1)
         else:
             h = mix(mix(block * 0x9E3779B9 + seed & MASK) ^ (i * 0x85EBCA6B & MASK))
-            r = h >> (32 - u) if u <= 32 else h
+            r = h >> (32 - u)
         return (abs(aligned[i]) + r >> u) * (-1 if aligned[i] < 0 else 1)
 
     widest = min((room - n * masked) // n, 15)
@@ -130,8 +130,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0, exha
         return write(target, fields + [(min(code[kind], 2**width - 1), width) for kind in kinds])
 
     d, offset, codes, chosen = best
-    grid = max(top + 1 - d, lowest)
-    u = grid - top + 17
+    grid, u = top + 1 - d, 18 - d
     fine, moved = [0] * n, list(codes)
     choices = [(moved[:], fine[:])]
     for i in range(n):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from amaranth import Cat, Value
 from amaranth.lib import wiring
 
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 from rtl import Compressor, Decompressor, Engine
 from rtl.axi import AxiStreamCompressor, AxiStreamDecompressor
 from rtl.chooser import Chooser
@@ -23,6 +23,7 @@ from rtl.scanner import DelayLine, Scanner
 from rtl.stream import Joiner, Splitter
 
 from ..config import PLANE_PRESETS, Config
+from ..verilog import make_component, parts
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .faults import FAULTS, Stage
@@ -43,6 +44,9 @@ SWITCHED = Config(
     further=(PlaneFormat("fp32", block=16, target=24, rounding="truncate"),),
     preset="bf16_n16_t20_or_fp32_n16_t24_b16",
 )
+
+STEP = Config(StepFormat("bf16", block=16, target=9), bus_bytes=16)
+STEP_NARROW = Config(StepFormat("fp32", block=16, target=5), bus_bytes=64)
 
 NUMBER = "number, latency"
 
@@ -127,16 +131,19 @@ def _delays(name: str, make: Maker) -> Proof:
 def _of_engines() -> Iterator[Proof]:
     """No control depends on data, so that the datapaths fall away here and the engines may have full size."""
     presets = [config for config in PLANE_PRESETS.values() if config.interface == "stream"]
-    for config in (*presets, SMALL, NARROW):
-        yield _counts_compressed(config, whole_blocks=True)
-        yield _counts_compressed(config, whole_blocks=False)
-        yield _counts_decompressed(config)
+    engines = [*presets, SMALL, NARROW, STEP, STEP_NARROW]
+    for config in engines:
+        yield _counts(config, "compressor", whole_blocks=True)
+        yield _counts(config, "compressor", whole_blocks=False)
+        yield _counts(config, "decompressor")
+    for config in engines[:-1]:  # of the last PDR finds no invariant in ten minutes
         yield _never_hangs(config)
-    yield _counts_compressed(presets[0], whole_blocks=True, less=1)
-    yield _counts_decompressed(presets[0], less=1)
-    for engine in (Compressor, Decompressor):
-        for config in (*presets, SMALL, NARROW):
-            yield _engine_contract(engine, config)
+    for config in (presets[0], STEP):
+        yield _counts(config, "compressor", whole_blocks=True, less=1)
+        yield _counts(config, "decompressor", less=1)
+    for part in ("compressor", "decompressor"):
+        for config in engines:
+            yield _engine_contract(config, part)
     for axi in (AxiStreamCompressor, AxiStreamDecompressor):
         for config in (presets[0], SMALL):
             yield _axi_contract(axi, config)
@@ -144,52 +151,46 @@ def _of_engines() -> Iterator[Proof]:
     yield from (order, _reached(order, order.depth))
 
 
-def _counts_compressed(config: Config, whole_blocks: bool, less: int = 0) -> Proof:
-    """A tensor that ends within a block may have up to the rest of that block's words more of latency.
-
-    With ``less`` cycles of latency than are stated the proof must fail.
+def _counts(config: Config, part: str, whole_blocks: bool = False, less: int = 0) -> Proof:
+    """A tensor that ends within a block may have up to the rest of that block's words more of latency, in a
+    compressor. With ``less`` cycles of latency than are stated the proof must fail.
     """
-    fmt, bus, target = _plane(config), config.bus_bytes, config.fmt.target
-    assert target is not None
+    fmt, bus = config.fmt, config.bus_bytes
+    compresses = part == "compressor"
+    assert fmt.target is not None
     engine = Engine(fmt, bus)
-    latency = Compressor.latency(engine) + (0 if whole_blocks else engine.words - 1)
-    rate = Rate(bus, fmt.raw_bytes, target, bus)
-    parameters = f"{config.name}, {'whole blocks' if whole_blocks else 'any bytes'}{_sooner(less)}"
+    latency = parts(config)[part].latency(engine)
+    taken, given = (fmt.raw_bytes, fmt.target) if compresses else (fmt.target, fmt.raw_bytes)
+    name = config.name
+    if compresses:
+        latency += 0 if whole_blocks else engine.words - 1
+        name += f", {'whole blocks' if whole_blocks else 'any bytes'}"
+    name += f", {less} cycle sooner" if less else ""
 
     def harness():
-        return Tally(Compressor(fmt, bus), rate, latency - less, whole_blocks)
+        component = make_component(config, part)
+        return Tally(component, Rate(bus, taken, given, bus), latency - less, whole_blocks)
 
-    return Proof(NUMBER, "Compressor", parameters, harness, SEARCH, 20, "bmc", finds=less > 0)
-
-
-def _counts_decompressed(config: Config, less: int = 0) -> Proof:
-    fmt, bus, target = _plane(config), config.bus_bytes, config.fmt.target
-    assert target is not None
-    latency = Decompressor.latency(Engine(fmt, bus))
-    rate = Rate(bus, target, fmt.raw_bytes, bus)
-
-    def harness():
-        return Tally(Decompressor(fmt, bus), rate, latency - less)
-
-    proof = Proof(NUMBER, "Decompressor", config.name + _sooner(less), harness, REACHABILITY, 20)
-    if config.preset and not less:
+    proof = Proof(NUMBER, _name(config, part), name, harness, REACHABILITY, 20)
+    if config.preset and not compresses and not less:
         return proof
-    return replace(proof, engine=SEARCH, mode="bmc", finds=less > 0)
+    depth = max(20, latency + 8)
+    return replace(proof, engine=SEARCH, depth=depth, mode="bmc", finds=less > 0)
 
 
-def _sooner(less: int) -> str:
-    return f", {less} cycle sooner" if less else ""
+def _name(config: Config, part: str) -> str:
+    return parts(config)[part].__name__
 
 
 def _never_hangs(config: Config) -> Proof:
     def harness():
-        return NeverHangs(Decompressor(_plane(config), config.bus_bytes), wait=32, drain=64)
+        return NeverHangs(make_component(config, "decompressor"), wait=32, drain=64)
 
-    return Proof("never hangs", "Decompressor", config.name, harness, REACHABILITY, 80)
+    return Proof("never hangs", _name(config, "decompressor"), config.name, harness, REACHABILITY, 80)
 
 
-def _engine_contract(engine: type[wiring.Component], config: Config) -> Proof:
-    return _contract(engine.__name__, config.name, lambda: engine(config.fmt, config.bus_bytes))
+def _engine_contract(config: Config, part: str) -> Proof:
+    return _contract(_name(config, part), config.name, lambda: make_component(config, part))
 
 
 def _axi_contract(engine: type[wiring.Component], config: Config) -> Proof:

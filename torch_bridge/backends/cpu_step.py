@@ -158,7 +158,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
         if largest == 0:
             top = np.int64(lowest - 1)
         elif largest < hidden:
-            top = np.int64(bit_length(largest) - bias - mantissa_bits)
+            top = np.int64(max(bit_length(largest) - bias - mantissa_bits, lowest - 1))
         else:
             top = np.int64(top_field - bias)
         to_unit = top - ALIGNED_BITS + bias + mantissa_bits
@@ -183,18 +183,12 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
     @compiled
     def count(aligned: np.ndarray, noise: np.ndarray, layout: Layout, below: int, whole: np.ndarray) -> None:
         """Values in steps of 2**below."""
-        if below <= 30:
-            shift, half = np.int32(below & 31), np.int32(1 << (below - 1 & 31))
-            drop = np.uint32(32 - below & 31)
-            for i in range(n):
-                up_by = np.int32(noise[i] >> drop) if layout.stochastic else half
-                size = np.int32(np.int32(abs(aligned[i]) + up_by) >> shift)
-                whole[i] = np.int32(-size) if aligned[i] < 0 else size
-        else:  # all values are tiny beside the smallest step
-            for i in range(n):
-                up_by = np.int64(noise[i]) >> max(32 - below, 0) if layout.stochastic else 1 << below - 1
-                size = np.int64(abs(aligned[i])) + up_by >> below
-                whole[i] = np.int32(-size if aligned[i] < 0 else size)
+        shift, half = np.int32(below & 31), np.int32(1 << (below - 1 & 31))
+        drop = np.uint32(32 - below & 31)
+        for i in range(n):
+            up_by = np.int32(noise[i] >> drop) if layout.stochastic else half
+            size = np.int32(np.int32(abs(aligned[i]) + up_by) >> shift)
+            whole[i] = np.int32(-size) if aligned[i] < 0 else size
 
     @compiled
     def seems_to_fit(away: np.ndarray, longest: int, core: int, step: int, room: int, masked: bool) -> bool:
@@ -396,7 +390,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                     noise[i] = _mixed(np.uint32(key ^ np.uint32(np.uint32(i) * np.uint32(PLACE_STRIDE))))
             room = all_room - n if masked else all_room
             widest = min(room // n, MAX_CORE)
-            finest = min(max(_COARSEST - MAX_FINER, lowest - top + ALIGNED_BITS + 1), _COARSEST)
+            finest = max(_COARSEST - MAX_FINER, lowest - top + ALIGNED_BITS + 1)
             guess = likely(aligned, total, whole, widest, finest, room, masked)
             length, step, fields = room + 1, _COARSEST, Fields(0, 0, 0, MASKED)
             for tried in (guess - 1, guess, guess + 1, _COARSEST):
@@ -432,8 +426,8 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                 continue
 
             encode(whole, fields.offset, kinds, masked, codes)
-            grid = max(top - ALIGNED_BITS - 1 + step, lowest)
-            count(aligned, noise, layout, grid - top + ALIGNED_BITS, whole)
+            grid = top - ALIGNED_BITS - 1 + step
+            count(aligned, noise, layout, step - 1, whole)
             refine(codes, whole, fine, kinds, aligned, fields, length, room)
 
             header = (grid - lowest) | (fields.offset & _OFFSET_MASK) << _OFFSET

@@ -61,7 +61,8 @@ class _Aligned(NamedTuple):
 
     Attributes:
         values: rows, cut off towards zero; 0 for NaNs and infinities.
-        top: exponent of the largest finite value's top bit; below all grids if there is none. A column.
+        top: exponent of the largest finite value's top bit, but at least that of half the finest step that
+            there is. A column.
         total: the sum of the values, a column.
         special: all ones for NaNs and infinities, 0 for finite values; None if no block has any.
         special_codes: 0 for a NaN, 1 and -1 for the infinities; None as well.
@@ -87,11 +88,10 @@ class _Aligned(NamedTuple):
         shift = grid - self.top + ALIGNED_BITS
         size = self.values.abs()
         if self.noise is None:
-            shift = shift.clamp(max=30)  # beyond ALIGNED_BITS + 1 all values are 0
             size += 1 << shift >> 1
             size >>= shift
         else:
-            size = ((self.noise >> (32 - shift).clamp(min=0)) + size >> shift).int()
+            size = ((self.noise >> 32 - shift) + size >> shift).int()
         return _with_sign(size, self.values)
 
     def counted(self, finer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,10 +159,10 @@ class StepCodec:
 
         largest = magnitude.amax(1, keepdim=True)
         field = largest >> mantissa_bits
-        subnormal_top = torch.where(
-            largest > 0, _bit_length(largest) - mantissa_bits, self.fmt.lowest_grid - 1 + bias
-        )
+        lowest_top = self.fmt.lowest_grid - 1
+        subnormal_top = torch.where(largest > 0, _bit_length(largest) - mantissa_bits, lowest_top + bias)
         top = torch.where(field > 0, field, subnormal_top) - bias
+        top = top.clamp(min=lowest_top)
         unit = top - ALIGNED_BITS + bias + mantissa_bits  # the field whose last bit counts as 1
         up_by = (field.clamp(min=1) - unit).clamp(min=0)
         fields = magnitude >> mantissa_bits
@@ -186,7 +186,7 @@ class StepCodec:
         if aligned.special is not None:
             masked = -aligned.special.amin(1, keepdim=True)
         room = self.fmt.room - n * masked
-        finest = (aligned.top + 1 - lowest).clamp(0, MAX_FINER)
+        finest = (aligned.top + 1 - lowest).clamp(max=MAX_FINER)
         likely = self._likely(aligned, finest, room, masked)
 
         zero = torch.zeros_like(likely)
@@ -201,7 +201,7 @@ class StepCodec:
                 kept[trying] = torch.where(fits, new, kept[trying])
             trying = trying[~fits[:, 0]]
         length, offset, core, short, wide, finer = chosen
-        grid = torch.where(core > 0, (aligned.top + 1 - finer).clamp(min=lowest), lowest)
+        grid = torch.where(core > 0, aligned.top + 1 - finer, lowest)
         fields = _Fields(grid, offset, core, short, wide)
         return fields, aligned.codes(aligned.counted(finer)[0], offset), length + n * masked
 

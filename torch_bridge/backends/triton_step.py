@@ -117,10 +117,8 @@ def _rounded(aligned, noise, shift, STOCHASTIC: tl.constexpr):
     """Aligned values in steps of 2**shift."""
     size = tl.abs(aligned)
     if STOCHASTIC:
-        up_by = (noise >> tl.maximum(32 - shift, 0)).to(tl.uint64)
-        size = (size.to(tl.uint64) + up_by >> shift.to(tl.uint64)).to(tl.int32)
+        size = size + (noise >> 32 - shift).to(tl.int32) >> shift
     else:
-        shift = tl.minimum(shift, 30)  # beyond ALIGNED_BITS + 1 all values are 0
         size = size + (1 << shift >> 1) >> shift
     return tl.where(aligned < 0, -size, size)
 
@@ -284,7 +282,7 @@ def _compress(
     largest = _largest(magnitude)
     field = largest >> MANTISSA
     top = tl.where(field > 0, field, _bit_length(largest) - MANTISSA) - BIAS
-    top = tl.where(largest > 0, top, LOWEST - 1)
+    top = tl.maximum(tl.where(largest > 0, top, LOWEST - 1), LOWEST - 1)
     unit = top - _ALIGNED + BIAS + MANTISSA  # the field whose last bit counts as 1
     up_by = tl.maximum(tl.maximum(field, 1) - unit, 0)
     field = magnitude >> MANTISSA
@@ -296,7 +294,7 @@ def _compress(
     # Guessing a step. What does not seem to fit at one does so at no finer one.
     room = ROOM - N * masked
     widest = tl.minimum(room // N, _MAX_CORE)
-    finest = tl.minimum(tl.maximum(LOWEST + 1 - top + _ALIGNED, _FINEST), _COARSEST)
+    finest = tl.maximum(LOWEST + 1 - top + _ALIGNED, _FINEST)
     mean = total + N // 2 >> LOG_N
     distance = tl.abs(aligned - mean)
     longest, longest_from_mean = _bit_length(_largest(size)), _bit_length(_largest(distance))
@@ -333,11 +331,10 @@ def _compress(
     offset, least = _offset_of(header), _least(core)
     codes = _coarse(aligned, noise, chosen, STOCHASTIC) - offset
     codes = tl.where(special, infinite, codes)
-    grid = tl.maximum(top + chosen - (_ALIGNED + 1), LOWEST)
-    header |= tl.where(core > 0, grid - LOWEST, 0)
+    header |= tl.where(core > 0, top + chosen - (_ALIGNED + 1) - LOWEST, 0)
 
     # Refining: the first values, as many as there is room for, move to the fine grid.
-    finely = _rounded(aligned, noise, grid - top + _ALIGNED, STOCHASTIC)
+    finely = _rounded(aligned, noise, chosen - 1, STOCHASTIC)
     moved = (finely >> 1) - offset
     farthest = least + tl.where(short > 0, 1 << wide, (1 << wide >> 1) - 1)
     moves = (tl.abs(moved) <= farthest) & (special == 0)
