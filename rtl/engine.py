@@ -8,7 +8,7 @@ from amaranth import C, Cat, Mux, Signal, Value
 
 from golden import Format, PlaneFormat, StepFormat
 from golden.floats import FLOAT_TYPES, FloatType
-from golden.step import MAX_CORE
+from golden.step import ALIGNED_BITS, MAX_CORE
 
 from .planes import any_set
 
@@ -146,6 +146,8 @@ class StepEngine(Engine):
         max_core: the widest core that fits.
         rest: the most bits behind mask and core, with the smallest of cores.
         bits_alone: bits of each value in a block that only says which are special.
+        noise_bits: random bits that a value is rounded with, 0 if to nearest.
+        key_bits: of what they follow from in each block, 0 as well.
 
     Raises:
         ValueError: see :class:`Engine`.
@@ -158,3 +160,6 @@ class StepEngine(Engine):
         self.max_core = min(self.sections, MAX_CORE)
         self.rest = self.room - self.block
         self.bits_alone = min(self.sections, 2)
+        stochastic = fmt.rounding == "stochastic"
+        self.noise_bits = ALIGNED_BITS + 1 if stochastic else 0
+        self.key_bits = 32 if stochastic else 0

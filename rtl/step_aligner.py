@@ -10,6 +10,7 @@ from .engine import StepEngine
 from .fields import leading_zeros, let
 from .planes import any_set
 from .scanner import largest_of
+from .step_noise import BlockKey
 from .stream import word_layout
 
 __all__ = ["VALUE_BITS", "Aligner", "Passage", "aligned_layout", "signed_value", "steps_of", "with_carry"]
@@ -32,6 +33,7 @@ def aligned_layout() -> data.StructLayout:
 
     Members:
         magnitude: of a special 1 if it is an infinity, 0 if it is a NaN.
+        negative: 0 if the magnitude is.
     """
     return data.StructLayout({"magnitude": VALUE_BITS, "negative": 1, "special": 1})
 
@@ -81,6 +83,8 @@ class Aligner(wiring.Component):
         above: by how much ``top + 1`` is above the lowest grid, of the block that is given.
         masked: it holds specials.
         last: it ends its tensor.
+        seed: of the tensor of which the first word is at ``i``.
+        key: of the random bits of the block that is given.
     """
 
     def __init__(self, engine: StepEngine):
@@ -93,6 +97,8 @@ class Aligner(wiring.Component):
                 "above": Out(8),
                 "masked": Out(1),
                 "last": Out(1),
+                "seed": In(engine.key_bits),
+                "key": Out(engine.key_bits),
             }
         )
 
@@ -169,6 +175,13 @@ class Aligner(wiring.Component):
                     self.masked.eq(special_now),
                     self.last.eq(pads | self.i.p.last),
                 ]
+        if engine.key_bits:
+            starts = Signal(init=1)
+            key = BlockKey(m, comes & moves[0], entering.first, starts, self.seed)
+            with m.If(comes & moves[0]):
+                m.d.sync += starts.eq(final & (pads | self.i.p.last))
+                with m.If(final):
+                    m.d.sync += self.key.eq(key.value)
 
         # The first step of a block leaves once all of them are there.
         held = [Signal(entering.shape(), name=f"held{i}", reset_less=True) for i in range(engine.words)]
@@ -196,10 +209,10 @@ class Aligner(wiring.Component):
             shifted = let(m, f"shifted{i}", (significand >> amount[:5])[:VALUE_BITS])
             special = lane.field.all()
             infinity = special & ~lane.mantissa.any()
-            magnitude = Mux(special, infinity, Mux(amount[5:].any(), 0, shifted))
+            magnitude = let(m, f"magnitude{i}", Mux(special, infinity, Mux(amount[5:].any(), 0, shifted)))
             m.d.comb += [
                 value.magnitude.eq(magnitude),
-                value.negative.eq(lane.negative),
+                value.negative.eq(lane.negative & magnitude.any()),
                 value.special.eq(special),
             ]
         return m

@@ -1,5 +1,7 @@
 """The compressor of the step format, third part: each block's grid, and its core and escapes."""
 
+from collections.abc import Iterator
+
 from amaranth import C, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -12,11 +14,18 @@ from .fields import Register, leading_zeros, let, total
 from .planes import any_set
 from .step_aligner import VALUE_BITS, Passage, aligned_layout, steps_of, with_carry
 from .step_estimator import estimate_layout, splits_of
+from .step_noise import noise_layout, noise_of
 
-__all__ = ["Chooser", "choice_layout"]
+__all__ = ["Chooser", "choice_layout", "in_fine_steps", "rounds_up"]
 
 # Tried are the grid of the estimate, the next finer and the next coarser one, and the coarsest of all.
 _TRIED = 4
+
+# The finite values of a block that decide how wide its escapes are.
+_EXTREMES = ("least", "most")
+
+# Of a magnitude in fine steps.
+_WHOLE_BITS = MAX_FINER
 
 
 def choice_layout(engine: StepEngine) -> data.StructLayout:
@@ -51,7 +60,15 @@ def choice_layout(engine: StepEngine) -> data.StructLayout:
 
 
 class Chooser(wiring.Component):
-    """Codes each block at the tried grids, and takes the first at which it fits, with the shortest split."""
+    """Codes each block at the tried grids, and takes the first at which it fits, with the shortest split.
+
+    Members:
+        noise: of the values of ``i``.
+        estimate: what is known of their block.
+        o: the steps, once their block's grid is chosen.
+        block: how it is stored.
+        noise_later: of the values of ``o``.
+    """
 
     def __init__(self, engine: StepEngine):
         self._engine = engine
@@ -60,9 +77,11 @@ class Chooser(wiring.Component):
             {
                 "go": In(1),
                 "i": In(steps),
+                "noise": In(noise_layout(engine)),
                 "estimate": In(estimate_layout(engine)),
                 "o": Out(steps),
                 "block": Out(choice_layout(engine)),
+                "noise_later": Out(noise_layout(engine)),
             }
         )
 
@@ -71,17 +90,21 @@ class Chooser(wiring.Component):
         engine, go = self._engine, self.go
         steps = Passage(m, go, self.i, engine.words + 4, "measured")
         ends = steps.ends
-        rounded = Register(m, _rounded_layout(engine), go & steps.starts(0), "rounded")
-        _round(m, engine, self.estimate, rounded.next)
-        counts = _count(m, engine, go, steps, self.estimate, rounded.now)
-        estimate = Register(m, estimate_layout(engine), go & ends(0), "estimate")
-        m.d.comb += estimate.next.eq(self.estimate)
-        widths = Register(m, _widths_layout(engine), go & ends(1), "widths")
-        _find_widths(m, engine, estimate.now, rounded.now, widths.next)
-        widths_later = Register(m, _widths_layout(engine), go & ends(2), "widths_later")
-        m.d.comb += widths_later.next.eq(widths.now)
+        measured = Register(m, _measured_layout(engine), go & steps.starts(0), "measured")
+        _measure(m, engine, self.estimate, measured.next)
+        counts, flags = _count(m, engine, go, steps, self.noise, self.estimate, measured.now)
+        known = Register(m, _known_layout(engine), go & ends(0), "known")
+        known_later = Register(m, known.now.shape(), go & ends(1), "known_later")
+        measured_later = Register(m, measured.now.shape(), go & ends(1), "measured_later")
+        m.d.comb += [
+            *(known.next[name].eq(self.estimate[name]) for name, _ in known.now.shape()),
+            known_later.next.eq(known.now),
+            measured_later.next.eq(measured.now),
+        ]
+        widths = Register(m, _widths_layout(engine), go & ends(2), "widths")
+        _find_widths(m, engine, known_later.now, measured_later.now, flags, widths.next)
         lengths = Register(m, _lengths_layout(engine), go & ends(3), "lengths")
-        _find_lengths(m, engine, widths_later.now, counts, lengths.next)
+        _find_lengths(m, engine, widths.now, counts, lengths.next)
         chosen = Register(m, choice_layout(engine), go & ends(4), "chosen")
         _choose(m, engine, lengths.now, chosen.next)
         m.d.comb += [
@@ -89,6 +112,9 @@ class Chooser(wiring.Component):
             self.o.lanes.eq(steps.lanes[-1]),
             self.block.eq(chosen.now),
         ]
+        if engine.noise_bits:
+            noise = noise_of(m, engine, go, steps.tags[-3], widths.now.known.key)
+            m.d.comb += Value.cast(self.noise_later).eq(Cat(noise))
         return m
 
 
@@ -97,41 +123,55 @@ def _grid_of(finer: Value, tried: int) -> Value:
     return C(0) if tried == _TRIED - 1 else finer + 1 - tried
 
 
-def _rounded_layout(engine: StepEngine) -> data.StructLayout:
-    """Of each tried grid but the last: the extremes and the mean in its steps."""
-    tried = data.StructLayout(
-        {
-            "least": signed(VALUE_BITS),
-            "most": signed(VALUE_BITS),
-            "offset": signed(FIELDS["offset"]),
-            "zero": 1,
-        }
+def in_fine_steps(magnitude: Value, finer: Value) -> Value:
+    """A magnitude in fine steps of a grid, with ``VALUE_BITS`` bits behind the point."""
+    return (magnitude << finer)[: VALUE_BITS + MAX_FINER]
+
+
+def rounds_up(m: Module, engine: StepEngine, name: str, scaled: Value, place: int, noise: Value) -> Value:
+    """Whether a magnitude in fine steps is one more when it is rounded to ``2**place`` of them."""
+    if not engine.noise_bits:
+        return scaled[VALUE_BITS - 1 + place]
+    return let(m, name, scaled[place : VALUE_BITS + place] + noise)[VALUE_BITS]
+
+
+def _known_layout(engine: StepEngine) -> data.StructLayout:
+    """What stays of an estimate when the block is measured."""
+    names = ("finer", "finest", "finite", "above", "masked", "last", "key")
+    return data.StructLayout({name: estimate_layout(engine).members[name] for name in names})
+
+
+def _measured_layout(engine: StepEngine) -> data.StructLayout:
+    """The extremes in steps of the finest tried grid, cut off, and of each the mean.
+
+    Members:
+        whole: of an extreme's magnitude.
+        negative: whether it is.
+        up: to nearest, whether the magnitude rounds to one step more of each grid.
+        zero: the grid is the coarsest one, in which all values are 0.
+    """
+    extreme = data.StructLayout({"whole": _WHOLE_BITS, "negative": 1, "up": _TRIED - 1})
+    tried = data.StructLayout({"offset": signed(FIELDS["offset"]), "zero": 1})
+    return data.StructLayout(
+        {"least": extreme, "most": extreme, "tried": data.ArrayLayout(tried, _TRIED - 1)}
     )
-    return data.StructLayout({"tried": data.ArrayLayout(tried, _TRIED - 1)})
 
 
-def _halves(magnitude: Value, finer: Value) -> Value:
-    """A magnitude in half steps of the grid that is next to finer."""
-    return magnitude >> (ALIGNED_BITS - finer)[:5]
-
-
-def _in_steps(halves: Value, tried: int) -> Value:
-    return (halves >> (tried + 1)) + halves[tried]
-
-
-def _round(m: Module, engine: StepEngine, estimate, rounded) -> None:
-    extremes = {}
-    for name in ("least", "most"):
-        value = estimate[name]
-        magnitude = Mux(value < 0, -value, value)[:VALUE_BITS]
-        extremes[name] = let(m, f"{name}_halves", _halves(magnitude, estimate.finer)), value < 0
+def _measure(m: Module, engine: StepEngine, estimate, measured) -> None:
+    for name in _EXTREMES:
+        value, extreme = estimate[name], measured[name]
+        negative = value < 0
+        magnitude = Mux(negative, -value, value)[:VALUE_BITS]
+        scaled = let(m, f"{name}_scaled", in_fine_steps(magnitude, estimate.finer))
+        m.d.comb += [
+            extreme.whole.eq(scaled[VALUE_BITS:]),
+            extreme.negative.eq(negative),
+            extreme.up.eq(scaled[VALUE_BITS - 1 :]),
+        ]
     n = exact_log2(engine.block)
-    for tried, grid in enumerate(rounded.tried):
+    for tried, grid in enumerate(measured.tried):
         finer = let(m, f"finer{tried}", _grid_of(estimate.finer, tried).as_signed())
         zero = finer <= 0
-        for name, (halves, negative) in extremes.items():
-            steps = _in_steps(halves, tried)
-            m.d.comb += grid[name].eq(Mux(zero, 0, Mux(negative, -steps, steps)))
         # The sum in halves of what the offset counts, for all shifts that there are.
         shift = Mux(zero, 1, finer)[:5]
         sums = estimate.sum - engine.block // 2
@@ -145,32 +185,44 @@ def _round(m: Module, engine: StepEngine, estimate, rounded) -> None:
         m.d.comb += [grid.offset.eq(Mux(zero, 0, clipped)), grid.zero.eq(zero)]
 
 
-def _count(m: Module, engine: StepEngine, go: Value, steps: Passage, estimate, rounded):
-    """Of each tried grid and core, how many escapes there are, and how many of these are the least."""
+def _count(m: Module, engine: StepEngine, go: Value, steps: Passage, noise, estimate, measured):
+    """Of each tried grid and core, how many escapes there are, and how many of these are the least.
+
+    Returns:
+        The counts, and for each extreme and tried grid the flag that :func:`_distance` takes.
+    """
     # Beyond the cap a code is an escape, wherever the offset lies.
     cap = (MAX_OFFSET + (1 << engine.max_core - 1) + 1).bit_length()
-    bits = min(cap + 3, VALUE_BITS - 1)
+    bits = min(cap + 2, _WHOLE_BITS)
     masked = Signal(reset_less=True)
     with m.If(go & steps.starts(0)):
         m.d.sync += masked.eq(estimate.masked)
     marks: dict[tuple, list[Signal]] = {}
     infinities = []
-    minus_offsets = [let(m, f"minus_offset{i}", -grid.offset) for i, grid in enumerate(rounded.tried)]
+    found: dict[tuple, list[Value]] = {}
+    minus_offsets = [let(m, f"minus_offset{i}", -grid.offset) for i, grid in enumerate(measured.tried)]
     cores = list(zip(splits_of(engine, False), splits_of(engine, True), strict=True))
     for i, lane in enumerate(steps.lanes[0]):
-        halves = let(m, f"halves{i}", _halves(lane.magnitude, estimate.finer))
-        too_large = halves[bits:].any()
-        kept = Signal(bits, name=f"kept{i}", reset_less=True)
+        scaled = let(m, f"scaled{i}", in_fine_steps(lane.magnitude, estimate.finer))
+        kept = Signal(_WHOLE_BITS, name=f"kept{i}", reset_less=True)
+        ups = Signal(_TRIED - 1, name=f"ups{i}", reset_less=True)
+        rounded = [
+            rounds_up(m, engine, f"up{tried}_{i}_sum", scaled, tried, noise[i]) for tried in range(_TRIED - 1)
+        ]
         with m.If(go):
-            m.d.sync += kept.eq(halves[:bits] | too_large.replicate(bits))
+            m.d.sync += [kept.eq(scaled[VALUE_BITS:]), ups.eq(Cat(rounded))]
         value = steps.lanes[1][i]
         infinity = let(m, f"infinity{i}", value.special & value.magnitude[0])
         infinities.append(infinity)
+        if engine.noise_bits:
+            for key, flag in _flags(m, i, value, kept, ups, measured):
+                found.setdefault(key, []).append(flag)
+        too_large = let(m, f"too_large{i}", kept[bits:].any())
         for tried in range(_TRIED - 1):
-            grid = rounded.tried[tried]
-            there = ~grid.zero
-            whole = let(m, f"whole{tried}_{i}", kept[tried + 1 :] & there.replicate(bits - tried - 1))
-            up = let(m, f"up{tried}_{i}", kept[tried] & there)
+            there = ~measured.tried[tried].zero
+            whole = kept[tried:bits] | too_large.replicate(bits - tried)
+            whole = let(m, f"whole{tried}_{i}", whole & there.replicate(bits - tried))
+            up = let(m, f"up{tried}_{i}", ups[tried] & there)
             negative = value.negative
             signed_whole = Cat(whole ^ negative.replicate(len(whole)), negative)
             code = let(m, f"code{tried}_{i}", with_carry(signed_whole, minus_offsets[tried], up ^ negative))
@@ -202,7 +254,25 @@ def _count(m: Module, engine: StepEngine, go: Value, steps: Passage, estimate, r
         with m.If(go):
             m.d.sync += count.eq(Mux(first, 0, count) + total(m, f"here_{name}", column))
         counts[key] = count
-    return counts
+    flags = {}
+    for (name, tried), column in found.items():
+        flag = Signal(name=f"{name}_flag{tried}", reset_less=True)
+        with m.If(go):
+            m.d.sync += flag.eq((flag & ~steps.tags[1].first) | Cat(column).any())
+        flags[name, tried] = flag
+    return counts, flags
+
+
+def _flags(m: Module, i: int, value, kept: Value, ups: Value, measured) -> Iterator[tuple[tuple, Value]]:
+    """Whether a value that is cut off to the same steps as an extreme is rounded to a farther one."""
+    for name in _EXTREMES:
+        extreme = measured[name]
+        differs = kept ^ extreme.whole
+        same = ~value.special & (value.negative == extreme.negative)
+        for tried in range(_TRIED - 1):
+            is_equal = let(m, f"{name}_is{tried}_{i}", same & ~differs[tried:].any())
+            outward = value.negative if name == "least" else ~value.negative
+            yield (name, tried), is_equal & (ups[tried] == outward)
 
 
 def _reaches(size: Value, core: int, masked_core: int, masked: Value) -> Value:
@@ -225,50 +295,56 @@ def _widths_layout(engine: StepEngine) -> data.StructLayout:
             "may": 1,
         }
     )
-    return data.StructLayout(
-        {
-            "tried": data.ArrayLayout(tried, _TRIED),
-            "finer": range(MAX_FINER + 1),
-            "above": 8,
-            "masked": 1,
-            "last": 1,
-        }
-    )
+    return data.StructLayout({"tried": data.ArrayLayout(tried, _TRIED), "known": _known_layout(engine)})
 
 
-def _find_widths(m: Module, engine: StepEngine, estimate, rounded, widths) -> None:
+def _find_widths(m: Module, engine: StepEngine, known, measured, flags, widths) -> None:
     # The codes of infinities are no larger than 1, and in a block with specials the width is given.
     cores = list(zip(splits_of(engine, False), splits_of(engine, True), strict=True))
     for tried, grid in enumerate(widths.tried):
+        zero, offset, may = C(1), C(0, signed(1)), C(1)
         if tried < _TRIED - 1:
-            here = rounded.tried[tried]
-            least, most, offset = here.least, here.most, here.offset
-            may = {0: estimate.finer < estimate.finest, 1: C(1), 2: estimate.finer > 0}[tried]
-        else:
-            least = most = offset = C(0, signed(1))
-            may = C(1)
+            zero, offset = measured.tried[tried].zero, measured.tried[tried].offset
+            may = {0: known.finer < known.finest, 1: C(1), 2: known.finer > 0}[tried]
         m.d.comb += [grid.offset.eq(offset), grid.may.eq(may)]
         for split, ((core, from_mean), (masked_core, _)) in enumerate(cores):
             taken = offset if from_mean else C(0, signed(1))
-            up, down = most - taken, taken - least
+            up, down = (
+                _distance(m, name, tried, split, measured, flags, zero, taken) for name in ("most", "least")
+            )
             size = Mux(up > down, up, down)
-            size = let(m, f"size{tried}_{split}", Mux(estimate.finite & (size > 0), size, 0))
-            floor = Mux(estimate.masked, 1 << max(masked_core, 1) - 1, 1 << max(core, 1) - 1)
+            size = let(m, f"size{tried}_{split}", Mux(known.finite & (size > 0), size, 0))
+            floor = Mux(known.masked, 1 << max(masked_core, 1) - 1, 1 << max(core, 1) - 1)
             for short in (0, 1):
                 beyond = let(m, f"beyond{tried}_{split}_{short}", size - floor - short)
                 found = let(m, f"length{tried}_{split}_{short}", _length(beyond[: len(beyond) - 1]))
                 bits = Mux(beyond >= 0, found + 1 - short, 0)
                 wide = grid.wide[split][short]
                 m.d.comb += [
-                    wide.bits.eq(Mux(estimate.masked, MASKED, bits)),
-                    wide.fits.eq(bits <= Mux(estimate.masked, MASKED, MASKED - 1)),
+                    wide.bits.eq(Mux(known.masked, MASKED, bits)),
+                    wide.fits.eq(bits <= Mux(known.masked, MASKED, MASKED - 1)),
                 ]
-    m.d.comb += [
-        widths.finer.eq(estimate.finer),
-        widths.above.eq(estimate.above),
-        widths.masked.eq(estimate.masked),
-        widths.last.eq(estimate.last),
-    ]
+    m.d.comb += widths.known.eq(known)
+
+
+def _distance(m: Module, name: str, tried: int, split: int, measured, flags, zero, taken: Value) -> Value:
+    """How far the greatest code lies above an offset, or the least below it.
+
+    A rounded extreme is, by its sign, the steps to which it is cut off or their complement, which is farther
+    in than it may be; a flag says whether it is a step farther out.
+    """
+    if tried == _TRIED - 1:
+        return -taken if name == "most" else taken
+    extreme = measured[name]
+    outward = extreme.negative if name == "least" else ~extreme.negative
+    flag = flags[name, tried] if flags else extreme.up[tried] == outward
+    cut = extreme.whole[tried:]
+    base = Mux(zero, 0, Cat(cut ^ extreme.negative.replicate(len(cut)), extreme.negative)).as_signed()
+    flag = Mux(zero, name == "least", flag)
+    farther = let(m, f"{name}_farther{tried}_{split}", flag)
+    if name == "most":
+        return let(m, f"most{tried}_{split}", with_carry(base, -taken, farther))
+    return let(m, f"least{tried}_{split}", with_carry(~base, taken, farther))
 
 
 def _length(number: Value) -> Value:
@@ -305,7 +381,8 @@ def _lengths_layout(engine: StepEngine) -> data.StructLayout:
 def _find_lengths(m: Module, engine: StepEngine, widths, counts, lengths) -> None:
     n = engine.block
     cores = list(zip(splits_of(engine, False), splits_of(engine, True), strict=True))
-    room = Mux(widths.masked, engine.room - n, engine.room)
+    known = widths.known
+    room = Mux(known.masked, engine.room - n, engine.room)
     for tried, (grid, shortest) in enumerate(zip(widths.tried, lengths.tried, strict=True)):
         best = None
         for split, ((core, from_mean), (masked_core, _)) in enumerate(cores):
@@ -316,15 +393,15 @@ def _find_lengths(m: Module, engine: StepEngine, widths, counts, lengths) -> Non
             else:
                 # Only infinities have a code other than 0.
                 found = counts[tried, 0, "infinities"]
-                escapes = least = Mux(Mux(widths.masked, masked_core, core) == 1, found, 0)
-            core_now = let(m, f"core{tried}_{split}", Mux(widths.masked, masked_core, core))
+                escapes = least = Mux(Mux(known.masked, masked_core, core) == 1, found, 0)
+            core_now = let(m, f"core{tried}_{split}", Mux(known.masked, masked_core, core))
             for short in (0, 1):
                 wide = grid.wide[split][short]
                 fields = escapes - least if short else escapes
                 length = let(
                     m,
                     f"length{tried}_{split}_{short}",
-                    Mux(widths.masked, n * masked_core, n * core)
+                    Mux(known.masked, n * masked_core, n * core)
                     + (2 * escapes if short else 0)
                     + (fields.as_unsigned() if short else fields)[: len(escapes)] * wide.bits,
                 )
@@ -347,12 +424,7 @@ def _find_lengths(m: Module, engine: StepEngine, widths, counts, lengths) -> Non
             shortest.wide.eq(wide_bits),
             shortest.escapes.eq(escapes),
         ]
-    m.d.comb += [
-        lengths.finer.eq(widths.finer),
-        lengths.above.eq(widths.above),
-        lengths.masked.eq(widths.masked),
-        lengths.last.eq(widths.last),
-    ]
+    m.d.comb += [lengths[name].eq(known[name]) for name in ("finer", "above", "masked", "last")]
 
 
 def _choose(m: Module, engine: StepEngine, lengths, chosen) -> None:

@@ -35,24 +35,27 @@ class StepCompressor(wiring.Component):
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
     Args:
-        fmt: a step format that rounds to nearest.
+        fmt: a step format.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
 
     Members:
         i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
-            end after any byte; its last block is padded with zeros here.
+            end after any byte; its last block is padded with zeros here. If the format rounds stochastically,
+            the first word of each tensor holds its seed.
         o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:
-        ValueError: the format rounds otherwise; or see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.engine.Engine`.
     """
 
     def __init__(self, fmt: StepFormat, bus_bytes: int = 64):
-        if fmt.rounding != "nearest":
-            raise ValueError(f"rounding must be nearest for a compressor, not {fmt.rounding!r}")
         self.engine = StepEngine(fmt, bus_bytes)
-        word = word_layout(bus_bytes)
-        super().__init__({"i": In(stream.Signature(word)), "o": Out(stream.Signature(word))})
+        super().__init__(
+            {
+                "i": In(stream.Signature(word_layout(bus_bytes, seed=fmt.rounding == "stochastic"))),
+                "o": Out(stream.Signature(word_layout(bus_bytes))),
+            }
+        )
 
     @staticmethod
     def latency(engine: Engine) -> int:
@@ -69,17 +72,24 @@ class StepCompressor(wiring.Component):
         m.submodules.refiner = refiner = Refiner(engine)
         m.submodules.layer = layer = Layer(engine)
         m.submodules.packer = packer = Packer(engine.target, engine.bus_bytes)
-        wiring.connect(m, wiring.flipped(self.i), widener.i)
         wiring.connect(m, widener.o, aligner.i)
+        if engine.key_bits:
+            m.d.comb += aligner.seed.eq(self.i.p.seed)
         m.d.comb += [
+            widener.i.valid.eq(self.i.valid),
+            *(widener.i.p[name].eq(self.i.p[name]) for name in ("data", "last", "empty")),
+            self.i.ready.eq(widener.i.ready),
             *(part.go.eq(layer.go) for part in (aligner, estimator, chooser, refiner)),
             estimator.i.eq(aligner.o),
             estimator.above.eq(aligner.above),
             estimator.masked.eq(aligner.masked),
             estimator.last.eq(aligner.last),
+            estimator.key.eq(aligner.key),
             chooser.i.eq(estimator.o),
+            chooser.noise.eq(estimator.noise),
             chooser.estimate.eq(estimator.block),
             refiner.i.eq(chooser.o),
+            refiner.noise.eq(chooser.noise_later),
             refiner.choice.eq(chooser.block),
             layer.i.eq(refiner.o),
             layer.block.eq(refiner.block),

@@ -11,6 +11,7 @@ from .engine import StepEngine
 from .fields import Register, leading_zeros, let, total
 from .planes import any_set
 from .step_aligner import VALUE_BITS, Passage, aligned_layout, signed_value, steps_of
+from .step_noise import noise_layout, noise_of
 
 __all__ = ["Estimator", "estimate_layout", "splits_of"]
 
@@ -28,7 +29,7 @@ def estimate_layout(engine: StepEngine) -> data.StructLayout:
     """What is known of a block.
 
     Members:
-        above, masked, last: see :class:`rtl.step_aligner.Aligner`.
+        above, masked, last, key: see :class:`rtl.step_aligner.Aligner`.
         sum: of all values, and half a block.
         least, most: of the finite values, if there are any.
         finer: how often the coarsest grid can be halved by the estimate.
@@ -39,6 +40,7 @@ def estimate_layout(engine: StepEngine) -> data.StructLayout:
             "above": 8,
             "masked": 1,
             "last": 1,
+            "key": engine.key_bits,
             "sum": _sum_shape(engine),
             "least": signed(VALUE_BITS + 1),
             "most": signed(VALUE_BITS + 1),
@@ -55,7 +57,14 @@ def _sum_shape(engine: StepEngine) -> Shape:
 
 
 class Estimator(wiring.Component):
-    """Finds each block's mean, and with it the grid that its histograms of lengths suggest."""
+    """Finds each block's mean, and with it the grid that its histograms of lengths suggest.
+
+    Members:
+        above, masked, last, key: see :class:`rtl.step_aligner.Aligner`.
+        o: the steps, once the estimate is made.
+        block: what is known of their block.
+        noise: the random bits of their values.
+    """
 
     def __init__(self, engine: StepEngine):
         self._engine = engine
@@ -67,8 +76,10 @@ class Estimator(wiring.Component):
                 "above": In(8),
                 "masked": In(1),
                 "last": In(1),
+                "key": In(engine.key_bits),
                 "o": Out(steps),
                 "block": Out(estimate_layout(engine)),
+                "noise": Out(noise_layout(engine)),
             }
         )
 
@@ -77,22 +88,18 @@ class Estimator(wiring.Component):
         engine, go = self._engine, self.go
         summed = Passage(m, go, self.i, engine.words + 2, "summed")
         known = Register(
-            m, data.StructLayout({"above": 8, "masked": 1, "last": 1}), go & summed.ends(0), "known"
+            m,
+            data.StructLayout({"above": 8, "masked": 1, "last": 1, "key": engine.key_bits}),
+            go & summed.ends(0),
+            "known",
         )
-        m.d.comb += [
-            known.next.above.eq(self.above),
-            known.next.masked.eq(self.masked),
-            known.next.last.eq(self.last),
-        ]
+        given = ("above", "masked", "last", "key")
+        m.d.comb += [known.next[name].eq(getattr(self, name)) for name in given]
         known_later = Register(m, known.now.shape(), go & summed.ends(1), "known_later")
         m.d.comb += known_later.next.eq(known.now)
         mean = Register(m, estimate_layout(engine), go & summed.ends(2), "mean")
         _sum(m, engine, go, summed, mean.next)
-        m.d.comb += [
-            mean.next.above.eq(known_later.now.above),
-            mean.next.masked.eq(known_later.now.masked),
-            mean.next.last.eq(known_later.now.last),
-        ]
+        m.d.comb += [mean.next[name].eq(known_later.now[name]) for name in given]
 
         steps = Signal(self.i.shape(), name="steps")
         m.d.comb += [steps.tag.eq(summed.tags[-1]), steps.lanes.eq(summed.lanes[-1])]
@@ -111,6 +118,10 @@ class Estimator(wiring.Component):
             self.o.lanes.eq(counted.lanes[-1]),
             self.block.eq(found.now),
         ]
+        if engine.noise_bits:
+            m.d.comb += Value.cast(self.noise).eq(
+                Cat(noise_of(m, engine, go, counted.tags[-3], held.now.key))
+            )
         return m
 
 

@@ -4,13 +4,14 @@ from amaranth import C, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.step import ALIGNED_BITS, MASKED
+from golden.step import MASKED
 
 from .engine import StepEngine
 from .fields import Register, let
 from .step_aligner import VALUE_BITS, Passage, aligned_layout, steps_of, with_carry
-from .step_chooser import choice_layout
+from .step_chooser import choice_layout, in_fine_steps, rounds_up
 from .step_estimator import splits_of
+from .step_noise import noise_layout
 
 __all__ = ["CODE_BITS", "Refiner", "coded_layout", "refined_layout"]
 
@@ -56,6 +57,7 @@ class Refiner(wiring.Component):
             {
                 "go": In(1),
                 "i": In(steps_of(engine, aligned_layout())),
+                "noise": In(noise_layout(engine)),
                 "choice": In(choice_layout(engine)),
                 "o": Out(steps_of(engine, coded_layout())),
                 "block": Out(refined_layout(engine)),
@@ -66,16 +68,16 @@ class Refiner(wiring.Component):
         m = Module()
         engine, go = self._engine, self.go
         choice = choice_layout(engine)
-        quarters = Passage(m, go, _in_quarters(m, engine, self.i, self.choice), 1, "quarters")
-        of_quarters = Register(m, choice, go & quarters.starts(0), "of_quarters")
-        coded, changes = _code(m, engine, go, quarters, of_quarters.now)
+        rounded = Passage(m, go, _rounded(m, engine, self.i, self.noise, self.choice), 1, "rounded")
+        of_rounded = Register(m, choice, go & rounded.starts(0), "of_rounded")
+        coded, changes = _code(m, engine, go, rounded, of_rounded.now)
         steps = Passage(m, go, coded, engine.words + 2, "coded")
         of_coded = Register(m, choice, go & steps.starts(0), "of_coded")
         of_summed = Register(m, choice, go & steps.starts(1), "of_summed")
         refined = Register(m, refined_layout(engine), go & steps.ends(2), "refined")
         m.d.comb += [
-            of_quarters.next.eq(self.choice),
-            of_coded.next.eq(of_quarters.now),
+            of_rounded.next.eq(self.choice),
+            of_coded.next.eq(of_rounded.now),
             of_summed.next.eq(of_coded.now),
         ]
         sums = _sum(m, go, changes, of_coded.now)
@@ -88,24 +90,41 @@ class Refiner(wiring.Component):
         return m
 
 
-def _in_quarters(m: Module, engine: StepEngine, steps, choice):
-    """Magnitudes in quarters of the chosen step; those of specials as they are."""
-    quarters = Signal(steps_of(engine, aligned_layout()), name="quarters")
-    m.d.comb += quarters.tag.eq(steps.tag)
-    for lane, value in zip(quarters.lanes, steps.lanes, strict=True):
-        shift = Mux(value.special, 0, (ALIGNED_BITS - choice.finer)[:5])
+def _rounded_layout() -> data.StructLayout:
+    """A magnitude in steps of the chosen grid, cut off, and how it is rounded; or a special.
+
+    Members:
+        half: whether half a step more is left; of a special, whether it is an infinity.
+        fine_up: whether it is a fine step more, rounded to those.
+        coarse_up: the same of coarse steps.
+    """
+    members = {"whole": VALUE_BITS - 3, "half": 1, "fine_up": 1, "coarse_up": 1, "negative": 1, "special": 1}
+    return data.StructLayout(members)
+
+
+def _rounded(m: Module, engine: StepEngine, steps, noise, choice):
+    rounded = Signal(steps_of(engine, _rounded_layout()), name="rounded")
+    m.d.comb += rounded.tag.eq(steps.tag)
+    for i, (lane, value) in enumerate(zip(rounded.lanes, steps.lanes, strict=True)):
+        scaled = let(m, f"scaled{i}", in_fine_steps(value.magnitude, choice.finer))
+        half = scaled[VALUE_BITS]
+        fine_up = rounds_up(m, engine, f"fine_up{i}", scaled, 0, noise[i])
+        coarse_up = rounds_up(m, engine, f"coarse_up{i}", scaled, 1, noise[i]) & (choice.finer != 0)
         m.d.comb += [
-            lane.magnitude.eq(value.magnitude >> shift),
+            lane.whole.eq(scaled[VALUE_BITS + 1 :]),
+            lane.half.eq(Mux(value.special, value.magnitude[0], half)),
+            lane.fine_up.eq(fine_up),
+            lane.coarse_up.eq(coarse_up),
             lane.negative.eq(value.negative),
             lane.special.eq(value.special),
         ]
-    return quarters
+    return rounded
 
 
-def _code(m: Module, engine: StepEngine, go: Value, quarters: Passage, choice):
+def _code(m: Module, engine: StepEngine, go: Value, rounded: Passage, choice):
     """Codes, and a cycle later by how many escapes and wide fields there are more if a value moves."""
     coded = Signal(steps_of(engine, coded_layout()), name="coded")
-    m.d.comb += coded.tag.eq(quarters.tags[1])
+    m.d.comb += coded.tag.eq(rounded.tags[1])
     cores = {core for masked in (False, True) for core, _ in splits_of(engine, masked) if core > 0}
     is_core = {core: let(m, f"core{core}", choice.core == core) for core in sorted(cores)}
     # From here on a code needs more bits than a wide field has.
@@ -113,22 +132,23 @@ def _code(m: Module, engine: StepEngine, go: Value, quarters: Passage, choice):
     too_wide = let(m, "too_wide", too_wide)
     minus_offset = let(m, "minus_offset", -choice.offset)
     changes = []
-    for i, (lane, value) in enumerate(zip(coded.lanes, quarters.lanes[1], strict=True)):
-        negative, quarter = value.negative, value.magnitude[:2]
-        # With the rounding of docs/format.md the code is the whole steps and, by the quarters that are left,
-        # one more; below 0 it is the complement of that.
-        whole = Cat(value.magnitude[2:] ^ negative.replicate(VALUE_BITS - 2), negative)
-        down = let(m, f"down{i}", with_carry(whole, minus_offset, quarter == Mux(negative, 0, 3)))
-        is_higher = let(m, f"is_higher{i}", quarter == Mux(negative, 1, 2))
+    for i, (lane, value) in enumerate(zip(coded.lanes, rounded.lanes[1], strict=True)):
+        negative = value.negative
+        # Of the fine steps, twice the whole ones and as many more as there are of half and fine_up, the code
+        # is half, rounded down. Below 0 that is a complement.
+        both, some = value.half & value.fine_up, value.half | value.fine_up
+        whole = Cat(value.whole ^ negative.replicate(len(value.whole)), negative)
+        down = let(m, f"down{i}", with_carry(whole, minus_offset, Mux(negative, ~some, both)))
+        is_higher = let(m, f"is_higher{i}", Mux(negative, some & ~value.coarse_up, value.coarse_up & ~both))
         code = let(m, f"code{i}", (down + is_higher)[:CODE_BITS].as_signed())
         size = let(m, f"code_size{i}", Mux(code < 0, -code, code))
         down_size = let(m, f"down_size{i}", Mux(down < 0, -down, down))
         moves = let(m, f"moves{i}", ~value.special & (down_size < too_wide))
-        of_special = Mux(quarter[0], Mux(negative, -1, 1), 0)
+        of_special = Mux(value.half, Mux(negative, -1, 1), 0)
         m.d.comb += [
             lane.code.eq(Mux(value.special, of_special, Mux(moves, down, code))),
             lane.higher.eq(moves & is_higher),
-            lane.fine.eq(moves & (quarter[0] ^ quarter[1])),
+            lane.fine.eq(moves & (value.half ^ value.fine_up)),
             lane.special.eq(value.special),
         ]
         now, was = (_escapes(of, is_core, choice.short) for of in (down_size, size))

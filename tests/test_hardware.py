@@ -10,7 +10,7 @@ from cocotb_tests.coverage import Coverage
 from gen.config import Config
 from gen.verilog import parts
 from golden import PlaneFormat, StepFormat
-from rtl import Engine, StepCompressor
+from rtl import Engine
 from rtl.engine import StepEngine
 
 SLICE = [
@@ -162,8 +162,6 @@ def test_the_spread_of_the_step_format_has_every_dtype_block_and_bus():
 
 
 def test_wrong_parameters_are_named():
-    with pytest.raises(ValueError, match="rounding must be nearest for a compressor, not 'stochastic'"):
-        StepCompressor(StepFormat(rounding="stochastic"))
     with pytest.raises(ValueError, match="fmt must have a fixed target, not None"):
         Engine(PlaneFormat(target=None), 64)
     with pytest.raises(ValueError, match=r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"):
