@@ -20,7 +20,7 @@ import golden
 from cocotb_tests import step_stimulus, stimulus
 from cocotb_tests.coverage import Coverage
 from cocotb_tests.step_coverage import StepCoverage
-from cocotb_tests.streams import PATTERNS, Bench, Word, bursts, never, often
+from cocotb_tests.streams import PATTERNS, Bench, Word, bursts, never, often, seed_of
 from golden import Format, PlaneFormat, StepFormat
 from rtl import Engine
 from rtl.engine import StepEngine
@@ -68,7 +68,8 @@ def in_and_out(tensor: bytes) -> tuple[bytes, bytes]:
     fmt = TASK.fmt
     blocks = -(-len(tensor) // fmt.raw_bytes)
     whole = tensor.ljust(blocks * fmt.raw_bytes, b"\0")
-    stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array))
+    seed = {"seed": seed_of(tensor)} if isinstance(fmt, StepFormat) else {}
+    stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array), **seed)
     if TASK.part == "compressor":
         return tensor, stored.tobytes()
     return stored.tobytes(), fmt.decompress(stored, blocks * fmt.block).tobytes()
@@ -146,7 +147,7 @@ async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int,
         stop = start + fmt.raw_bytes * -(-size // fmt.raw_bytes)
         tensor = data[start : start + size]
         padded = np.frombuffer(tensor.ljust(stop - start, b"\0"), fmt.float_type.bits)
-        coverage.blocks(padded.reshape(-1, fmt.block))
+        coverage.blocks(padded.reshape(-1, fmt.block), seed_of(tensor))
         tensors.append(in_and_out(tensor))
         start = stop
     for sent, _ in tensors:

@@ -19,16 +19,16 @@ SPREAD = [
     Config(PlaneFormat("fp16", 16, 7), bus_bytes=64, interface="axi"),
 ]
 
-# The same for the step format: a bit for each value and no more, and raw-sized blocks, which have cores of
-# all widths.
+# The same for the step format: a bit for each value and no more, raw-sized blocks, which have cores of all
+# widths, and both roundings of blocks with room for a mask of specials and without.
 STEP_SPREAD = [
     Config(StepFormat("fp32", 64, 32), bus_bytes=64),
     Config(StepFormat("fp32", 128, 51), bus_bytes=16),
     Config(StepFormat("fp32", 16, 5), bus_bytes=64),
-    Config(StepFormat("bf16", 64, 20), bus_bytes=128),
+    Config(StepFormat("bf16", 64, 20, "stochastic"), bus_bytes=128),
     Config(StepFormat("bf16", 16, 11), bus_bytes=32),
     Config(StepFormat("fp16", 32, 64), bus_bytes=16),
-    Config(StepFormat("fp16", 64, 43), bus_bytes=32),
+    Config(StepFormat("fp16", 64, 43, "stochastic"), bus_bytes=32),
 ]
 
 # Formats of every type, blocks smaller than the bus among them, between which one engine is switched.
@@ -57,7 +57,7 @@ COVERED = [config for config in PLANE_PRESETS.values() if config.interface == "s
 
 # The same of the step format: one or several words to a block, blocks with room for a mask and without.
 STEP_SMALL = [
-    Config(StepFormat("fp16", 32, 19), bus_bytes=32),
+    Config(StepFormat("fp16", 32, 19, "stochastic"), bus_bytes=32),
     Config(StepFormat("fp32", 16, 5), bus_bytes=64),
 ]
 

@@ -27,10 +27,10 @@ class StepCoverage(Coverage):
             return
         self.stored(np.zeros((1, fmt.target), np.uint8), bytes(fmt.raw_bytes), set())
 
-    def blocks(self, words: np.ndarray) -> None:
-        """Count blocks of values. Of a decompressor their compressed blocks decide, not they."""
+    def blocks(self, words: np.ndarray, seed: int = 0) -> None:
+        """Count the blocks of a tensor. Of a decompressor what it is given decides, not they."""
         if self._part == "compressor":
-            self._count(_chosen_corners(self._engine, words))
+            self._count(_chosen_corners(self._engine, words, seed))
 
     def stored(self, stored: np.ndarray, expected: bytes, errors: set[int]) -> None:
         """Count compressed blocks.
@@ -47,10 +47,10 @@ class StepCoverage(Coverage):
         self._count(_result_corners(self._engine, words[~invalid]))
 
 
-def _chosen_corners(engine: StepEngine, words: np.ndarray) -> Iterator[Corner]:
+def _chosen_corners(engine: StepEngine, words: np.ndarray, seed: int) -> Iterator[Corner]:
     """What the values are, and how a compressor stores them."""
     fmt = engine.fmt
-    stored = fmt.compress(words.view(fmt.float_type.array))
+    stored = fmt.compress(words.view(fmt.float_type.array), seed)
     for kind, here in kinds_of(fmt, words).items():
         yield Corner("values", f"a {kind}", here.any(axis=1))
         yield Corner("values", f"nothing but {kind}", here.all(axis=1))

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from golden import PlaneFormat
+from golden import Format, PlaneFormat, StepFormat
 from rtl import Engine
 
 from . import library, verilog
@@ -15,6 +15,8 @@ from .formal import command as formal_command
 from .synth import command as synth_command
 from .toolchain import ToolError
 
+FORMATS: dict[str, type[Format]] = {"planes": PlaneFormat, "step": StepFormat}
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gen", description=sys.modules["gen"].__doc__)
@@ -22,9 +24,13 @@ def _parser() -> argparse.ArgumentParser:
 
     of_format = argparse.ArgumentParser(add_help=False)
     of_format.add_argument("--dtype", help="fp32, bf16 or fp16 (default: fp32)")
-    of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
-    of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
-    of_format.add_argument("--rounding", help="nearest or truncate (default: nearest)")
+    of_format.add_argument(
+        "--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64; step 128)"
+    )
+    of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80; step 64)")
+    of_format.add_argument(
+        "--rounding", help="nearest, or truncate with planes, stochastic with step (default: nearest)"
+    )
     of_format.add_argument(
         "--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)"
     )
@@ -32,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     make = commands.add_parser(
         "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
     )
+    make.add_argument("--scheme", choices=FORMATS, help="the format: planes or step (default: planes)")
     make.add_argument("--interface", help="of the ports: stream, axi or runtime (default: stream)")
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
     make.add_argument(
@@ -42,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "library", parents=[of_format], help="build the library of the verilated backend"
     )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
-    build.set_defaults(interface=None)
+    build.set_defaults(scheme=None, interface=None)
 
     commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
 
@@ -62,7 +69,8 @@ def _config(arguments: argparse.Namespace) -> Config:
         for name in ("dtype", "block", "target", "rounding")
         if getattr(arguments, name) is not None
     }
-    config = Config(PlaneFormat(**given), arguments.bus_bytes or 64, arguments.interface or "stream")
+    fmt = FORMATS[arguments.scheme or "planes"](**given)
+    config = Config(fmt, arguments.bus_bytes or 64, arguments.interface or "stream")
     Engine(config.fmt, config.bus_bytes)  # raises if there is no such engine
     return config
 
@@ -72,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     format_given = arguments.command in ("verilog", "library") and any(
         getattr(arguments, name) is not None
-        for name in ("dtype", "block", "target", "rounding", "bus_bytes", "interface")
+        for name in ("scheme", "dtype", "block", "target", "rounding", "bus_bytes", "interface")
     )
     try:
         if arguments.command == "synth":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ WAIVERS = {
     "WIDTHEXPAND": "Amaranth's operators widen their operands as far as the result needs",
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
+
+# A field of no bits, which an engine's parameters leave nothing of: Verilog cannot even declare it.
+_NO_BITS = re.compile(r"^ *wire \[-1:0\] [^;]*;\n", re.MULTILINE)
 
 # The engines of each format, by what they are: "compressor" or "decompressor".
 ENGINES: dict[type[Format], dict[str, Any]] = {
@@ -83,7 +87,8 @@ def verilog_text(config: Config) -> str:
 def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """A part's modules, and what an integrator needs to know of the top one's ports."""
     component = make_component(config, part)
-    return verilog.convert(component, name=module_name(config, part), emit_src=False), _ports(component)
+    text = verilog.convert(component, name=module_name(config, part), emit_src=False)
+    return re.sub(_NO_BITS, "", text), _ports(component)
 
 
 def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:

@@ -97,6 +97,17 @@ def test_presets_of_the_step_format_have_the_formats_that_their_names_say():
         assert fmt.raw_bytes / fmt.target == pytest.approx(ratio, abs=0.05)
 
 
+def test_a_stochastic_compressor_takes_a_seed(tmp_path, capsys):
+    given = ["--scheme", "step", "--dtype", "bf16", "--block", "16", "--target", "5", "--bus-bytes", "16"]
+    path = tmp_path / "step.v"
+    main(["verilog", *given, "--rounding", "stochastic", "-o", str(path)])
+    text = path.read_text()
+    assert "bf16, 16 values (32 bytes) to 5 bytes, stochastic" in text
+    config = Config(StepFormat("bf16", 16, 5, "stochastic"), bus_bytes=16)
+    ports = verilog.manifest_entry(config, path)["engines"]["compressor"]["ports"]
+    assert ports["i__payload"]["fields"]["seed"] == "[164:133]"
+
+
 def test_engines_of_the_step_format_have_streams_only(tmp_path):
     config = Config(StepFormat("bf16", 16, 8), bus_bytes=16)
     (entry,) = json.loads(verilog.write_presets([config], tmp_path).read_text())["configs"]
@@ -131,6 +142,8 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         (["--target", "20"], "target must be from 21 .* to 256 bytes .*, not 20"),
         (["--rounding", "up"], "rounding must be one of nearest, truncate, not 'up'"),
         (["--bus-bytes", "48"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
+        (["--scheme", "step", "--rounding", "truncate"], "nearest, stochastic, not 'truncate'"),
+        (["--scheme", "step", "--interface", "axi"], "interface must be stream for a step format, not 'axi'"),
         (["--interface", "wishbone"], "interface must be one of stream, axi, runtime, not 'wishbone'"),
     ],
 )

@@ -19,7 +19,7 @@ SLICE = [
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
     configs.SWITCHED,
-    Config(StepFormat("fp16", 32, 19), bus_bytes=32),
+    Config(StepFormat("fp16", 32, 19, "stochastic"), bus_bytes=32),
     Config(StepFormat("fp32", 16, 5), bus_bytes=64),
 ]
 ENGINES = [
@@ -151,11 +151,12 @@ def test_the_spread_has_every_dtype_block_bus_and_rounding():
     assert any(fmt.target == fmt.raw_bytes for fmt in formats)
 
 
-def test_the_spread_of_the_step_format_has_every_dtype_block_and_bus():
+def test_the_spread_of_the_step_format_has_every_dtype_block_bus_and_rounding():
     engines = [config for config in configs.ALL if isinstance(config.fmt, StepFormat)]
     assert {config.fmt.dtype for config in engines} == {"fp32", "bf16", "fp16"}
     assert {config.fmt.block for config in engines} == {16, 32, 64, 128}
     assert {config.bus_bytes for config in engines} == {16, 32, 64, 128}
+    assert {config.fmt.rounding for config in engines} == {"nearest", "stochastic"}
     sections = {StepEngine(config.fmt, config.bus_bytes).sections for config in engines}
     assert {1, 2} < sections
     assert max(sections) >= 15

@@ -45,7 +45,7 @@ SWITCHED = Config(
     preset="bf16_n16_t20_or_fp32_n16_t24_b16",
 )
 
-STEP = Config(StepFormat("bf16", block=16, target=9), bus_bytes=16)
+STEP = Config(StepFormat("bf16", block=16, target=9, rounding="stochastic"), bus_bytes=16)
 STEP_NARROW = Config(StepFormat("fp32", block=16, target=5), bus_bytes=64)
 
 NUMBER = "number, latency"
