@@ -22,7 +22,7 @@ SPREAD = [
 # The same for the step format: a bit for each value and no more, raw-sized blocks, which have cores of all
 # widths, and both roundings of blocks with room for a mask of specials and without.
 STEP_SPREAD = [
-    Config(StepFormat("fp32", 64, 32), bus_bytes=64),
+    Config(StepFormat("fp32", 64, 32, "stochastic"), bus_bytes=64),
     Config(StepFormat("fp32", 128, 51), bus_bytes=16),
     Config(StepFormat("fp32", 16, 5), bus_bytes=64),
     Config(StepFormat("bf16", 64, 20, "stochastic"), bus_bytes=128),

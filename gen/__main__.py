@@ -24,13 +24,9 @@ def _parser() -> argparse.ArgumentParser:
 
     of_format = argparse.ArgumentParser(add_help=False)
     of_format.add_argument("--dtype", help="fp32, bf16 or fp16 (default: fp32)")
-    of_format.add_argument(
-        "--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64; step 128)"
-    )
-    of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80; step 64)")
-    of_format.add_argument(
-        "--rounding", help="nearest, or truncate with planes, stochastic with step (default: nearest)"
-    )
+    of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
+    of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
+    of_format.add_argument("--rounding", help="nearest or truncate (default: nearest)")
     of_format.add_argument(
         "--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)"
     )
@@ -38,7 +34,12 @@ def _parser() -> argparse.ArgumentParser:
     make = commands.add_parser(
         "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
     )
-    make.add_argument("--scheme", choices=FORMATS, help="the format: planes or step (default: planes)")
+    make.add_argument(
+        "--scheme",
+        choices=FORMATS,
+        help="the format: planes, or step with a block of 128, a target of 64 and a rounding of nearest or "
+        "stochastic (default: planes)",
+    )
     make.add_argument("--interface", help="of the ports: stream, axi or runtime (default: stream)")
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
     make.add_argument(
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "library", parents=[of_format], help="build the library of the verilated backend"
     )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
-    build.set_defaults(scheme=None, interface=None)
+    build.set_defaults(scheme="planes", interface=None)
 
     commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
 

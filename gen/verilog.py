@@ -41,7 +41,7 @@ WAIVERS = {
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
 
-# A field of no bits, which an engine's parameters leave nothing of: Verilog cannot even declare it.
+# A field of which an engine's parameters leave no bits: to Verilog these are two, that nothing drives.
 _NO_BITS = re.compile(r"^ *wire \[-1:0\] [^;]*;\n", re.MULTILINE)
 
 # The engines of each format, by what they are: "compressor" or "decompressor".
@@ -87,8 +87,12 @@ def verilog_text(config: Config) -> str:
 def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """A part's modules, and what an integrator needs to know of the top one's ports."""
     component = make_component(config, part)
-    text = verilog.convert(component, name=module_name(config, part), emit_src=False)
-    return re.sub(_NO_BITS, "", text), _ports(component)
+    return convert(component, module_name(config, part)), _ports(component)
+
+
+def convert(component: wiring.Component, top: str) -> str:
+    """Verilog of a component and all that is in it."""
+    return _NO_BITS.sub("", verilog.convert(component, name=top, emit_src=False))
 
 
 def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:

@@ -336,8 +336,8 @@ class _Aligned(NamedTuple):
 
     Attributes:
         values: int64[blocks, N], cut off towards zero; 0 for NaNs and infinities.
-        top: exponent of the largest finite value's top bit, but at least that of half the finest step that
-            there is, int64[blocks].
+        top: exponent of the largest finite value's top bit, but at least one less than that of the finest
+            step that there is, int64[blocks].
         specials: 0 for a finite value, 1 for a NaN, 2 and 3 for the positive and the negative infinity.
         noise: 32 random bits for each value, or None.
     """

@@ -106,9 +106,9 @@ class Aligner(wiring.Component):
         m = Module()
         engine = self._engine
         ft = engine.float_type
-        kept = min(ft.mantissa_bits, VALUE_BITS)
         # How far the top bit of a subnormal may lie below that of the least normal number, to matter.
         depth = 2 if ft.exponent_bits == 8 else ft.mantissa_bits
+        kept = min(ft.mantissa_bits, VALUE_BITS + depth - 1)
         # What is added to an exponent field for the ``above`` of a block with it as its largest.
         bias = 2 - (1 << ft.exponent_bits - 1) - engine.fmt.lowest_grid
 

@@ -142,15 +142,17 @@ def _known_layout(engine: StepEngine) -> data.StructLayout:
 
 
 def _measured_layout(engine: StepEngine) -> data.StructLayout:
-    """The extremes in steps of the finest tried grid, cut off, and of each the mean.
+    """The extremes of a block, and what of its tried grids does not depend on single values.
 
     Members:
-        whole: of an extreme's magnitude.
+        whole: of an extreme's magnitude, in steps of the finest tried grid, cut off.
         negative: whether it is.
-        up: to nearest, whether the magnitude rounds to one step more of each grid.
+        up: whether it is one step more of each grid, if that depends on no random bits.
+        offset: of the splits from the mean.
         zero: the grid is the coarsest one, in which all values are 0.
     """
-    extreme = data.StructLayout({"whole": _WHOLE_BITS, "negative": 1, "up": _TRIED - 1})
+    ups = 0 if engine.noise_bits else _TRIED - 1
+    extreme = data.StructLayout({"whole": _WHOLE_BITS, "negative": 1, "up": ups})
     tried = data.StructLayout({"offset": signed(FIELDS["offset"]), "zero": 1})
     return data.StructLayout(
         {"least": extreme, "most": extreme, "tried": data.ArrayLayout(tried, _TRIED - 1)}
@@ -264,7 +266,7 @@ def _count(m: Module, engine: StepEngine, go: Value, steps: Passage, noise, esti
 
 
 def _flags(m: Module, i: int, value, kept: Value, ups: Value, measured) -> Iterator[tuple[tuple, Value]]:
-    """Whether a value that is cut off to the same steps as an extreme is rounded to a farther one."""
+    """Whether a value that is cut off to the same steps as an extreme becomes the number farther out."""
     for name in _EXTREMES:
         extreme = measured[name]
         differs = kept ^ extreme.whole
@@ -330,8 +332,8 @@ def _find_widths(m: Module, engine: StepEngine, known, measured, flags, widths) 
 def _distance(m: Module, name: str, tried: int, split: int, measured, flags, zero, taken: Value) -> Value:
     """How far the greatest code lies above an offset, or the least below it.
 
-    A rounded extreme is, by its sign, the steps to which it is cut off or their complement, which is farther
-    in than it may be; a flag says whether it is a step farther out.
+    A rounded extreme is the steps to which it is cut off, or below 0 their complement, or it is the number
+    next to these: a flag says whether it is the one that lies farther out.
     """
     if tried == _TRIED - 1:
         return -taken if name == "most" else taken

@@ -52,7 +52,7 @@ class StepCompressor(wiring.Component):
         self.engine = StepEngine(fmt, bus_bytes)
         super().__init__(
             {
-                "i": In(stream.Signature(word_layout(bus_bytes, seed=fmt.rounding == "stochastic"))),
+                "i": In(stream.Signature(word_layout(bus_bytes, seed=self.engine.key_bits > 0))),
                 "o": Out(stream.Signature(word_layout(bus_bytes))),
             }
         )

@@ -16,7 +16,7 @@ BITS = 32
 
 
 class BlockKey:
-    """The key of each block: that of a tensor's first follows from its seed, those of the others from this.
+    """The key of each block, a function of its tensor's seed and its number there.
 
     Args:
         go: a step is taken.
@@ -43,10 +43,12 @@ def noise_layout(engine: StepEngine) -> data.ArrayLayout:
 
 
 def noise_of(m: Module, engine: StepEngine, go: Value, tag, key: Value) -> list[Value]:
-    """For each value of the step at ``tag`` its random bits, the highest that matter, two cycles later.
+    """For each value of a step the highest of its 32 random bits, as many as matter, two cycles later.
 
     Args:
-        key: of the step's block.
+        go: time goes on.
+        tag: of the step.
+        key: of its block.
     """
     place = Signal(range(engine.words), reset_less=True)
     place_now = let(m, "noise_place", Mux(tag.first, 0, place))
@@ -58,10 +60,8 @@ def noise_of(m: Module, engine: StepEngine, go: Value, tag, key: Value) -> list[
         stride = any_set(Mux(place_now == k, C(value, BITS), 0) for k, value in enumerate(strides))
         half = Signal(BITS, name=f"noise_half{i}", reset_less=True)
         noise = Signal(engine.noise_bits, name=f"noise{i}", reset_less=True)
-        half_mixed, mixed = (
-            _half_mixed(m, f"noise_of_place{i}", key ^ stride),
-            _mixed(m, f"noise_of_half{i}", half),
-        )
+        half_mixed = _half_mixed(m, f"noise_of_place{i}", key ^ stride)
+        mixed = _mixed(m, f"noise_of_half{i}", half)
         with m.If(go):
             m.d.sync += [half.eq(half_mixed), noise.eq(mixed[BITS - engine.noise_bits :])]
         found.append(noise)

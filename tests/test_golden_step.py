@@ -54,7 +54,9 @@ def as_values(dtype, words):
 def test_bytes_and_values_are_those_of_the_reference(dtype, block, target, rounding):
     count = 14 if block <= 32 else 6
     words = blocks_of(dtype, block, count, seed=target)
-    words[-1] &= 15  # subnormals: of 8 exponent bits, far below the finest step
+    # Subnormals; of 8 exponent bits, below the finest step.
+    sign, mantissa_bits = 1 << 8 * UINTS[dtype]().itemsize - 1, {"fp32": 23, "bf16": 7, "fp16": 10}[dtype]
+    words[-1] &= sign | (1 << mantissa_bits - 1) - 1
     fmt = StepFormat(dtype, block, target, rounding)
     stored = fmt.compress(as_values(dtype, words), seed=77)
     decoded = fmt.decompress(stored, words.shape).view(UINTS[dtype])

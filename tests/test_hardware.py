@@ -55,11 +55,13 @@ def test_the_benches_meet_every_corner_of_the_step_format(part, corner, build):
 
 
 @pytest.mark.timeout(900)
-def test_gates_without_initial_values_match_the_golden_model(build):
-    config = configs.SMALL[0]
-    row = runner.run(config, "compressor", build / "gates", model=runner.GATES, blocks=300, seed=1)
+@pytest.mark.parametrize(
+    ("config", "part"), [(configs.SMALL[0], "compressor"), (configs.STEP_SMALL[1], "decompressor")]
+)
+def test_gates_without_initial_values_match_the_golden_model(config, part, build):
+    row = runner.run(config, part, build / "gates", model=runner.GATES, blocks=300, seed=1)
     assert row.mismatches == 0
-    netlist = build / "gates" / "verilator" / config.slug / "compressor" / "engine.v"
+    netlist = build / "gates" / "verilator" / config.slug / part / "engine.v"
     assert "$_DFFE_PP_" in netlist.read_text()
     assert not re.search(r"^\s*(reg|initial)\b", netlist.read_text(), re.M)
 
@@ -156,7 +158,10 @@ def test_the_spread_of_the_step_format_has_every_dtype_block_bus_and_rounding():
     assert {config.fmt.dtype for config in engines} == {"fp32", "bf16", "fp16"}
     assert {config.fmt.block for config in engines} == {16, 32, 64, 128}
     assert {config.bus_bytes for config in engines} == {16, 32, 64, 128}
-    assert {config.fmt.rounding for config in engines} == {"nearest", "stochastic"}
+    kinds = {(config.fmt.dtype, config.fmt.rounding) for config in engines}
+    assert kinds == {
+        (dtype, rounding) for dtype in ("fp32", "bf16", "fp16") for rounding in ("nearest", "stochastic")
+    }
     sections = {StepEngine(config.fmt, config.bus_bytes).sections for config in engines}
     assert {1, 2} < sections
     assert max(sections) >= 15

@@ -15,13 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from amaranth.back import verilog
 from rich.console import Console
 from rich.progress import track
 
 from ..config import Config
 from ..toolchain import ToolError
-from ..verilog import digest, make_component, module_name
+from ..verilog import convert, digest, make_component, module_name
 from . import ecp5, gates
 
 ROOT = Path("build/synth")
@@ -98,7 +97,7 @@ def _source(config: Config, part: str, *, behind_registers: bool = False) -> str
     component, name = make_component(config, part), module_name(config, part)
     if behind_registers:
         component, name = ecp5.BehindRegisters(component), ecp5.TOP
-    text = verilog.convert(component, name=name, emit_src=False)
+    text = convert(component, name)
     _write(path, title + text)
     return text
 

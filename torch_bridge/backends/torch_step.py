@@ -61,8 +61,8 @@ class _Aligned(NamedTuple):
 
     Attributes:
         values: rows, cut off towards zero; 0 for NaNs and infinities.
-        top: exponent of the largest finite value's top bit, but at least that of half the finest step that
-            there is. A column.
+        top: exponent of the largest finite value's top bit, but at least one less than that of the finest
+            step that there is. A column.
         total: the sum of the values, a column.
         special: all ones for NaNs and infinities, 0 for finite values; None if no block has any.
         special_codes: 0 for a NaN, 1 and -1 for the infinities; None as well.
