@@ -64,12 +64,16 @@ def folder(path: Path) -> Data:
     from PIL import Image
 
     images, labels = [], []
-    for label, part in enumerate(sorted(part for part in path.iterdir() if part.is_dir())):
-        for file in sorted(part.iterdir()):
+    endings = Image.registered_extensions()
+    classes = sorted(part for part in path.iterdir() if part.is_dir()) if path.is_dir() else []
+    for label, part in enumerate(classes):
+        for file in sorted(file for file in part.iterdir() if file.suffix.lower() in endings):
             with Image.open(file) as image:
                 pixels = image.convert("RGB").resize((SIZE, SIZE)).tobytes()
             images.append(torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(SIZE, SIZE, 3))
             labels.append(label)
+    if not images:
+        raise SystemExit(f"--data must be a folder of folders of images, not {str(path)!r}")
     return torch.stack(images).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels)
 
 
