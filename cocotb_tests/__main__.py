@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     sim = add("sim", _sim, "every engine against the golden model (SIM=icarus, WAVES=1)", 10_000)
-    sim.add_argument("--presets", action="store_true", help="only the presets, not the spread of others")
+    sim.add_argument(
+        "--preset", nargs="+", choices=configs.PRESETS, help="only these (default: all, and a spread of others)"
+    )
     add("coverage", _coverage, "line and toggle coverage of the plane format's presets", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
@@ -85,7 +87,7 @@ def _sim(arguments: argparse.Namespace) -> None:
         waves=os.environ.get("WAVES", "0") not in ("", "0"),
         activations=stimulus.capture_activations(folder / "activations.npz"),
     )
-    chosen = list(configs.PRESETS.values()) if arguments.presets else configs.ALL
+    chosen = [configs.PRESETS[name] for name in arguments.preset or ()] or configs.ALL
     calls = [partial(run, config, part) for config, part in _engines(chosen)]
     rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating")]
     bins = reports.bins([row for row in rows if row["coverage"]])  # the AXI4-Stream engines wrap the others
