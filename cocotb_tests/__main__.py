@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sim = add("sim", _sim, "every engine against the golden model (SIM=icarus, WAVES=1)", 10_000)
     sim.add_argument(
-        "--preset", nargs="+", choices=configs.PRESETS, help="only these (default: all, and a spread of others)"
+        "--preset", nargs="+", choices=configs.PRESETS, help="only these (default: all, and many others)"
     )
     add("coverage", _coverage, "line and toggle coverage of the plane format's presets", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
