@@ -23,6 +23,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     of_format = argparse.ArgumentParser(add_help=False)
+    of_format.add_argument(
+        "--scheme",
+        choices=FORMATS,
+        help="the format: planes, or step with a block of 128, a target of 64 and a rounding of nearest or "
+        "stochastic (default: planes)",
+    )
     of_format.add_argument("--dtype", help="fp32, bf16 or fp16 (default: fp32)")
     of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
     of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
@@ -34,12 +40,6 @@ def _parser() -> argparse.ArgumentParser:
     make = commands.add_parser(
         "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
     )
-    make.add_argument(
-        "--scheme",
-        choices=FORMATS,
-        help="the format: planes, or step with a block of 128, a target of 64 and a rounding of nearest or "
-        "stochastic (default: planes)",
-    )
     make.add_argument("--interface", help="of the ports: stream, axi or runtime (default: stream)")
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
     make.add_argument(
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "library", parents=[of_format], help="build the library of the verilated backend"
     )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
-    build.set_defaults(scheme="planes", interface=None)
+    build.set_defaults(interface=None)
 
     commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
 
@@ -99,7 +99,6 @@ def main(argv: list[str] | None = None) -> None:
             from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch
 
             config = _config(arguments)
-            assert isinstance(config.fmt, PlaneFormat)
             path = arguments.output or library_path(config.fmt)
             library.build(config, path)
             print(path)

@@ -1,5 +1,7 @@
 // The Verilated engines as a library with a plain C interface: whole tensors in, whole tensors out.
 // Built by gen/library.py, which defines RAW_BYTES, TARGET_BYTES and BUS_BYTES.
+//
+// A compressor that rounds stochastically has a wider input, which has room for a seed.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +20,7 @@ namespace {
 constexpr int kMostIdleCycles = 10000;
 
 // What a payload holds behind its data: rtl/stream.py, word_layout.
-constexpr uint32_t kLast = 1, kEmpty = 2, kError = kEmpty * BUS_BYTES;
+constexpr uint64_t kLast = 1, kEmpty = 2, kError = kEmpty * BUS_BYTES, kSeed = kError;
 
 // A model with its clock: reset once, then reused for every tensor.
 template <class Model>
@@ -33,7 +35,7 @@ class Engine {
     // Send `in_bytes` through the engine as one tensor and gather the `out_bytes` that it becomes;
     // `on_word(offset, flags)` sees each of their words.
     template <class OnWord>
-    void stream(const uint8_t *in, size_t in_bytes, uint8_t *out, size_t out_bytes, OnWord on_word) {
+    void stream(const uint8_t *in, size_t in_bytes, uint32_t seed, uint8_t *out, size_t out_bytes, OnWord on_word) {
         size_t taken = 0, given = 0;
         int idle = 0;
         bool offered = false, ended = in_bytes == 0;
@@ -43,9 +45,9 @@ class Engine {
             if (has_input && !offered) {
                 uint8_t word[BUS_BYTES] = {};
                 std::memcpy(word, in + taken, in_size);
-                std::memcpy(payload(model_.i___05Fpayload), word, BUS_BYTES);
                 const bool last = taken + in_size == in_bytes;
-                payload(model_.i___05Fpayload)[BUS_BYTES / 4] = last * kLast + (BUS_BYTES - in_size) * kEmpty;
+                put(model_.i___05Fpayload, word,
+                    last * kLast + (BUS_BYTES - in_size) * kEmpty + seed * kSeed);
                 offered = true;
             }
             model_.i___05Fvalid = has_input;
@@ -53,7 +55,7 @@ class Engine {
             model_.eval();
             if (++idle > kMostIdleCycles) throw std::runtime_error("the engine hangs");
             if (model_.o___05Fvalid) {
-                const uint32_t *word = payload(model_.o___05Fpayload);
+                const uint32_t *word = model_.o___05Fpayload.data();
                 const uint32_t flags = word[BUS_BYTES / 4];
                 const size_t out_size = BUS_BYTES - flags / kEmpty % BUS_BYTES;
                 if (given + out_size > out_bytes) throw std::runtime_error("the tensor ends late");
@@ -75,9 +77,14 @@ class Engine {
     }
 
    private:
+    // Behind the data there are one or two of the payload's words, in its last of which no bit is set
+    // that it does not have.
     template <std::size_t kWords>
-    static uint32_t *payload(VlWide<kWords> &wide) {
-        return wide.data();
+    static void put(VlWide<kWords> &payload, const uint8_t *word, uint64_t flags) {
+        constexpr std::size_t kData = BUS_BYTES / 4;
+        std::memcpy(payload.data(), word, BUS_BYTES);
+        if constexpr (kWords == kData + 1) flags &= kError - 1;
+        for (std::size_t i = kData; i < kWords; ++i, flags >>= 32) payload[i] = static_cast<uint32_t>(flags);
     }
 
     void tick() {
@@ -97,10 +104,10 @@ extern "C" {
 
 // raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 if the engine
 // hangs or gives another number of bytes.
-int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
+int bitstash_compress(const uint8_t *raw, size_t blocks, uint32_t seed, uint8_t *stored) {
     thread_local auto engine = std::make_unique<Engine<Vcompressor>>();
     try {
-        engine->stream(raw, blocks * RAW_BYTES, stored, blocks * TARGET_BYTES, [](size_t, uint32_t) {});
+        engine->stream(raw, blocks * RAW_BYTES, seed, stored, blocks * TARGET_BYTES, [](size_t, uint32_t) {});
     } catch (const std::runtime_error &) {
         engine.reset(new Engine<Vcompressor>());
         return -1;
@@ -114,7 +121,7 @@ long bitstash_decompress(const uint8_t *stored, size_t blocks, uint8_t *raw) {
     thread_local auto engine = std::make_unique<Engine<Vdecompressor>>();
     long first_bad = -1;
     try {
-        engine->stream(stored, blocks * TARGET_BYTES, raw, blocks * RAW_BYTES,
+        engine->stream(stored, blocks * TARGET_BYTES, 0, raw, blocks * RAW_BYTES,
                        [&first_bad](size_t offset, uint32_t flags) {
                            const bool error = flags & kError;
                            if (error && first_bad < 0) first_bad = static_cast<long>(offset / RAW_BYTES);

@@ -187,10 +187,27 @@ def test_stored_of_the_wrong_size_is_an_error(name):
         backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
 
 
-def test_the_hardware_has_no_step_format():
-    message = "backend must be one of auto, golden, cpu, torch, triton for the step format, not 'verilated'"
-    with pytest.raises(ValueError, match=message):
-        backends.get("verilated", StepFormat())
+def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
+    fmt = StepFormat("fp32", 16, 11, "stochastic")
+    golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
+    words = np.concatenate([extremes("fp32", 16, 1), blocks_of("fp32", 16, 100, seed=2)])
+    values = as_tensor("fp32", as_values("fp32", words).reshape(-1)[:-3])
+    for seed in (0, 1, 0xFFFFFFFF):
+        stored = golden.compress(values, seed)
+        assert torch.equal(ours.compress(values, seed), stored)
+        back = ours.decompress(stored, len(values))
+        assert (as_words("fp32", back) == as_words("fp32", golden.decompress(stored, len(values)))).all()
+    stored[7] = 0
+    with pytest.raises(ValueError, match="block 7: no encoder"):
+        ours.decompress(stored, len(values))
+
+
+def test_a_missing_library_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(tmp_path))
+    command = "python -m gen library --scheme step --dtype bf16 --block 128 --target 64 --rounding stochastic"
+    with pytest.raises(FileNotFoundError, match=command):
+        backends.get("verilated", StepFormat("bf16", 128, 64, "stochastic"))
 
 
 def test_a_short_training_run():

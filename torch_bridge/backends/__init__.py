@@ -74,9 +74,6 @@ def _triton(fmt: PlaneFormat | StepFormat) -> Backend:
     return TritonBackend(fmt) if isinstance(fmt, PlaneFormat) else TritonStepBackend(fmt)
 
 
-# Those that have the step format, too.
-_HAVE_STEPS = ("auto", "golden", "cpu", "torch", "triton")
-
 _BACKENDS: dict[str, Callable[[Any], Backend]] = {
     "auto": AutoBackend,
     "golden": GoldenBackend,
@@ -96,7 +93,7 @@ def get(name: str, fmt: Format) -> Backend:
         fmt: a format of the fixed mode; quantisation has one backend, whatever the name.
 
     Raises:
-        ValueError: there is no such backend, it does not have the format, or the format is lossless.
+        ValueError: there is no such backend, or the format is lossless.
         FileNotFoundError: "verilated", and its library is not built; the message says how.
         ImportError: "triton", and Triton is not installed; the message says how.
 
@@ -111,6 +108,4 @@ def get(name: str, fmt: Format) -> Backend:
         raise ValueError("the bridge stashes blocks of a fixed size: fmt must have a target, not None")
     if isinstance(fmt, QuantFormat):
         return QuantBackend(fmt)
-    if isinstance(fmt, StepFormat) and name not in _HAVE_STEPS:
-        raise ValueError(f"backend must be one of {', '.join(_HAVE_STEPS)} for the step format, not {name!r}")
     return _BACKENDS[name](fmt)

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import torch
 
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 
 from ..dtypes import TORCH_DTYPES
 from .base import Backend
 
 
-def library_path(fmt: PlaneFormat) -> Path:
+def library_path(fmt: PlaneFormat | StepFormat) -> Path:
     """Where the library of a format lies, below ``$BITSTASH_LIBRARIES`` or ``build/verilated``."""
     root = Path(os.environ.get("BITSTASH_LIBRARIES") or Path("build", "verilated"))
-    return root / f"{fmt.dtype}-n{fmt.block}-t{fmt.target}-{fmt.rounding}" / "libbitstash.so"
+    kind = "step-" if isinstance(fmt, StepFormat) else ""
+    return root / f"{kind}{fmt.dtype}-n{fmt.block}-t{fmt.target}-{fmt.rounding}" / "libbitstash.so"
 
 
 class VerilatedBackend(Backend):
@@ -32,11 +33,12 @@ class VerilatedBackend(Backend):
         FileNotFoundError: the format's library is not built; the message names the command.
     """
 
-    def __init__(self, fmt: PlaneFormat) -> None:
+    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
         path = library_path(fmt)
         if not path.exists():
+            scheme = "--scheme step " if isinstance(fmt, StepFormat) else ""
             raise FileNotFoundError(
-                f"{path} is not built; build it with: python -m gen library --dtype {fmt.dtype} "
+                f"{path} is not built; build it with: python -m gen library {scheme}--dtype {fmt.dtype} "
                 f"--block {fmt.block} --target {fmt.target} --rounding {fmt.rounding}"
             )
         self.fmt = fmt
@@ -49,7 +51,7 @@ class VerilatedBackend(Backend):
         raw[: taken.numel()] = taken
         stored = torch.empty((blocks, self._target), dtype=torch.uint8)
         with self._lock:
-            status = self._library.bitstash_compress(raw.data_ptr(), blocks, stored.data_ptr())
+            status = self._library.bitstash_compress(raw.data_ptr(), blocks, seed, stored.data_ptr())
         if status:
             raise RuntimeError(f"the simulated compressor ended with status {status}")
         return stored.to(values.device)
@@ -66,11 +68,7 @@ class VerilatedBackend(Backend):
         with self._lock:
             status = self._library.bitstash_decompress(rows.data_ptr(), blocks, raw.data_ptr())
         if status != -1:
-            # A word may hold several blocks, so which of them it was is seen in their headers.
-            headers = rows[:, : self.fmt.header_bytes].numpy()
-            for block in self.fmt.check_headers(headers).nonzero()[0][:1]:
-                header = headers[block].tobytes().hex(" ")
-                raise ValueError(f"block {block}: no encoder produces the header {header}")
+            self.fmt.decompress(rows.numpy(), count)  # says which block it was: a word may hold several
             raise RuntimeError(f"the simulated decompressor ended with status {status}")
         return raw.view(TORCH_DTYPES[self.fmt.dtype])[:count].to(stored.device)
 
@@ -84,8 +82,9 @@ class VerilatedBackend(Backend):
 def _load(path: Path) -> tuple[ctypes.CDLL, threading.Lock]:
     """The library, and the lock that its one model needs."""
     library = ctypes.CDLL(str(path))
-    library.bitstash_compress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.bitstash_compress.argtypes = [pointer, size, ctypes.c_uint32, pointer]
     library.bitstash_compress.restype = ctypes.c_int
-    library.bitstash_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.bitstash_decompress.argtypes = [pointer, size, pointer]
     library.bitstash_decompress.restype = ctypes.c_long
     return library, threading.Lock()
