@@ -12,7 +12,7 @@ from pathlib import Path
 from rtl import Engine
 from rtl.engine import BUS_BYTES
 
-from ..config import PRESETS
+from ..config import PLANE_PRESETS, PRESETS
 from .report import synthesise
 from .scaling import measure_scaling
 
@@ -22,7 +22,9 @@ PLACED = (("gpt2-fp32-3.2x", 16), ("gpt2-fp32-3.2x", 64))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="which (default: all)")
-    parser.add_argument("--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths)")
+    parser.add_argument(
+        "--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths; step format 64)"
+    )
     parser.add_argument("--gates-only", action="store_true", help="no place and route, which takes minutes")
     parser.add_argument("--paths", action="store_true", help="also print the longest paths")
     parser.add_argument(
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     configs = [
         replace(PRESETS[preset], bus_bytes=width)
         for preset in arguments.preset or PRESETS
-        for width in arguments.bus_bytes or BUS_BYTES
+        for width in arguments.bus_bytes or (BUS_BYTES if preset in PLANE_PRESETS else (64,))
     ]
     for config in configs:
         Engine(config.formats, config.bus_bytes)  # raises if there is no such engine
