@@ -14,8 +14,8 @@ from cocotb_tests import stimulus
 ROOT = Path(__file__).resolve().parent.parent
 
 # MKL chooses a vector function's code for this processor when one is first called. If two threads of PyTorch
-# make that call at once, as a large first tensor has them do, one in twenty processes gets results that differ
-# in their last bits from all later ones; and tests here compare to the last bit.
+# make that call at once, as a large first tensor has them do, one in twenty processes gets results that
+# differ in their last bits from all later ones; and tests here compare to the last bit.
 torch.ones(8).sin()
 
 
