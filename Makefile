@@ -12,7 +12,7 @@ RUN := $(BIN)/python -m
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: setup library verilog ## The whole story: Verilog, simulation, training with and without (15 minutes)
+demo: setup library verilog ## The whole story: Verilog, simulation, training with and without
 	$(RUN) cocotb_tests sim --preset gpt2-fp32-3.2x gpt2-bf16-2x gpt2-fp32-8x
 	$(RUN) torch_bridge demo
 
@@ -51,7 +51,7 @@ library: setup ## The Verilated engines as a library, for training through the R
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
 	$(RUN) gen diagrams
 
-synth: setup ## Area, depth and FPGA speed, in build/synth (an hour; LIBERTY=file.lib, ARGS="--help")
+synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib, ARGS="--help")
 	$(RUN) gen synth $(ARGS)
 
 formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")
