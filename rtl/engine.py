@@ -11,6 +11,7 @@ from golden.floats import FLOAT_TYPES, FloatType
 from golden.step import ALIGNED_BITS, MAX_CORE
 
 from .planes import any_set
+from .stream import SEED_BITS
 
 __all__ = ["BUS_BYTES", "Engine", "PlaneEngine", "StepEngine", "rows_of"]
 
@@ -162,4 +163,4 @@ class StepEngine(Engine):
         self.bits_alone = min(self.sections, 2)
         stochastic = fmt.rounding == "stochastic"
         self.noise_bits = ALIGNED_BITS + 1 if stochastic else 0
-        self.key_bits = 32 if stochastic else 0
+        self.key_bits = SEED_BITS if stochastic else 0

@@ -8,11 +8,9 @@ from golden.step import BLOCK_STRIDE, PLACE_STRIDE
 from .engine import StepEngine
 from .fields import let
 from .planes import any_set
+from .stream import SEED_BITS
 
 __all__ = ["BlockKey", "noise_layout", "noise_of"]
-
-# Bits of the seed, of a block's key and of what all is computed in.
-BITS = 32
 
 
 class BlockKey:
@@ -20,7 +18,7 @@ class BlockKey:
 
     Args:
         go: a step is taken.
-        first, final: it is the first or the final one of its block.
+        first: it is the first one of its block.
         starts: its block is a tensor's first.
         seed: of that tensor.
 
@@ -29,7 +27,7 @@ class BlockKey:
     """
 
     def __init__(self, m: Module, go: Value, first: Value, starts: Value, seed: Value):
-        number, half = Signal(BITS, reset_less=True), Signal(BITS, reset_less=True)
+        number, half = Signal(SEED_BITS, reset_less=True), Signal(SEED_BITS, reset_less=True)
         number_now = let(m, "block_number", Mux(starts, seed, number))
         mixed = _half_mixed(m, "number", number_now)
         with m.If(go & first):
@@ -57,26 +55,26 @@ def noise_of(m: Module, engine: StepEngine, go: Value, tag, key: Value) -> list[
     found = []
     for i in range(engine.lanes):
         strides = [(k * engine.lanes + i) * PLACE_STRIDE for k in range(engine.words)]
-        stride = any_set(Mux(place_now == k, C(value, BITS), 0) for k, value in enumerate(strides))
-        half = Signal(BITS, name=f"noise_half{i}", reset_less=True)
+        stride = any_set(Mux(place_now == k, C(value, SEED_BITS), 0) for k, value in enumerate(strides))
+        half = Signal(SEED_BITS, name=f"noise_half{i}", reset_less=True)
         noise = Signal(engine.noise_bits, name=f"noise{i}", reset_less=True)
         half_mixed = _half_mixed(m, f"noise_of_place{i}", key ^ stride)
         mixed = _mixed(m, f"noise_of_half{i}", half)
         with m.If(go):
-            m.d.sync += [half.eq(half_mixed), noise.eq(mixed[BITS - engine.noise_bits :])]
+            m.d.sync += [half.eq(half_mixed), noise.eq(mixed[SEED_BITS - engine.noise_bits :])]
         found.append(noise)
     return found
 
 
 def _half_mixed(m: Module, name: str, x: Value) -> Value:
     """The first half of ``golden.step._mixed``."""
-    x = let(m, f"{name}_a", (x + (x << 12))[:BITS])
+    x = let(m, f"{name}_a", (x + (x << 12))[:SEED_BITS])
     x = let(m, f"{name}_b", x ^ (x >> 19))
-    return let(m, f"{name}_c", (x + (x << 5))[:BITS])
+    return let(m, f"{name}_c", (x + (x << 5))[:SEED_BITS])
 
 
 def _mixed(m: Module, name: str, x: Value) -> Value:
     """The other half."""
     x = let(m, f"{name}_a", x ^ (x >> 9))
-    x = let(m, f"{name}_b", (x + (x << 3))[:BITS])
+    x = let(m, f"{name}_b", (x + (x << 3))[:SEED_BITS])
     return let(m, f"{name}_c", x ^ (x >> 16))

@@ -9,7 +9,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-__all__ = ["Joiner", "Splitter", "word_layout"]
+__all__ = ["SEED_BITS", "Joiner", "Splitter", "word_layout"]
+
+# Of what stochastic rounding takes its random bits from.
+SEED_BITS = 32
 
 
 def word_layout(size: int, *, error: bool = False, seed: bool = False) -> data.StructLayout:
@@ -28,7 +31,9 @@ def word_layout(size: int, *, error: bool = False, seed: bool = False) -> data.S
         seed: of the tensor, in its first word; in others it means nothing.
     """
     members = {"data": 8 * size, "last": 1, "empty": range(size)}
-    return data.StructLayout(members | ({"error": 1} if error else {}) | ({"seed": 32} if seed else {}))
+    return data.StructLayout(
+        members | ({"error": 1} if error else {}) | ({"seed": SEED_BITS} if seed else {})
+    )
 
 
 class Splitter(wiring.Component):
