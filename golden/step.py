@@ -19,20 +19,29 @@ from .floats import FloatType
 ROUNDINGS = ("nearest", "stochastic")
 
 # Bits of the header's fields, which follow each other from bit 0 on in this order.
-FIELDS = {"grid": 8, "offset": 7, "core": 4, "short": 1, "wide": 4}
+FIELDS = {"grid": 8, "moved": 8, "core": 4, "wide": 4}
 HEADER_BYTES = sum(FIELDS.values()) // 8
 
-# Values are cut off this many bits below the top bit of their block's largest; the finest grid, so many less.
-ALIGNED_BITS, GUARD_BITS = 17, 2
-
 MAX_CORE = (1 << FIELDS["core"]) - 1
-MAX_OFFSET = (1 << (FIELDS["offset"] - 1)) - 1
 MASKED = (1 << FIELDS["wide"]) - 1  # the width that says that there is a mask of specials
-MAX_FINER = ALIGNED_BITS - GUARD_BITS + 1  # how often the grid at which every value is 0 may be halved
-_TOO_LONG = 1 << 40
+MAX_FINER = 14  # how often the step at which every value is 0 may be halved
 
-# By which blocks and places are spread over the 32 bits of a random number's key.
-BLOCK_STRIDE, PLACE_STRIDE = 0x9E3779B9, 0x85EBCA6B
+# Bits behind the point of a value that is to be rounded, in its steps; the least of what rounds it up or
+# down to nearest, and the most that is added to it.
+POINT_BITS = 5
+HALF, MOST = 1 << POINT_BITS - 1, (1 << POINT_BITS) - 1
+
+# Bits of a block's largest magnitude that decide how wide its escapes may be.
+LEADING_BITS = 4
+
+# Random bits of a value, how many values share a random word, and by which numbers blocks and words are
+# spread over the 32 bits of its key.
+NOISE_BITS, NOISE_SHARED = 4, 8
+BLOCK_STRIDE, WORD_STRIDE = 0x9E3779B9, 0x85EBCA6B
+
+# Significands have so many bits, the top one set.
+SIGNIFICAND_BITS = 24
+_NEVER = -(1 << 20)
 
 
 class Header(NamedTuple):
@@ -40,16 +49,14 @@ class Header(NamedTuple):
 
     Attributes:
         grid: exponent of the fine step, which is half the coarse one.
-        offset: coarse steps that lie between 0 and what the code 0 stands for.
+        moved: how many values have a fine bit.
         core: bits of every value's field; 0 if the block only says which values are NaN or infinite.
-        short: 1 if there is a short form of escapes, else 0.
-        wide: bits of an escape's long form; ``MASKED`` if there is a mask of specials, too.
+        wide: bits of an escape's field; ``MASKED`` if there is a mask of specials, too.
     """
 
     grid: np.ndarray
-    offset: np.ndarray
+    moved: np.ndarray
     core: np.ndarray
-    short: np.ndarray
     wide: np.ndarray
 
 
@@ -58,13 +65,12 @@ class Encoded(NamedTuple):
 
     Attributes:
         header: of each block.
-        codes: values in coarse steps, less the offset; of a NaN 0, of an infinity 1 or -1.
-        fine: the bit that refines a value: 1 for half a coarse step more.
+        coarse, fine: values in coarse and in fine steps; of a NaN 0, of an infinity 1 and 2 or -1 and -2.
         specials: 0 for a finite value; otherwise 1, or what kind it is in a block that says only that.
     """
 
     header: Header
-    codes: np.ndarray
+    coarse: np.ndarray
     fine: np.ndarray
     specials: np.ndarray
 
@@ -137,7 +143,7 @@ class StepFormat(BlockFormat):
     @property
     def lowest_grid(self) -> int:
         """Exponent of the step whose grid field is 0."""
-        return -127 if self.float_type.exponent_bits == 8 else -31
+        return lowest_of(self.float_type)
 
     # The codec.
 
@@ -189,17 +195,17 @@ class StepFormat(BlockFormat):
         stored = dict.fromkeys(("header", "specials", "core", "escapes", "refinement", "padding"), 0)
         blocks = 0
         for words, first in self._numbered_chunks(values):
-            header, codes = self._encode(words, 0, first)[:2]
+            encoded = self._encode(words, 0, first)
+            header = encoded.header
             blocks += len(words)
             parts = {
+                "header": np.full(len(words), 8 * HEADER_BYTES),
                 "specials": self._specials_bits(header) * self.block,
                 "core": header.core * self.block,
-                "escapes": _escape_bits(codes, header).sum(axis=1),
+                "escapes": _escapes(encoded).sum(axis=1) * header.wide,
+                "refinement": header.moved,
             }
-            rest = self.room - sum(parts.values())
-            parts["refinement"] = np.where(header.core > 0, np.minimum(rest, self.block), 0)
-            parts["padding"] = rest - parts["refinement"]
-            parts["header"] = np.full(len(words), 8 * HEADER_BYTES)
+            parts["padding"] = 8 * self.target - sum(parts.values())
             for part, bits in parts.items():
                 stored[part] += int(bits.sum())
         return StepAccount(blocks * self.block, 8 * self.raw_bytes * blocks, stored)
@@ -212,58 +218,61 @@ class StepFormat(BlockFormat):
 
     # Encoding.
 
+    def cores(self, masked: bool) -> tuple[int, ...]:
+        """The widths of the core that are tried, in this order."""
+        widest = min((self.room - self.block * masked) // self.block, MAX_CORE)
+        return tuple(sorted({min(widest, 1), widest} - {0}))
+
     def _encode(self, words: np.ndarray, seed: int, first_block: int) -> Encoded:
-        aligned = _Aligned.of(words, self.float_type, self.lowest_grid)
+        values = _Values.of(words, self.float_type, self.lowest_grid)
+        noise = None
         if self.rounding == "stochastic":
-            blocks = np.arange(first_block, first_block + len(words))
-            aligned = aligned._replace(noise=random_bits(seed, blocks, self.block))
-        header, codes = self._choose(aligned)
-        codes, fine = self._refine(aligned, header, codes)
-        kinds = (header.core == 0)[:, None] & (self._bits_alone == 2)
-        specials = np.where(kinds, aligned.specials, aligned.specials > 0)
-        return Encoded(header, codes, fine, specials)
+            noise = random_bits(seed, np.arange(first_block, first_block + len(words)), self.block)
+        added = np.full(words.shape, HALF) if noise is None else 2 * noise + 1
+        finer, core, wide, rest = self._choose(values, added)
+        grid = values.top + 1 - finer
+        coarse, fine = values.counted(finer, added)
+        limit = _limit(core)[:, None]
+        saves = (np.abs(coarse) > limit) & (np.abs(fine) <= 2 * limit + 1)
+        used = np.cumsum(1 - saves * wide[:, None], axis=1)
+        # The first value that there is no room for ends it.
+        moved = np.where(core > 0, (used > rest[:, None]).argmax(axis=1), 0)
+        moved = np.where((core > 0) & (used <= rest[:, None]).all(axis=1), self.block, moved)
+        alone = core == 0
+        kinds = alone[:, None] & (self._bits_alone == 2)
+        specials = np.where(kinds, values.specials, values.specials > 0)
+        header = Header(np.where(alone, self.lowest_grid, grid), moved, core, wide)
+        return Encoded(header, coarse, fine, specials)
 
-    def _choose(self, aligned: _Aligned) -> tuple[Header, np.ndarray]:
-        """The finest grid, of four, at which each block fits, and its codes there.
-
-        A histogram says which grid is likely to be the finest. It is tried, with the one that is twice as
-        fine, the one that is twice as coarse, and at last the one at which every value is 0.
-        """
-        blocks = len(aligned.top)
-        header = Header(*(np.zeros(blocks, np.int64) for _ in Header._fields))
-        header.grid[:] = self.lowest_grid
-        header.wide[:] = MASKED  # of a block that fits at no grid, and only says which values are special
-        codes = np.zeros(aligned.values.shape, np.int64)
-        masked = aligned.specials.max(axis=1) > 0
-        room = np.where(masked, self.room - self.block, self.room)
-        finest = np.minimum(aligned.top + 1 - self.lowest_grid, MAX_FINER)
-        likely = np.minimum(_likely(aligned.values, room, masked), finest)
-        trying = np.arange(blocks)
-        for finer in (likely + 1, likely, likely - 1, np.zeros(blocks, np.int64)):
-            tried = trying[(finer[trying] >= 0) & (finer[trying] <= finest[trying])]
-            here = aligned.take(tried)
-            whole, mean = here.counted(finer[tried])
-            length, offset, core, short, wide = _shortest(here, whole, mean, room[tried], masked[tried])
-            grid = here.top + 1 - finer[tried]
-            fits = length <= room[tried]
-            for kept, new in zip(header, (grid, offset, core, short, wide), strict=True):
-                kept[tried[fits]] = new[fits]
-            codes[tried[fits]] = here.codes(whole, offset)[fits]
-            trying = np.setdiff1d(trying, tried[fits])
-        return header, codes
-
-    def _refine(self, aligned: _Aligned, header: Header, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Spend what is left: the first values, as many as it is enough for, move to the fine grid."""
-        at_fine = aligned.rounded(header.grid)
-        recoded, bits = (at_fine >> 1) - header.offset[:, None], at_fine & 1
-        possible = _is_storable(recoded, header) & (aligned.specials == 0)
-        recoded, bits = np.where(possible, recoded, codes), np.where(possible, bits, 0)
-        more = 1 + _escape_bits(recoded, header) - _escape_bits(codes, header)
-        used = self._coarse_bits(header, codes)[:, None] + np.cumsum(more, axis=1)
-        refined = np.where(used <= self.room, np.arange(1, self.block + 1), 0).max(axis=1)
-        refined[header.core == 0] = 0
-        first = np.arange(self.block) < refined[:, None]
-        return np.where(first, recoded, codes), np.where(first, bits, 0)
+    def _choose(self, values: _Values, added: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The finest steps at which blocks fit: how often the coarsest is halved, core, wide, room left."""
+        blocks = len(values.top)
+        finest = np.minimum(values.top + 1 - self.lowest_grid, MAX_FINER)
+        infinities = (values.specials > 1).sum(axis=1)
+        masked = values.specials.max(axis=1) > 0
+        most_added = HALF if self.rounding == "nearest" else MOST
+        # Of a block that fits at no step, and only says which values are special.
+        finer, core, rest = (np.zeros(blocks, np.int64) for _ in range(3))
+        wide = np.full(blocks, MASKED)
+        for has_mask in (False, True):
+            space = self.room - self.block * has_mask
+            here = np.flatnonzero(masked == has_mask)
+            cores = self.cores(has_mask)
+            escaped = [values.take(here).escaped_at(added[here], width) for width in cores]
+            for tried in range(MAX_FINER + 1):
+                best = np.full(len(here), -1)
+                for width, at in zip(cores, escaped, strict=True):
+                    count = (at <= tried).sum(axis=1) if tried else 0
+                    count = count + infinities[here] * (width == 1)
+                    needed = MASKED if has_mask else wide_bits(values.leading[here], tried, width, most_added)
+                    left = space - self.block * width - count * needed
+                    better = (left > best) & (tried <= finest[here])
+                    best = np.where(better, left, best)
+                    place = here[better]
+                    finer[place], core[place] = tried, width
+                    wide[place] = np.broadcast_to(needed, len(here))[better]
+                    rest[place] = left[better]
+        return finer, core, wide, rest
 
     @property
     def _bits_alone(self) -> int:
@@ -274,45 +283,48 @@ class StepFormat(BlockFormat):
         """Bits with which each value of a block says whether it is special: int64[blocks]."""
         return np.where(header.core == 0, self._bits_alone, header.wide == MASKED)
 
-    def _coarse_bits(self, header: Header, codes: np.ndarray) -> np.ndarray:
-        """Bits behind the header, but for those that refine: int64[blocks]."""
-        every = self.block * (self._specials_bits(header) + header.core)
-        return every + _escape_bits(codes, header).sum(axis=1)
-
     def _lay_out(self, encoded: Encoded) -> np.ndarray:
         """The bytes of the blocks, uint8[blocks, target]."""
-        header, codes, fine, specials = encoded
-        row = _BitRow(np.zeros((len(codes), 8 * self.target + self.block), bool))
+        header, coarse, fine, specials = encoded
+        row = _BitRow(np.zeros((len(coarse), 8 * self.target), bool))
         grid = np.where(header.core > 0, header.grid - self.lowest_grid, 0)
         for bits, field in zip(FIELDS.values(), header._replace(grid=grid), strict=True):
             row.put(field[:, None], np.array([[bits]]))
         row.put(specials, self._specials_bits(header)[:, None])
-        sections = _sections(codes, header)
-        row.put(sections.core, header.core[:, None])
-        row.put(sections.form, sections.form_bits)
-        row.put(sections.wide, sections.wide_bits)
-        row.put(fine, (header.core > 0)[:, None])
-        return np.packbits(row.bits[:, : 8 * self.target], axis=1, bitorder="little")
+        limit = _limit(header.core)[:, None]
+        has_fine, escapes = _has_fine(header, self.block), _escapes(encoded)
+        both = np.where(escapes, 4 * limit + 3, fine + 2 * limit + 1)
+        alone = np.where(escapes, 2 * limit + 1, coarse + limit)
+        row.put(np.where(has_fine, both >> 1, alone), header.core[:, None])
+        beyond = np.abs(coarse) - limit - 1
+        row.put(beyond << 1 | (coarse < 0), np.where(escapes, header.wide[:, None], 0))
+        row.bits[:, ::-1][:, : self.block] |= has_fine & (both & 1 > 0)
+        return np.packbits(row.bits, axis=1, bitorder="little")
 
     # Decoding.
 
     def _decode(self, rows: np.ndarray, first_block: int) -> np.ndarray:
         """Rows of bytes -> bit patterns, uint[blocks, N]."""
+        n = self.block
         row = _BitRow(np.unpackbits(rows, axis=1, bitorder="little").view(bool))
         header = Header(*(row.take(np.full((len(rows), 1), bits))[:, 0] for bits in FIELDS.values()))
-        sign = 1 << (FIELDS["offset"] - 1)
-        header = header._replace(grid=header.grid + self.lowest_grid, offset=(header.offset ^ sign) - sign)
-        alone = header.core == 0
-        others = (header.grid > self.lowest_grid) | (header.offset != 0) | (header.short > 0)
-        self._complain(alone & (others | (header.wide != MASKED)), rows, first_block)
+        alone, masked = header.core == 0, header.wide == MASKED
+        others = (header.grid > 0) | (header.moved > 0) | ~masked
+        too_long = (header.moved > n) | (n * (header.core + masked) + header.moved > self.room)
+        self._complain(np.where(alone, others, too_long), rows, first_block)
 
-        specials = row.take(np.repeat(self._specials_bits(header)[:, None], self.block, axis=1))
-        codes = _read_codes(row, header, self.block)
-        self._complain(row.place > 8 * self.target, rows, first_block)
-        fine = row.take(np.repeat((header.core > 0)[:, None], self.block, axis=1).astype(np.int64))
-        whole = 2 * (codes + header.offset[:, None]) + fine
-        words = compose(whole, header.grid[:, None], self.float_type)
-        kinds = np.where(alone[:, None], specials, np.where(codes == 0, 1, np.where(codes > 0, 2, 3)))
+        specials = row.take(np.repeat(self._specials_bits(header)[:, None], n, axis=1))
+        core = row.take(np.repeat(header.core[:, None], n, axis=1))
+        limit = _limit(header.core)[:, None]
+        has_fine = _has_fine(header, n)
+        bits = row.bits[:, ::-1][:, :n] & has_fine
+        escapes = (core == 2 * limit + 1) & (bits | ~has_fine) & ~alone[:, None]
+        field = row.take(np.where(escapes, header.wide[:, None], 0))
+        beyond = 2 * ((field >> 1) + limit + 1)
+        inside = np.where(has_fine, 2 * core + bits - (2 * limit + 1), 2 * (core - limit))
+        whole = np.where(escapes, np.where(field & 1 > 0, -beyond, beyond), inside)
+        words = compose(whole, header.grid[:, None] + self.lowest_grid, self.float_type)
+        kinds = np.where(alone[:, None], specials, np.where(whole == 0, 1, np.where(whole > 0, 2, 3)))
         return np.where(specials > 0, self._special_words[kinds], words)
 
     @property
@@ -322,195 +334,117 @@ class StepFormat(BlockFormat):
         infinity = ft.exponent_max << ft.mantissa_bits
         return np.array([0, infinity | ft.quiet_bit, infinity, 1 << (ft.width - 1) | infinity], ft.bits)
 
-    def complaint(self, number: int, block: np.ndarray) -> str:
-        return f"{super().complaint(number, block)} before what follows"
-
     def _complain(self, wrong: np.ndarray, rows: np.ndarray, first_block: int) -> None:
         if wrong.any():
             block = int(wrong.argmax())
             raise ValueError(self.complaint(first_block + block, rows[block]))
 
 
-class _Aligned(NamedTuple):
-    """Blocks of values as integers of one unit each, 2**(top - ALIGNED_BITS).
+class _Values(NamedTuple):
+    """Blocks of values: their magnitudes are ``significand * 2**(exponent + 1 - SIGNIFICAND_BITS)``.
 
     Attributes:
-        values: int64[blocks, N], cut off towards zero; 0 for NaNs and infinities.
-        top: exponent of the largest finite value's top bit, but at least one less than that of the finest
-            step that there is, int64[blocks].
+        negative: bool[blocks, N].
+        significand, exponent: int64[blocks, N]. The top bit of a significand is set, but for zeros. Specials
+            count as zeros.
         specials: 0 for a finite value, 1 for a NaN, 2 and 3 for the positive and the negative infinity.
-        noise: 32 random bits for each value, or None.
+        top: the largest exponent of each block, int64[blocks]; if all values are 0, ``lowest_grid - 1``.
+        leading: the first ``LEADING_BITS`` of each block's largest magnitude, and 1: no magnitude has as many
+            in their unit. int64[blocks].
     """
 
-    values: np.ndarray
-    top: np.ndarray
+    negative: np.ndarray
+    significand: np.ndarray
+    exponent: np.ndarray
     specials: np.ndarray
-    noise: np.ndarray | None
+    top: np.ndarray
+    leading: np.ndarray
 
     @classmethod
-    def of(cls, words: np.ndarray, ft: FloatType, lowest_grid: int) -> _Aligned:
-        wide = words.astype(np.int64)
-        negative = wide >> (ft.width - 1) == 1
-        field, mantissa = wide >> ft.mantissa_bits & ft.exponent_max, wide & ft.mantissa_mask
+    def of(cls, words: np.ndarray, ft: FloatType, lowest_grid: int) -> _Values:
+        word = words.astype(np.int64)
+        negative = word >> (ft.width - 1) == 1
+        field, mantissa = word >> ft.mantissa_bits & ft.exponent_max, word & ft.mantissa_mask
         special = field == ft.exponent_max
         specials = np.where(special, np.where(mantissa > 0, 1, np.where(negative, 3, 2)), 0)
-        significand = np.where(special, 0, np.where(field > 0, mantissa | 1 << ft.mantissa_bits, mantissa))
-        exponent = np.maximum(field, 1) - (ft.exponent_max >> 1) - ft.mantissa_bits  # of the last bit
-        tops = np.where(significand > 0, exponent + bit_length(significand) - 1, lowest_grid - 1)
-        top = tops.max(axis=1, initial=lowest_grid - 1)
-        shift = top[:, None] - ALIGNED_BITS - exponent
-        magnitude = significand << np.maximum(-shift, 0) >> np.clip(shift, 0, 62)
-        return cls(np.where(negative, -magnitude, magnitude), top, specials, None)
-
-    def take(self, blocks: np.ndarray) -> _Aligned:
-        noise = None if self.noise is None else self.noise[blocks]
-        return _Aligned(self.values[blocks], self.top[blocks], self.specials[blocks], noise)
-
-    def rounded(self, grid: np.ndarray) -> np.ndarray:
-        """Values in steps of 2**grid, int64[blocks, N]."""
-        shift = (grid - self.top + ALIGNED_BITS)[:, None]
-        magnitude = np.abs(self.values)
-        if self.noise is None:
-            magnitude = magnitude + (1 << shift >> 1)
+        if ft.exponent_bits == 8:
+            subnormal = np.zeros_like(mantissa)
+            exponent = field - (ft.exponent_max >> 1)
         else:
-            magnitude = magnitude + (self.noise >> 32 - shift)
-        magnitude >>= shift
-        return np.where(self.values < 0, -magnitude, magnitude)
+            subnormal = mantissa
+            length = np.where(field > 0, ft.mantissa_bits + 1, bit_length(mantissa))
+            exponent = np.maximum(field, 1) - (ft.exponent_max >> 1) + length - (ft.mantissa_bits + 1)
+        number = np.where(field > 0, mantissa | 1 << ft.mantissa_bits, subnormal)
+        number = np.where(special, 0, number)
+        significand = number << SIGNIFICAND_BITS - bit_length(number)
+        exponent = np.where(number > 0, exponent, lowest_grid - 1)
+        top = exponent.max(axis=1, initial=lowest_grid - 1)
+        largest = np.where(exponent == top[:, None], significand, 0).max(axis=1, initial=0)
+        leading = (largest >> SIGNIFICAND_BITS - LEADING_BITS) + 1
+        return cls(negative, significand, exponent, specials, top, leading)
 
-    def counted(self, finer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Values in coarse steps of 2**(top + 2 - finer), 0 where that is the coarsest, and their mean."""
-        shift = ALIGNED_BITS + 2 - finer + self.values.shape[1].bit_length() - 1
-        mean = self.values.sum(axis=1) + (1 << shift - 1) >> shift
-        whole = self.rounded(self.top + 2 - finer)
-        mean = np.clip(mean, -MAX_OFFSET, MAX_OFFSET)
-        return np.where(finer[:, None] > 0, whole, 0), np.where(finer > 0, mean, 0)
+    def take(self, blocks: np.ndarray) -> _Values:
+        return _Values(*(part[blocks] for part in self))
 
-    def codes(self, whole: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        """Codes of values counted in steps."""
-        return np.where(self.specials > 0, np.array([0, 0, 1, -1])[self.specials], whole - offset[:, None])
+    def counted(self, finer: np.ndarray, added: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values in coarse and in fine steps, ``2**(top + 2 - finer)`` and half of that.
 
+        Args:
+            finer: int64[blocks].
+            added: to the bits behind the point, before these are cut off.
+        """
+        shift = (self.top - finer)[:, None] - self.exponent + (SIGNIFICAND_BITS - POINT_BITS)
+        scaled = self.significand >> np.minimum(shift, 62)
+        coarse, fine = (scaled >> 1) + added >> POINT_BITS, scaled + added >> POINT_BITS
+        coarse = np.where(finer[:, None] > 0, coarse, 0)
+        coarse, fine = (np.where(self.negative, -whole, whole) for whole in (coarse, fine))
+        of_special = np.array([0, 0, 1, -1])[self.specials]
+        is_special = self.specials > 0
+        return np.where(is_special, of_special, coarse), np.where(is_special, 2 * of_special, fine)
 
-def _splits(room: np.ndarray, n: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """The cores that are tried, none if 0, and whether codes are then counted from the mean, or from 0.
+    def escaped_at(self, added: np.ndarray, core: int) -> np.ndarray:
+        """At which ``finer`` each finite value starts to escape from a core; int64[blocks, N].
 
-    The two widest that n values have room for, and a single bit for blocks that are zeros for the most part.
-    """
-    widest = np.minimum(room // n, MAX_CORE)
-    yield np.minimum(widest, 1), False
-    yield widest - 1, True
-    yield widest, True
-
-
-def _likely(values: np.ndarray, room: np.ndarray, masked: np.ndarray) -> np.ndarray:
-    """How often the coarsest grid can be halved, going by histograms of distances: int64[blocks].
-
-    A distance, from 0 or the mean, of ``2**(core - 1)`` steps is taken for an escape, and with a core of one
-    bit one of half a step.
-    """
-    blocks, n = values.shape
-    mean = values.sum(axis=1) + n // 2 >> n.bit_length() - 1
-    mean_length = bit_length(np.abs(mean))
-    lengths = [bit_length(np.abs(values)), bit_length(np.abs(values - mean[:, None]))]
-    likely = np.zeros(blocks, np.int64)
-    for finer in range(1, MAX_FINER + 1):
-        step = ALIGNED_BITS + 2 - finer
-        for core, from_mean in _splits(room, n):
-            wide = lengths[from_mean].max(axis=1) - step + 1
-            inside = step + np.where(core == 1, -1, core - 1)
-            escapes = (lengths[from_mean] > inside[:, None]).sum(axis=1)
-            fits = n * core + escapes * np.where(masked, MASKED, wide) <= room
-            fits &= (core > 0) & (wide < MASKED)
-            if from_mean:
-                fits &= mean_length < step + FIELDS["offset"]
-            likely[fits] = finer
-    return likely
+        It does if ``value / step``, with ``POINT_BITS`` behind the point, is at least some number. That and
+        the significand, both from 1 to 2, are compared; the rest is exponents.
+        """
+        least = (1 << POINT_BITS) * (1 + int(_limit(np.array(core)))) - added
+        length = bit_length(least)
+        below = self.significand << length < least << SIGNIFICAND_BITS
+        coarsest = self.exponent + (POINT_BITS + 1) - length - below  # exponent of a step
+        coarsest = np.where(self.significand > 0, coarsest, _NEVER)
+        return self.top[:, None] + 2 - coarsest
 
 
-def _shortest(
-    aligned: _Aligned, whole: np.ndarray, mean: np.ndarray, room: np.ndarray, masked: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """The fields with which each block takes the fewest bits: length, offset, core, short, wide.
-
-    Of several the first split, and of two with that the one without a short form.
-    """
-    blocks, n = whole.shape
-    best = (np.full(blocks, _TOO_LONG), *np.zeros((4, blocks), np.int64))
-    for core, from_mean in _splits(room, n):
-        offset = mean if from_mean else np.zeros_like(mean)
-        magnitude = np.abs(aligned.codes(whole, offset))
-        least = 1 << np.maximum(core, 1) - 1  # of an escape
-        escapes = (magnitude >= least[:, None]).sum(axis=1)
-        exactly = (magnitude == least[:, None]).sum(axis=1)
-        beyond = magnitude.max(axis=1) - least
-        for short in (0, 1):
-            bits = np.where(beyond >= short, bit_length(np.maximum(beyond - short, 0)) + 1 - short, 0)
-            wide = np.where(masked, MASKED, bits)
-            length = n * core + 2 * short * escapes + (escapes - short * exactly) * wide
-            fits = (core > 0) & (bits <= np.where(masked, MASKED, MASKED - 1))
-            better = fits & (length < best[0])
-            for kept, new in zip(best, (length, offset, core, np.full(blocks, short), wide), strict=True):
-                np.copyto(kept, new, where=better)
-    return best
+def lowest_of(ft: FloatType) -> int:
+    """Exponent of the finest step, that of a type's least number that counts."""
+    return -126 if ft.exponent_bits == 8 else -24
 
 
-def _beyond(codes: np.ndarray, header: Header) -> np.ndarray:
-    """By how much codes are beyond the least that is an escape; negative for those that are none."""
-    return np.abs(codes) - (1 << np.maximum(header.core, 1) - 1)[:, None]
+def wide_bits(leading: np.ndarray, finer: int, core: int, most_added: int) -> np.ndarray:
+    """Bits that escapes' fields need, by the first bits of a block's largest magnitude: int64[blocks]."""
+    largest = (leading << finer) - 1 + most_added >> POINT_BITS
+    beyond = largest - int(_limit(np.array(core))) - 1
+    return np.where((beyond >= 0) & (finer > 0), bit_length(np.maximum(beyond, 0)) + 1, 0)
 
 
-def _escape_bits(codes: np.ndarray, header: Header) -> np.ndarray:
-    """Bits that each code takes beside its core: int64[blocks, N]."""
-    beyond, short, wide = _beyond(codes, header), header.short[:, None], header.wide[:, None]
-    bits = np.where(beyond >= short, wide, 0) + 2 * short
-    return np.where((beyond >= 0) & (header.core > 0)[:, None], bits, 0)
+def _limit(core: np.ndarray) -> np.ndarray:
+    """The largest number of coarse steps that a core has room for."""
+    return (1 << np.maximum(core, 1) - 1) - 1
 
 
-def _is_storable(codes: np.ndarray, header: Header) -> np.ndarray:
-    """Whether the long form of an escape has room for a code: bool[blocks, N]."""
-    beyond, short = _beyond(codes, header), header.short[:, None]
-    bits = bit_length(np.maximum(beyond - short, 0)) + 1 - short
-    return (beyond < short) & ((beyond < 0) | (short == 1)) | (bits <= header.wide[:, None])
+def _has_fine(header: Header, n: int) -> np.ndarray:
+    return np.arange(n) < header.moved[:, None]
 
 
-class _Sections(NamedTuple):
-    """The fields of codes, int64[blocks, N], and their widths where these are not the same for a block."""
-
-    core: np.ndarray
-    form: np.ndarray
-    form_bits: np.ndarray
-    wide: np.ndarray
-    wide_bits: np.ndarray
-
-
-def _sections(codes: np.ndarray, header: Header) -> _Sections:
-    beyond, short = _beyond(codes, header), header.short[:, None]
-    limit = (1 << np.maximum(header.core, 1) - 1)[:, None] - 1
-    negative = (codes < 0).astype(np.int64)
-    escapes, is_wide = beyond >= 0, beyond >= short
-    core = np.where(escapes, 2 * limit + 1, codes + limit)
-    return _Sections(
-        core,
-        form=negative | is_wide << 1,
-        form_bits=np.where(escapes, 2 * short, 0),
-        wide=np.where(short == 1, beyond - 1, beyond << 1 | negative),
-        wide_bits=np.where(escapes & is_wide, header.wide[:, None], 0),
+def _escapes(encoded: Encoded) -> np.ndarray:
+    """Which values escape: bool[blocks, N]."""
+    header, coarse, fine, _ = encoded
+    limit = _limit(header.core)[:, None]
+    beyond = np.where(
+        _has_fine(header, coarse.shape[1]), np.abs(fine) > 2 * limit + 1, np.abs(coarse) > limit
     )
-
-
-def _read_codes(row: _BitRow, header: Header, n: int) -> np.ndarray:
-    """The inverse: codes, int64[blocks, N]."""
-    short = header.short[:, None]
-    limit = (1 << np.maximum(header.core, 1) - 1)[:, None] - 1
-    core = row.take(np.repeat(header.core[:, None], n, axis=1))
-    escapes = (core == 2 * limit + 1) & (header.core > 0)[:, None]
-    form = row.take(np.where(escapes, 2 * short, 0))
-    is_wide = escapes & ((short == 0) | (form & 2 > 0))
-    wide = row.take(np.where(is_wide, header.wide[:, None], 0))
-    negative = np.where(short == 1, form & 1, wide & 1) == 1
-    beyond = np.where(short == 1, np.where(is_wide, wide + 1, 0), wide >> 1)
-    magnitude = limit + 1 + beyond
-    inside = np.where(header.core[:, None] > 0, core - limit, 0)
-    return np.where(escapes, np.where(negative, -magnitude, magnitude), inside)
+    return beyond & (header.core > 0)[:, None]
 
 
 class _BitRow:
@@ -561,15 +495,16 @@ def compose(whole: np.ndarray, exponent: np.ndarray, ft: FloatType) -> np.ndarra
 
 
 def random_bits(seed: int, blocks: np.ndarray, n: int) -> np.ndarray:
-    """32 random bits for each value of some blocks, a function of seed, block and place: int64[blocks, n].
+    """``NOISE_BITS`` for each value of some blocks, a function of seed, block and place: int64[blocks, n].
 
     Cheap in gates: a block's key takes a multiplication (in hardware an addition for each next block), and
-    each value two additions.
+    ``NOISE_SHARED`` values share the two additions of a word.
     """
     mask = 0xFFFFFFFF
     key = _mixed((blocks.astype(np.uint64) * BLOCK_STRIDE + seed & mask).astype(np.int64))
-    places = np.arange(n) * PLACE_STRIDE & mask
-    return _mixed(key[:, None] ^ places)
+    place = np.arange(n)
+    words = _mixed(key[:, None] ^ (place // NOISE_SHARED * WORD_STRIDE & mask))
+    return words >> NOISE_BITS * (place % NOISE_SHARED) & (1 << NOISE_BITS) - 1
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
