@@ -8,7 +8,7 @@ from amaranth import C, Cat, Mux, Signal, Value
 
 from golden import Format, PlaneFormat, StepFormat
 from golden.floats import FLOAT_TYPES, FloatType
-from golden.step import ALIGNED_BITS, MAX_CORE
+from golden.step import MAX_CORE, NOISE_BITS
 
 from .planes import any_set
 from .stream import SEED_BITS
@@ -162,5 +162,5 @@ class StepEngine(Engine):
         self.rest = self.room - self.block
         self.bits_alone = min(self.sections, 2)
         stochastic = fmt.rounding == "stochastic"
-        self.noise_bits = ALIGNED_BITS + 1 if stochastic else 0
+        self.noise_bits = NOISE_BITS if stochastic else 0
         self.key_bits = SEED_BITS if stochastic else 0
