@@ -19,11 +19,11 @@ from .floats import FloatType
 ROUNDINGS = ("nearest", "stochastic")
 
 # Bits of the header's fields, which follow each other from bit 0 on in this order.
-FIELDS = {"grid": 8, "moved": 8, "core": 4, "wide": 4}
+FIELDS = {"grid": 8, "moved": 7, "masked": 1, "core": 4, "wide": 4}
 HEADER_BYTES = sum(FIELDS.values()) // 8
 
 MAX_CORE = (1 << FIELDS["core"]) - 1
-MASKED = (1 << FIELDS["wide"]) - 1  # the width that says that there is a mask of specials
+MAX_MOVED = (1 << FIELDS["moved"]) - 1
 MAX_FINER = 14  # how often the step at which every value is 0 may be halved
 
 # Bits behind the point of a value that is to be rounded, in its steps; the least of what rounds it up or
@@ -50,12 +50,14 @@ class Header(NamedTuple):
     Attributes:
         grid: exponent of the fine step, which is half the coarse one.
         moved: how many values have a fine bit.
+        masked: 1 if there is a mask of specials.
         core: bits of every value's field; 0 if the block only says which values are NaN or infinite.
-        wide: bits of an escape's field; ``MASKED`` if there is a mask of specials, too.
+        wide: bits of an escape's field.
     """
 
     grid: np.ndarray
     moved: np.ndarray
+    masked: np.ndarray
     core: np.ndarray
     wide: np.ndarray
 
@@ -219,9 +221,11 @@ class StepFormat(BlockFormat):
     # Encoding.
 
     def cores(self, masked: bool) -> tuple[int, ...]:
-        """The widths of the core that are tried, in this order."""
-        widest = min((self.room - self.block * masked) // self.block, MAX_CORE)
-        return tuple(sorted({min(widest, 1), widest} - {0}))
+        """The widths of the core that are tried, in this order; in a block with specials one, if any."""
+        widest = min(self.room // self.block, MAX_CORE)
+        if masked:
+            return (1,) if widest > 1 else ()
+        return (1, widest) if widest > 1 else (1,)
 
     def _encode(self, words: np.ndarray, seed: int, first_block: int) -> Encoded:
         values = _Values.of(words, self.float_type, self.lowest_grid)
@@ -238,10 +242,12 @@ class StepFormat(BlockFormat):
         # The first value that there is no room for ends it.
         moved = np.where(core > 0, (used > rest[:, None]).argmax(axis=1), 0)
         moved = np.where((core > 0) & (used <= rest[:, None]).all(axis=1), self.block, moved)
+        moved = np.minimum(moved, MAX_MOVED)
         alone = core == 0
         kinds = alone[:, None] & (self._bits_alone == 2)
         specials = np.where(kinds, values.specials, values.specials > 0)
-        header = Header(np.where(alone, self.lowest_grid, grid), moved, core, wide)
+        masked = (values.specials.max(axis=1) > 0).astype(np.int64)
+        header = Header(np.where(alone, self.lowest_grid, grid), moved, masked, core, wide)
         return Encoded(header, coarse, fine, specials)
 
     def _choose(self, values: _Values, added: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -252,8 +258,7 @@ class StepFormat(BlockFormat):
         masked = values.specials.max(axis=1) > 0
         most_added = HALF if self.rounding == "nearest" else MOST
         # Of a block that fits at no step, and only says which values are special.
-        finer, core, rest = (np.zeros(blocks, np.int64) for _ in range(3))
-        wide = np.full(blocks, MASKED)
+        finer, core, wide, rest = (np.zeros(blocks, np.int64) for _ in range(4))
         for has_mask in (False, True):
             space = self.room - self.block * has_mask
             here = np.flatnonzero(masked == has_mask)
@@ -264,13 +269,13 @@ class StepFormat(BlockFormat):
                 for width, at in zip(cores, escaped, strict=True):
                     count = (at <= tried).sum(axis=1) if tried else 0
                     count = count + infinities[here] * (width == 1)
-                    needed = MASKED if has_mask else wide_bits(values.leading[here], tried, width, most_added)
+                    needed = wide_bits(values.leading[here], tried, width, most_added)
                     left = space - self.block * width - count * needed
                     better = (left > best) & (tried <= finest[here])
                     best = np.where(better, left, best)
                     place = here[better]
                     finer[place], core[place] = tried, width
-                    wide[place] = np.broadcast_to(needed, len(here))[better]
+                    wide[place] = needed[better]
                     rest[place] = left[better]
         return finer, core, wide, rest
 
@@ -281,7 +286,7 @@ class StepFormat(BlockFormat):
 
     def _specials_bits(self, header: Header) -> np.ndarray:
         """Bits with which each value of a block says whether it is special: int64[blocks]."""
-        return np.where(header.core == 0, self._bits_alone, header.wide == MASKED)
+        return np.where(header.core == 0, self._bits_alone, header.masked)
 
     def _lay_out(self, encoded: Encoded) -> np.ndarray:
         """The bytes of the blocks, uint8[blocks, target]."""
@@ -308,9 +313,9 @@ class StepFormat(BlockFormat):
         n = self.block
         row = _BitRow(np.unpackbits(rows, axis=1, bitorder="little").view(bool))
         header = Header(*(row.take(np.full((len(rows), 1), bits))[:, 0] for bits in FIELDS.values()))
-        alone, masked = header.core == 0, header.wide == MASKED
-        others = (header.grid > 0) | (header.moved > 0) | ~masked
-        too_long = (header.moved > n) | (n * (header.core + masked) + header.moved > self.room)
+        alone = header.core == 0
+        others = (header.grid > 0) | (header.moved > 0) | (header.masked == 0) | (header.wide > 0)
+        too_long = (header.moved > n) | (n * (header.core + header.masked) + header.moved > self.room)
         self._complain(np.where(alone, others, too_long), rows, first_block)
 
         specials = row.take(np.repeat(self._specials_bits(header)[:, None], n, axis=1))
@@ -425,7 +430,7 @@ def wide_bits(leading: np.ndarray, finer: int, core: int, most_added: int) -> np
     """Bits that escapes' fields need, by the first bits of a block's largest magnitude: int64[blocks]."""
     largest = (leading << finer) - 1 + most_added >> POINT_BITS
     beyond = largest - int(_limit(np.array(core))) - 1
-    return np.where((beyond >= 0) & (finer > 0), bit_length(np.maximum(beyond, 0)) + 1, 0)
+    return np.where(finer > 0, bit_length(np.maximum(beyond, 0)) + 1, 1)
 
 
 def _limit(core: np.ndarray) -> np.ndarray:

@@ -66,7 +66,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
         return sign * ((a // 2 + added(i)) // 32) * (d > 0), sign * ((a + added(i)) // 32)
 
     space = room - n * masked
-    widest = min(space // n, 15)
+    widest = min(space // n, 1 if masked else 15)
     best = None
     for d in range(15):
         if d > 0 and top + 1 - d < lowest:
@@ -76,7 +76,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
         for core in {1: [1]}.get(widest, [1, widest]) if widest else []:
             limit = 2 ** (core - 1) - 1
             highest = (leading * 2**d - 1 + (16 if rounding == "nearest" else 31)) // 32
-            wide = 15 if masked else (highest - limit - 1).bit_length() + 1 if highest > limit and d else 0
+            wide = (highest - limit - 1).bit_length() + 1 if highest > limit and d else 1
             escapes = sum(abs(coarse) > limit for coarse, _ in values)
             tries.append((n * core + escapes * wide, core, wide))
         tries = [one for one in tries if one[0] <= space]
@@ -86,7 +86,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
     if best is None:
         width = 2 if room >= 2 * n else 1
         code = {"": 0, "nan": 1, "inf": 2, "-inf": 3}
-        fields = [(0, 8), (0, 8), (0, 4), (15, 4)]
+        fields = [(0, 8), (0, 7), (1, 1), (0, 4), (0, 4)]
         return write(target, fields + [(min(code[kind], 2**width - 1), width) for kind in kinds])
 
     d, values, bits, core, wide = best
@@ -94,10 +94,10 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
     moved = 0
     for coarse, fine in values:
         bits += 1 - wide * (abs(coarse) > limit and abs(fine) <= 2 * limit + 1)
-        if bits > space:
+        if bits > space or moved == 127:
             break
         moved += 1
-    fields = [(top + 1 - d - lowest, 8), (moved, 8), (core, 4), (wide, 4)]
+    fields = [(top + 1 - d - lowest, 8), (moved, 7), (int(masked), 1), (core, 4), (wide, 4)]
     fields += [(1 if kind else 0, 1) for kind in kinds] if masked else []
     escapes, bits = [], []
     for i, (coarse, fine) in enumerate(values):
@@ -138,13 +138,13 @@ def decode_block(dtype, n, data):
         return value
 
     bits = f"{number:0{8 * len(data)}b}"
-    grid, moved, core, wide = (take(bits) for bits in (8, 8, 4, 4))
+    grid, moved, masked, core, wide = (take(bits) for bits in (8, 7, 1, 4, 4))
     nan, inf = ((1 << e) - 1) << m | 1 << m - 1, ((1 << e) - 1) << m
     minus_inf = 1 << (e + m) | inf
     if core == 0:
         kinds = [take(2 if room >= 2 * n else 1) for _ in range(n)]
         return [[0, nan, inf, minus_inf][kind] for kind in kinds]
-    specials = [take(1) if wide == 15 else 0 for _ in range(n)]
+    specials = [take(1) if masked else 0 for _ in range(n)]
     limit = 2 ** (core - 1) - 1
     cores = [take(core) for _ in range(n)]
     words = []
