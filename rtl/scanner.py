@@ -134,11 +134,11 @@ class Scanner(wiring.Component):
 
 
 def smallest_of(values: list[Value]) -> Value:
-    return _first_that_beats(values, _is_less)
+    return _first_that_beats(values, is_less)
 
 
 def largest_of(values: list[Value]) -> Value:
-    return _first_that_beats(values, lambda a, b: _is_less(b, a))
+    return _first_that_beats(values, lambda a, b: is_less(b, a))
 
 
 def _first_that_beats(values: list[Value], beats) -> Value:
@@ -154,16 +154,16 @@ def _first_that_beats(values: list[Value], beats) -> Value:
 def _extremes(m: Module, a: Value, b: Value, name: str) -> tuple[Value, Value]:
     """The smaller of two exponent fields that is not 0, or all ones, and the larger, by one comparison."""
     low, high = Signal(len(a), name=f"{name}_low"), Signal(len(a), name=f"{name}_high")
-    is_less = Signal(name=f"{name}_is_less")
+    less = Signal(name=f"{name}_is_less")
     m.d.comb += [
-        is_less.eq(_is_less(a, b)),
-        high.eq(Mux(is_less, b, a)),
-        low.eq(Mux(Mux(is_less, a.any(), ~b.any()), a, b) | (~a.any() & ~b.any()).replicate(len(a))),
+        less.eq(is_less(a, b)),
+        high.eq(Mux(less, b, a)),
+        low.eq(Mux(Mux(less, a.any(), ~b.any()), a, b) | (~a.any() & ~b.any()).replicate(len(a))),
     ]
     return low, high
 
 
-def _is_less(a: Value, b: Value) -> Value:
+def is_less(a: Value, b: Value) -> Value:
     """``a < b``, as a tree: less in the upper half, or equal there and less in the lower."""
 
     def compare(low: int, high: int) -> tuple[Value, Value]:

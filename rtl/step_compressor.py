@@ -1,8 +1,11 @@
 """The compressor of the step format: bus words of floats in, compressed blocks out, one word a cycle.
 
-    i --> Widener --> Aligner --> Estimator --> Chooser --> Refiner --> Layer --> Packer --> o
+    i --> Widener --> Scanner ------------> Coder --> Layer --> Packer --> o
+                         `----> Chooser ------^
 
-Each part needs to know something of a whole block before it can go on, so each holds a block until it does.
+The scanner counts how many of a block's values escape at each step while they wait in a delay line, and the
+chooser finds the finest step at which they fit. From then on each step of values passes the coder and the
+layer once.
 """
 
 from amaranth import Module
@@ -14,11 +17,10 @@ from golden import StepFormat
 from .engine import Engine, StepEngine
 from .gearbox import Packer
 from .lanes import Widener
-from .step_aligner import Aligner
 from .step_chooser import Chooser
-from .step_estimator import Estimator
+from .step_coder import Coder
 from .step_layer import Layer
-from .step_refiner import Refiner
+from .step_scanner import Scanner
 from .stream import word_layout
 
 __all__ = ["StepCompressor"]
@@ -41,7 +43,8 @@ class StepCompressor(wiring.Component):
     Members:
         i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
             end after any byte; its last block is padded with zeros here. If the format rounds stochastically,
-            the first word of each tensor holds its seed.
+            the first word of each tensor holds its seed, and
+            a tensor's first word is not taken for three cycles.
         o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:
@@ -59,41 +62,32 @@ class StepCompressor(wiring.Component):
 
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: as many as a block has steps in each of the five parts, and 14 to find what these need."""
-        return 5 * engine.words + 14
+        """Cycles: four for the scanner or, to round stochastically, five; one for the chooser, three for the
+        coder, and for the layer one and one a step."""
+        return 9 + engine.words + (engine.fmt.rounding == "stochastic")
 
     def elaborate(self, platform):
         m = Module()
         engine = self.engine
         m.submodules.widener = widener = Widener(engine)
-        m.submodules.aligner = aligner = Aligner(engine)
-        m.submodules.estimator = estimator = Estimator(engine)
+        m.submodules.scanner = scanner = Scanner(engine)
         m.submodules.chooser = chooser = Chooser(engine)
-        m.submodules.refiner = refiner = Refiner(engine)
+        m.submodules.coder = coder = Coder(engine)
         m.submodules.layer = layer = Layer(engine)
         m.submodules.packer = packer = Packer(engine.target, engine.bus_bytes)
-        wiring.connect(m, widener.o, aligner.i)
-        if engine.key_bits:
-            m.d.comb += aligner.seed.eq(self.i.p.seed)
         m.d.comb += [
             widener.i.valid.eq(self.i.valid),
             *(widener.i.p[name].eq(self.i.p[name]) for name in ("data", "last", "empty")),
             self.i.ready.eq(widener.i.ready),
-            *(part.go.eq(layer.go) for part in (aligner, estimator, chooser, refiner)),
-            estimator.i.eq(aligner.o),
-            estimator.above.eq(aligner.above),
-            estimator.masked.eq(aligner.masked),
-            estimator.last.eq(aligner.last),
-            estimator.key.eq(aligner.key),
-            chooser.i.eq(estimator.o),
-            chooser.noise.eq(estimator.noise),
-            chooser.estimate.eq(estimator.block),
-            refiner.i.eq(chooser.o),
-            refiner.noise.eq(chooser.noise_later),
-            refiner.choice.eq(chooser.block),
-            layer.i.eq(refiner.o),
-            layer.block.eq(refiner.block),
+            coder.go.eq(layer.go),
+            layer.i.eq(coder.o),
         ]
+        if engine.key_bits:
+            m.d.comb += scanner.seed.eq(self.i.p.seed)
+        wiring.connect(m, widener.o, scanner.i)
+        wiring.connect(m, scanner.summaries, chooser.i)
+        wiring.connect(m, scanner.steps, coder.steps)
+        wiring.connect(m, chooser.o, coder.choices)
         wiring.connect(m, layer.o, packer.i)
         wiring.connect(m, packer.o, wiring.flipped(self.o))
         return m

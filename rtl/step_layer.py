@@ -1,37 +1,18 @@
-"""The compressor of the step format, last part: the sections of each block, laid one behind the other."""
+"""The compressor of the step format, last part: the sections of each block, each in its place."""
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
 
-from golden.step import FIELDS, MASKED
+from golden.step import FIELDS
 
 from .engine import StepEngine
 from .fields import Register, count_before, let, total
 from .planes import any_set, compact
-from .step_aligner import Passage, steps_of
-from .step_estimator import splits_of
-from .step_refiner import coded_layout, refined_layout
+from .step_coder import BEYOND_BITS, coded_layout
 from .stream import word_layout
 
 __all__ = ["Layer"]
-
-
-def _fields_layout(engine: StepEngine) -> data.StructLayout:
-    """What is stored of a value, besides the mask."""
-    return data.StructLayout(
-        {
-            "core": engine.max_core,
-            "escape": 1,
-            "negative": 1,
-            "is_wide": 1,
-            "wide": MASKED,
-            "fine": 1,
-            "special": 1,
-            "kind": 2,
-        }
-    )
 
 
 class Layer(wiring.Component):
@@ -39,7 +20,7 @@ class Layer(wiring.Component):
 
     Members:
         go: the step at ``i`` is taken. It is 0 while a block waits to be taken.
-        o: whole blocks, each in the third cycle after its final step.
+        o: whole blocks, each in the second cycle after its final step.
     """
 
     def __init__(self, engine: StepEngine):
@@ -47,8 +28,7 @@ class Layer(wiring.Component):
         super().__init__(
             {
                 "go": Out(1),
-                "i": In(steps_of(engine, coded_layout())),
-                "block": In(refined_layout(engine)),
+                "i": In(coded_layout(engine)),
                 "o": Out(stream.Signature(word_layout(engine.target))),
             }
         )
@@ -56,181 +36,110 @@ class Layer(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engine, go = self._engine, self.go
-        layout = refined_layout(engine)
         m.d.comb += go.eq(~self.o.valid | self.o.ready)
 
-        fields = Passage(m, go, _fields(m, engine, go, self.i, self.block), 2, "fields")
-        of_fields = Register(m, layout, go & fields.starts(0), "of_fields")
-        of_packed = Register(m, layout, go & fields.starts(1), "of_packed")
-        m.d.comb += [of_fields.next.eq(self.block), of_packed.next.eq(of_fields.now)]
-        packed = _pack(m, engine, fields.lanes[1], of_fields.now)
-        kept = Register(m, packed.shape(), go, "packed")
-        m.d.comb += kept.next.eq(packed)
-        sections = _place(m, engine, go, fields.tags[2], fields.lanes[2], kept.now, of_packed.now)
-
-        first = fields.tags[2].first
+        valid = Signal()
+        packed = Register(m, _packed_layout(engine), go, "packed")
+        _pack(m, engine, self.i, packed.next)
+        turn = Signal(range(engine.words), reset_less=True)
         bits = Signal(8 * engine.target, reset_less=True)
         last = Signal(reset_less=True)
+        sections = _place(m, engine, go, turn, packed.now)
         with m.If(go):
             m.d.sync += [
-                bits.eq(Mux(first, 0, bits) | sections),
-                last.eq(of_packed.now.choice.last),
-                self.o.valid.eq(fields.ends(2)),
+                valid.eq(self.i.tag.valid),
+                turn.eq(Mux(self.i.tag.first, 0, turn + 1)),
+                bits.eq(Mux(packed.now.first, 0, bits) | sections),
+                last.eq(packed.now.plan.last),
+                self.o.valid.eq(valid & packed.now.final),
             ]
         m.d.comb += [self.o.p.data.eq(bits), self.o.p.last.eq(last)]
         return m
 
 
-def _fields(m: Module, engine: StepEngine, go: Value, steps, block):
-    """What is stored of each value, now that it is known which ones move."""
-    fields = Signal(steps_of(engine, _fields_layout(engine)), name="fields")
-    m.d.comb += fields.tag.eq(steps.tag)
-    choice = block.choice
-    place = Signal(range(engine.words), reset_less=True)
-    place_now = let(m, "place_now", Mux(steps.tag.first, 0, place))
-    with m.If(go):
-        m.d.sync += place.eq(place_now + 1)
-    within = exact_log2(engine.lanes)
-    all_move = let(m, "all_move", block.moved[within:] > place_now)
-    some_move = let(m, "some_move", block.moved[within:] == place_now)
-    for i, (lane, value) in enumerate(zip(fields.lanes, steps.lanes, strict=True)):
-        moves = all_move | (some_move & (block.moved[:within] > i) if i + 1 < engine.lanes else C(0))
-        code = let(m, f"code{i}", value.code + (value.higher & ~moves))
-        negative = let(m, f"negative{i}", code < 0)
-        size = let(m, f"size{i}", Mux(negative, -code, code))
-        beyond = let(m, f"beyond{i}", size - choice.least)
-        escape = let(m, f"escape{i}", ~choice.alone & (beyond >= 0))
-        inside = (code + choice.least - 1)[: engine.max_core]
-        wide = Mux(choice.short, beyond - 1, Cat(negative, beyond))
-        m.d.comb += [
-            lane.core.eq(Mux(escape, -1, inside)),
-            lane.escape.eq(escape),
-            lane.negative.eq(negative),
-            lane.is_wide.eq(escape & (~choice.short | (beyond != 0))),
-            lane.wide.eq(wide),
-            lane.fine.eq(value.fine & moves),
-            lane.special.eq(value.special),
-            lane.kind.eq(Mux(value.special, Cat(~code[0] | code[1], code[0]), 0)),
-        ]
-    return fields
-
-
 def _packed_layout(engine: StepEngine) -> data.StructLayout:
-    """A step's forms and wide fields without gaps, and how many there are."""
+    """What a step adds to its block: the fields of its escapes moved to the front, and how many there are."""
+    plan, moved = coded_layout(engine)["plan"].shape, coded_layout(engine)["moved"].shape
     return data.StructLayout(
         {
-            "forms": 2 * engine.lanes,
-            "wide": max(min(MASKED * engine.lanes, engine.rest), 1),
+            "core": data.ArrayLayout(engine.fmt.cores(masked=False)[-1], engine.lanes),
+            "fine": engine.lanes,
+            "specials": engine.lanes,
+            "kinds": 2 * engine.lanes,
+            "wide": data.ArrayLayout(BEYOND_BITS + 1, engine.lanes),
             "escapes": range(engine.lanes + 1),
-            "wide_fields": range(engine.lanes + 1),
+            "plan": plan,
+            "moved": moved,
+            "first": 1,
+            "final": 1,
         }
     )
 
 
-def _pack(m: Module, engine: StepEngine, lanes, block):
-    packed = Signal(_packed_layout(engine), name="packed_fields")
-    choice = block.choice
-    wide = _compacted(m, engine, "wide", lanes, lambda lane: lane.is_wide, lambda lane: lane.wide)
-    forms = _compacted(
-        m, engine, "form", lanes, lambda lane: lane.escape, lambda lane: Cat(lane.negative, lane.is_wide)
-    )
-    ways = []
-    for width in range(1, MASKED + 1):
-        ways.append(Mux(choice.wide == width, Cat(field[:width] for field in wide), 0))
-    m.d.comb += [
-        packed.forms.eq(Mux(choice.short, Cat(field[:2] for field in forms), 0)),
-        packed.wide.eq(any_set(ways)),
-        packed.escapes.eq(total(m, "escapes_in_step", [lane.escape for lane in lanes])),
-        packed.wide_fields.eq(total(m, "wide_in_step", [lane.is_wide for lane in lanes])),
+def _pack(m: Module, engine: StepEngine, step, packed) -> None:
+    escapes = let(m, "escapes", Cat(lane.escape for lane in step.lanes))
+    gaps = count_before(m, "gaps", ~escapes)
+    fields = [Mux(lane.escape, Cat(lane.negative, lane.beyond), 0) for lane in step.lanes]
+    shifts = [
+        Mux(escape, Cat(gap, C(0, 8))[: i.bit_length()], 0)
+        for i, (escape, gap) in enumerate(zip(escapes, gaps, strict=True))
     ]
-    return packed
+    m.d.comb += [
+        *(lane.eq(field) for lane, field in zip(packed.wide, compact(m, fields, shifts), strict=True)),
+        packed.escapes.eq(total(m, "escapes_here", [*escapes])),
+        Cat(packed.core).eq(Cat(lane.core for lane in step.lanes)),
+        packed.fine.eq(Cat(lane.fine for lane in step.lanes)),
+        packed.specials.eq(Cat(lane.special for lane in step.lanes)),
+        packed.kinds.eq(Cat(lane.kind for lane in step.lanes)),
+        packed.plan.eq(step.plan),
+        packed.moved.eq(step.moved),
+        packed.first.eq(step.tag.first),
+        packed.final.eq(step.tag.final),
+    ]
 
 
-def _compacted(m: Module, engine: StepEngine, name: str, lanes, has, field) -> list[Value]:
-    """The fields of those values that have one, moved to the front."""
-    there = let(m, f"has_{name}", Cat(has(lane) for lane in lanes))
-    gaps = count_before(m, f"{name}_gaps", ~there)
-    kept = [Mux(is_there, field(lane), 0) for is_there, lane in zip(there, lanes, strict=True)]
-    bits = len(field(lanes[0]))
-    # compact names its signals by itself: one submodule for each use.
-    inner = Module()
-    moved = compact(
-        inner,
-        kept,
-        [
-            Mux(is_there, Cat(gap, C(0, 8))[: i.bit_length()], 0)
-            for i, (is_there, gap) in enumerate(zip(there, gaps, strict=True))
-        ],
-    )
-    out = []
-    for i, item in enumerate(moved):
-        signal = Signal(bits, name=f"{name}_packed{i}")
-        inner.d.comb += signal.eq(item)
-        out.append(signal)
-    m.submodules[f"{name}_compactor"] = inner
-    return out
+def _place(m: Module, engine: StepEngine, go: Value, turn: Value, step) -> Value:
+    """A step's share of each section, in its place; the header comes with the final one."""
+    n, plan, room = engine.block, step.plan, engine.room
+    cores = engine.fmt.cores(masked=False)
+    turns = [let(m, f"turn{k}", turn == k) for k in range(engine.words)]
 
-
-def _place(m: Module, engine: StepEngine, go: Value, tag, lanes, packed, block) -> Value:
-    """A step's share of each section, in its place."""
-    n, choice, room = engine.block, block.choice, engine.room
-    turn = Signal(range(engine.words), reset_less=True)
-    turn_now = let(m, "turn_now", Mux(tag.first, 0, turn))
-    turns = [let(m, f"turn{k}", turn_now == k) for k in range(engine.words)]
-
-    parts, forms_from = [], []
-    mask = Cat(lane.special for lane in lanes)
-    kinds = Cat(lane.kind for lane in lanes)
-    has_mask = choice.masked & (~choice.alone | (engine.bits_alone == 1))
-    ways = [(let(m, "has_mask", has_mask), mask, 0)]
-    if engine.bits_alone == 2:
-        ways.append((choice.alone, kinds, 0))
-    options = {
-        (masked, core) for masked in (False, True) for core, _ in splits_of(engine, masked) if core > 0
-    }
-    for masked, core in sorted(options):
-        is_it = let(
-            m,
-            f"core{core}_{int(masked)}",
-            ~choice.alone & (choice.masked == masked) & (choice.core == core),
-        )
-        ways.append((is_it, Cat(lane.core[:core] for lane in lanes), n * masked))
-        forms_from.append(Mux(is_it, n * (masked + core), 0))
-    for is_it, section, start in ways:
+    # In each way a block may be stored: what lies where, and where the escapes begin.
+    one_bit, masked = engine.bits_alone == 1, plan.masked & ~plan.alone
+    sections = [(let(m, "has_mask", plan.masked & (~plan.alone | one_bit)), step.specials, 0)]
+    if not one_bit:
+        sections.append((plan.alone, step.kinds, 0))
+    starts = []
+    for core, is_masked in [*((core, 0) for core in cores), (1, 1)]:
+        is_it = (plan.core == core) & (masked == is_masked)
+        is_it = let(m, f"core{core}_{is_masked}", is_it)
+        sections.append((is_it, Cat(lane[:core] for lane in step.core), n * is_masked))
+        starts.append((is_it, n * (is_masked + core)))
+    parts = []
+    for is_it, section, start in sections:
         for k, turn_here in enumerate(turns):
             place = start + k * len(section)
-            parts.append(Mux(is_it & turn_here, Cat(C(0, place), section), 0))
+            if place + len(section) <= room:
+                parts.append(Mux(is_it & turn_here, Cat(C(0, place), section), 0))
 
-    forms_start = let(m, "forms_start", any_set(Value.cast(start) for start in forms_from))
-    bits = (room + n).bit_length()
-    pointers = {name: Signal(bits, name=f"{name}_at", reset_less=True) for name in ("forms", "wide", "fine")}
-    starts = {
-        "forms": forms_start,
-        "wide": forms_start + Mux(choice.short, block.escapes << 1, 0),
-        "fine": block.length - block.moved,
-    }
-    sizes = {
-        "forms": Mux(choice.short, packed.escapes << 1, 0),
-        "wide": packed.wide_fields * choice.wide,
-        "fine": engine.lanes,
-    }
-    contents = {"forms": packed.forms, "wide": packed.wide, "fine": Cat(lane.fine for lane in lanes)}
+    pointer = Signal(range(room + 1), reset_less=True)
+    at = let(m, "escapes_from", Mux(step.first, 0, pointer))
     with m.If(go):
-        m.d.sync += turn.eq(turn_now + 1)
-    for name, pointer in pointers.items():
-        at = let(m, f"{name}_from", Mux(tag.first, starts[name], pointer)[:bits])
-        with m.If(go):
-            m.d.sync += pointer.eq(at + sizes[name])
-        content = contents[name]
-        for stage, up in enumerate(at):
-            content = let(m, f"{name}_by_{1 << stage}", Mux(up, content << (1 << stage), content)[:room])
-        parts.append(Mux(choice.alone, 0, content))
+        m.d.sync += pointer.eq(at + step.escapes * plan.wide)
+    widths = range(1, BEYOND_BITS + 2)
+    ways = [Mux(plan.wide == width, Cat(lane[:width] for lane in step.wide), 0) for width in widths]
+    content = let(m, "escapes_packed", any_set(ways)[: room - n])
+    for stage, up in enumerate(at):
+        content = let(m, f"escapes_by_{1 << stage}", Mux(up, content << (1 << stage), content)[: room - n])
+    parts += [Mux(is_it, Cat(C(0, start), content), 0) for is_it, start in starts if start < room]
 
-    header = []
-    for name, width in FIELDS.items():
-        value = Value.cast(choice[name])
-        if name != "wide":
-            value = Mux(choice.alone, 0, value)
-        header.append(Cat(value, C(0, width))[:width])
+    fine = step.fine[::-1]
+    for k, turn_here in enumerate(turns):
+        parts.append(Mux(turn_here, Cat(C(0, room - (k + 1) * engine.lanes), fine), 0))
+
+    header = Cat(
+        Cat({"moved": step.moved}.get(name, plan[name] if name != "moved" else 0), C(0, width))[:width]
+        for name, width in FIELDS.items()
+    )
     body = any_set(Value.cast(part)[:room] for part in parts)
-    return Cat(Mux(tag.first, Cat(header), 0), body)
+    return Cat(Mux(step.final, header, 0), body)

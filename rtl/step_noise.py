@@ -1,69 +1,89 @@
 """The random bits of stochastic rounding, a function of a tensor's seed, the block and the place in it."""
 
 from amaranth import C, Module, Mux, Signal, Value
-from amaranth.lib import data
 
-from golden.step import BLOCK_STRIDE, PLACE_STRIDE
+from golden.step import BLOCK_STRIDE, NOISE_BITS, NOISE_SHARED, WORD_STRIDE
 
 from .engine import StepEngine
 from .fields import let
 from .planes import any_set
 from .stream import SEED_BITS
 
-__all__ = ["BlockKey", "noise_layout", "noise_of"]
+__all__ = ["Noise"]
 
 
-class BlockKey:
-    """The key of each block, a function of its tensor's seed and its number there.
+class Noise:
+    """The random bits of each step's values.
+
+    A block's key is made while the one before comes in, so that only a tensor has to wait: for as many cycles
+    as its first key takes, its first step may not be taken.
 
     Args:
-        go: a step is taken.
-        first: it is the first one of its block.
-        starts: its block is a tensor's first.
-        seed: of that tensor.
+        starts: the next step is a tensor's first; it is there in the cycles with ``comes``.
+        comes: a step is there.
+        seed: of its tensor, if it is the first.
+        takes: it is taken.
+        final: it is its block's last.
+        place: its number in its block.
+        flow: the step taken before moves on, to where ``bits`` are those of its values.
 
     Attributes:
-        value: the key of a block, in the cycle in which its final step is taken.
+        ready: the next step may be taken.
+        bits: for each value ``NOISE_BITS``, of the step that was taken last; if ``flow``, to be kept.
     """
 
-    def __init__(self, m: Module, go: Value, first: Value, starts: Value, seed: Value):
-        number, half = Signal(SEED_BITS, reset_less=True), Signal(SEED_BITS, reset_less=True)
-        number_now = let(m, "block_number", Mux(starts, seed, number))
-        mixed = _half_mixed(m, "number", number_now)
-        with m.If(go & first):
-            m.d.sync += [number.eq(number_now + BLOCK_STRIDE), half.eq(mixed)]
-        self.value = _mixed(m, "key", half)
+    def __init__(
+        self,
+        m: Module,
+        engine: StepEngine,
+        *,
+        starts: Value,
+        comes: Value,
+        seed: Value,
+        takes: Value,
+        final: Value,
+        place: Value,
+        flow: Value,
+    ):
+        number, half, key = (
+            Signal(SEED_BITS, name=name, reset_less=True) for name in ("block_number", "half_key", "key")
+        )
+        waited = Signal(2)
+        self.ready = ~starts | (waited == 3)
+        m.d.sync += half.eq(_half_mixed(m, "number", number))
+        next_key = _mixed(m, "next_key", half)
+        with m.If(starts & comes & ~takes):
+            with m.If(waited != 3):
+                m.d.sync += waited.eq(waited + 1)
+            with m.If(waited == 0):
+                m.d.sync += number.eq(seed)
+        with m.Elif(takes):
+            m.d.sync += waited.eq(0)
+        with m.If((waited == 2) | (takes & final)):
+            m.d.sync += [key.eq(next_key), number.eq(number + BLOCK_STRIDE)]
 
-
-def noise_layout(engine: StepEngine) -> data.ArrayLayout:
-    """Random bits of each value of a step."""
-    return data.ArrayLayout(engine.noise_bits, engine.lanes)
-
-
-def noise_of(m: Module, engine: StepEngine, go: Value, tag, key: Value) -> list[Value]:
-    """For each value of a step the highest of its 32 random bits, as many as matter, two cycles later.
-
-    Args:
-        go: time goes on.
-        tag: of the step.
-        key: of its block.
-    """
-    place = Signal(range(engine.words), reset_less=True)
-    place_now = let(m, "noise_place", Mux(tag.first, 0, place))
-    with m.If(go):
-        m.d.sync += place.eq(place_now + 1)
-    found = []
-    for i in range(engine.lanes):
-        strides = [(k * engine.lanes + i) * PLACE_STRIDE for k in range(engine.words)]
-        stride = any_set(Mux(place_now == k, C(value, SEED_BITS), 0) for k, value in enumerate(strides))
-        half = Signal(SEED_BITS, name=f"noise_half{i}", reset_less=True)
-        noise = Signal(engine.noise_bits, name=f"noise{i}", reset_less=True)
-        half_mixed = _half_mixed(m, f"noise_of_place{i}", key ^ stride)
-        mixed = _mixed(m, f"noise_of_half{i}", half)
-        with m.If(go):
-            m.d.sync += [half.eq(half_mixed), noise.eq(mixed[SEED_BITS - engine.noise_bits :])]
-        found.append(noise)
-    return found
+        words = -(-engine.lanes // NOISE_SHARED)
+        self.bits = []
+        shared = []
+        for word in range(words):
+            strides = [
+                (step * engine.lanes // NOISE_SHARED + word) * WORD_STRIDE for step in range(engine.words)
+            ]
+            stride = any_set(Mux(place == i, C(value, SEED_BITS), 0) for i, value in enumerate(strides))
+            kept = Signal(SEED_BITS, name=f"half_word{word}", reset_less=True)
+            half_mixed = _half_mixed(m, f"noise{word}", key ^ stride)
+            with m.If(flow):
+                m.d.sync += kept.eq(half_mixed)
+            shared.append(_mixed(m, f"noise{word}_rest", kept))
+        odd = Signal(reset_less=True)  # of steps with half as many values as share a word
+        with m.If(flow):
+            m.d.sync += odd.eq(place[0])
+        for i in range(engine.lanes):
+            word, part = shared[i // NOISE_SHARED], i % NOISE_SHARED
+            bits = word.word_select(part, NOISE_BITS)
+            if engine.lanes < NOISE_SHARED:
+                bits = Mux(odd, word.word_select(part + engine.lanes, NOISE_BITS), bits)
+            self.bits.append(bits)
 
 
 def _half_mixed(m: Module, name: str, x: Value) -> Value:
