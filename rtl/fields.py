@@ -24,9 +24,10 @@ __all__ = [
 
 
 class Register:
-    """A register: what it holds ``now``, and what ``next`` when it takes something in."""
+    """A register: what it holds ``now``, and what ``next`` when it ``takes`` something in."""
 
     def __init__(self, m: Module, layout: data.Layout, takes: Value, name: str):
+        self.takes = takes
         self.now = Signal(layout, name=name, reset_less=True)
         self.next = Signal(layout, name=f"next_{name}")
         with m.If(takes):

@@ -1,5 +1,7 @@
 """The compressor of the step format, second part: each block's step, and how its values are stored."""
 
+from itertools import pairwise
+
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -91,18 +93,17 @@ class Chooser(wiring.Component):
         fits: dict[tuple[int, int], Signal] = {}
         wides: dict[tuple[int, int], Value] = {}
         counts: dict[tuple[int, int], Value] = {}
+        at_least = [C(1), *summary.leading, C(0)]
+        is_leading = [let(m, f"leading{i}", at & ~more) for i, (at, more) in enumerate(pairwise(at_least))]
         for number, core in enumerate(cores):
             for finer in range(MAX_FINER + 1):
-                widths = {_wide_bits(engine, leading, finer, core) for leading in range(1 << LEADING_BITS - 1)}
-                places = {
-                    width: Cat(
-                        summary.leading == leading
-                        for leading in range(1 << LEADING_BITS - 1)
-                        if _wide_bits(engine, leading, finer, core) == width
-                    ).any()
-                    for width in sorted(widths)
+                by_leading = [_wide_bits(engine, number, finer, core) for number in range(len(is_leading))]
+                is_width = {
+                    width: Cat(is_it for is_it, its in zip(is_leading, by_leading, strict=True) if its == width).any()
+                    if len(set(by_leading)) > 1
+                    else C(1)
+                    for width in sorted(set(by_leading))
                 }
-                is_width = {width: place if len(places) > 1 else C(1) for width, place in places.items()}
                 count = summary.escapes[number][finer - 1] if finer else C(0)
                 if core == 1:
                     count = let(m, f"count{core}_{finer}", count + Mux(summary.masked, summary.infinities, 0))

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden.step import MAX_FINER, MAX_MOVED, POINT_BITS
 
 from .engine import StepEngine
-from .fields import Register, count_before, let, total
+from .fields import Register, count_before, let
 from .planes import any_set
 from .step_chooser import choice_layout, plan_layout, plan_of
 from .step_scanner import scaled_bits, step_layout
@@ -26,9 +26,8 @@ def coded_layout(engine: StepEngine) -> data.StructLayout:
     Members:
         valid, first, final: there is one, and which of its block it is.
         lanes: of each value its field in the core, whether it escapes, with which sign and how far beyond the
-            core; its fine bit, 0 if it has none; whether it is special, and which kind.
+            core; whether it has a fine bit, and that; whether it is special, and which kind.
         plan: of the block; see :func:`rtl.step_chooser.plan_layout`.
-        moved: how many of the block's values have a fine bit; only with its final step.
     """
     lane = data.StructLayout(
         {
@@ -36,18 +35,14 @@ def coded_layout(engine: StepEngine) -> data.StructLayout:
             "escape": 1,
             "negative": 1,
             "beyond": BEYOND_BITS,
+            "moves": 1,
             "fine": 1,
             "special": 1,
             "kind": 2,
         }
     )
     return data.StructLayout(
-        {
-            "tag": _TAG,
-            "lanes": data.ArrayLayout(lane, engine.lanes),
-            "plan": plan_layout(engine),
-            "moved": range(engine.block + 1),
-        }
+        {"tag": _TAG, "lanes": data.ArrayLayout(lane, engine.lanes), "plan": plan_layout(engine)}
     )
 
 
@@ -100,20 +95,24 @@ class Coder(wiring.Component):
         scaled = Register(m, _lanes(engine, _scaled_layout(engine)), go, "scaled")
         _scale(m, engine, self.choices.p, step.lanes, scaled.next)
         counted = Register(m, _lanes(engine, _counted_layout(engine)), go, "counted")
+        saves = []
         for i, (lane, value) in enumerate(zip(counted.next, scaled.now, strict=True)):
             _count(m, engine, plans[0], value, lane, str(i))
+            saves.append(let(m, f"saves{i}", lane.escapes & ~lane.still))
+        saved = Register(m, _lanes(engine, range(engine.lanes + 1)), go, "saved")
+        before = count_before(m, "saved_before", Cat(saves, C(0, 1)))[1:]
+        m.d.comb += [now.eq(number) for now, number in zip(saved.next, before, strict=True)]
         coded = Register(m, self.o.lanes.shape(), go, "coded")
-        moved = _code(m, engine, go, tags[2], plans[1], counted.now, coded.next)
+        _code(m, engine, go, tags[2], plans[1], counted.now, saved.now, coded.next)
         m.d.comb += [
             self.o.tag.eq(tags[3]),
             self.o.lanes.eq(coded.now),
             self.o.plan.eq(plans[2]),
-            self.o.moved.eq(moved),
         ]
         return m
 
 
-def _lanes(engine: StepEngine, lane: data.StructLayout) -> data.ArrayLayout:
+def _lanes(engine: StepEngine, lane) -> data.ArrayLayout:
     return data.ArrayLayout(lane, engine.lanes)
 
 
@@ -218,45 +217,39 @@ def _count(m: Module, engine: StepEngine, plan, value, lane, name: str) -> None:
     ]
 
 
-def _code(m: Module, engine: StepEngine, go: Value, tag, plan, values, lanes) -> Signal:
-    """Give values fine bits as long as there is room. Returns how many have one, of the step given before."""
-    saves = Cat(value.escapes & ~value.still for value in values)
-    before = count_before(m, "saving", saves)
+def _code(m: Module, engine: StepEngine, go: Value, tag, plan, values, saved, lanes) -> None:
+    """Give values fine bits as long as there is room.
+
+    Args:
+        saved: for each value of the step how many up to it, itself included, would escape no more.
+    """
     left = Signal(range(engine.room + 1), reset_less=True)
-    moved = Signal(range(engine.block + 1), reset_less=True)
     closed = Signal(reset_less=True)
     left_now = let(m, "left_now", Mux(tag.first, plan.rest, left))
     closed_now = let(m, "closed_now", Mux(tag.first, plan.alone, closed))
-    moved_before = let(m, "moved_before", Mux(tag.first, 0, moved))
-
     # Of what is left no more than a step can use counts here.
     most = 1 << engine.lanes.bit_length()
     some_left = let(m, "some_left", Mux(left_now >= most, most, left_now)[: most.bit_length()])
-    has_room = []
-    for i, (save, number) in enumerate(zip(saves, before, strict=True)):
-        # The value itself may be one that saves.
-        saved = let(m, f"saved{i}", (Value.cast(number) + save) * plan.wide)
-        has_room.append(let(m, f"has_room{i}", some_left + saved >= i + 1))
+    has_room = [
+        let(m, f"has_room{i}", some_left + let(m, f"saved_bits{i}", number * plan.wide) >= i + 1)
+        for i, number in enumerate(saved)
+    ]
     if engine.block > MAX_MOVED:
         # The last value of all never has one.
         has_room[-1] = has_room[-1] & ~tag.final
-    has_fine: list[Value] = []
-    for i in range(engine.lanes):
-        has_fine.append(let(m, f"has_fine{i}", ~closed_now & Cat(has_room[: i + 1]).all()))
-    here = total(m, "moved_here", has_fine)
-    all_saved = total(m, "saved_here", [*saves])
+    moves = [let(m, f"moves{i}", ~closed_now & Cat(has_room[: i + 1]).all()) for i in range(engine.lanes)]
     with m.If(go):
         m.d.sync += [
-            left.eq(left_now - engine.lanes + Value.cast(all_saved) * plan.wide),
-            moved.eq(moved_before + here),
-            closed.eq(closed_now | ~has_fine[-1]),
+            left.eq(left_now - engine.lanes + saved[engine.lanes - 1] * plan.wide),
+            closed.eq(closed_now | ~moves[-1]),
         ]
 
     for i, (lane, value) in enumerate(zip(lanes, values, strict=True)):
-        fine = has_fine[i]
+        fine = moves[i]
         kind = Cat(~value.infinite | value.negative, value.infinite)
         m.d.comb += [
             lane.core.eq(Mux(fine, value.both[1:], value.coarse)),
+            lane.moves.eq(fine),
             lane.fine.eq(fine & value.both[0]),
             lane.escape.eq(~plan.alone & Mux(fine, value.still, value.escapes)),
             lane.beyond.eq(value.beyond),
@@ -264,7 +257,6 @@ def _code(m: Module, engine: StepEngine, go: Value, tag, plan, values, lanes) ->
             lane.special.eq(value.special),
             lane.kind.eq(Mux(value.special, kind, 0)),
         ]
-    return moved
 
 
 def _reaches(number: Value, up: Value, power: int) -> Value:

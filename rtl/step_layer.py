@@ -58,8 +58,9 @@ class Layer(wiring.Component):
 
 
 def _packed_layout(engine: StepEngine) -> data.StructLayout:
-    """What a step adds to its block: the fields of its escapes moved to the front, and how many there are."""
-    plan, moved = coded_layout(engine)["plan"].shape, coded_layout(engine)["moved"].shape
+    """What a step adds to its block: the fields of its escapes moved to the front, and how many there are, and
+    how many values have a fine bit."""
+    plan = coded_layout(engine)["plan"].shape
     return data.StructLayout(
         {
             "core": data.ArrayLayout(engine.fmt.cores(masked=False)[-1], engine.lanes),
@@ -69,7 +70,7 @@ def _packed_layout(engine: StepEngine) -> data.StructLayout:
             "wide": data.ArrayLayout(BEYOND_BITS + 1, engine.lanes),
             "escapes": range(engine.lanes + 1),
             "plan": plan,
-            "moved": moved,
+            "moved": range(engine.lanes + 1),
             "first": 1,
             "final": 1,
         }
@@ -92,7 +93,7 @@ def _pack(m: Module, engine: StepEngine, step, packed) -> None:
         packed.specials.eq(Cat(lane.special for lane in step.lanes)),
         packed.kinds.eq(Cat(lane.kind for lane in step.lanes)),
         packed.plan.eq(step.plan),
-        packed.moved.eq(step.moved),
+        packed.moved.eq(total(m, "moved_here", [lane.moves for lane in step.lanes])),
         packed.first.eq(step.tag.first),
         packed.final.eq(step.tag.final),
     ]
@@ -123,9 +124,11 @@ def _place(m: Module, engine: StepEngine, go: Value, turn: Value, step) -> Value
                 parts.append(Mux(is_it & turn_here, Cat(C(0, place), section), 0))
 
     pointer = Signal(range(room + 1), reset_less=True)
+    moved = Signal(range(engine.block + 1), reset_less=True)
     at = let(m, "escapes_from", Mux(step.first, 0, pointer))
+    moved_now = let(m, "moved_now", (Mux(step.first, 0, moved) + step.moved)[: len(moved)])
     with m.If(go):
-        m.d.sync += pointer.eq(at + step.escapes * plan.wide)
+        m.d.sync += [pointer.eq(at + step.escapes * plan.wide), moved.eq(moved_now)]
     widths = range(1, BEYOND_BITS + 2)
     ways = [Mux(plan.wide == width, Cat(lane[:width] for lane in step.wide), 0) for width in widths]
     content = let(m, "escapes_packed", any_set(ways)[: room - n])
@@ -138,7 +141,7 @@ def _place(m: Module, engine: StepEngine, go: Value, turn: Value, step) -> Value
         parts.append(Mux(turn_here, Cat(C(0, room - (k + 1) * engine.lanes), fine), 0))
 
     header = Cat(
-        Cat({"moved": step.moved}.get(name, plan[name] if name != "moved" else 0), C(0, width))[:width]
+        Cat(moved_now if name == "moved" else plan[name], C(0, width))[:width]
         for name, width in FIELDS.items()
     )
     body = any_set(Value.cast(part)[:room] for part in parts)

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from golden.step import HALF, LEADING_BITS, MAX_FINER, NOISE_BITS, POINT_BITS
 
 from .engine import StepEngine
-from .fields import leading_zeros, let, total
+from .fields import Register, leading_zeros, let, total
 from .planes import any_set
 from .scanner import DelayLine, is_less, largest_of
 from .step_noise import Noise
@@ -18,8 +18,8 @@ from .stream import word_layout
 
 __all__ = ["Scanner", "scaled_bits", "step_layout", "summary_layout"]
 
-# A value's bits behind the first that a summary's largest magnitude has.
-_LEADING = LEADING_BITS - 1
+# How many numbers the bits behind the first of a block's largest magnitude may be, but for 0.
+_LEADINGS = (1 << LEADING_BITS - 1) - 1
 
 
 def scaled_bits() -> int:
@@ -77,7 +77,7 @@ def summary_layout(engine: StepEngine) -> data.StructLayout:
 
     Members:
         top: its largest exponent, as in :func:`step_layout`.
-        leading: the bits behind the first of its largest magnitude.
+        leading: for 1, 2, ... whether the bits behind the first of its largest magnitude are at least that.
         escapes: for each core that is tried, how many finite values escape at each ``finer`` from 1 on.
         infinities: how many there are.
         masked: it holds specials.
@@ -87,7 +87,7 @@ def summary_layout(engine: StepEngine) -> data.StructLayout:
     return data.StructLayout(
         {
             "top": exponent_bits(engine),
-            "leading": _LEADING,
+            "leading": _LEADINGS,
             "escapes": counts,
             "infinities": range(engine.block + 1),
             "masked": 1,
@@ -157,158 +157,74 @@ class Scanner(wiring.Component):
         with m.If(takes):
             m.d.sync += [index.eq(Mux(final, 0, index + 1)), pads.eq(ends & ~final), starts.eq(ends & final)]
 
-        # The step that was taken last, and what it has of its block's largest magnitude.
+        # The step that was taken last, and the largest of every four exponents.
         entering = Signal(step_layout(engine))
-        keys, specials = _entering(m, engine, Mux(pads, 0, self.i.p.data), entering.lanes)
+        exponents, specials = _entering(m, engine, Mux(pads, 0, self.i.p.data), entering.lanes)
         m.d.comb += [entering.first.eq(index == 0), entering.final.eq(final)]
-        held, there, ends_held = _kept(m, flow, "held", entering, takes, ends)
-        key = Signal(len(keys[0]), reset_less=True)
-        special = Signal(reset_less=True)
-        with m.If(flow):
-            m.d.sync += [key.eq(_largest(m, "largest", keys)), special.eq(Cat(specials).any())]
+        highest = _largest(m, "highest", exponents, 4)
+        held = _Held(m, flow, "held", entering, takes, ends, [*highest, Cat(specials).any()])
         if stochastic:
             with_noise = Signal(step_layout(engine))
-            m.d.comb += with_noise.eq(held)
+            m.d.comb += with_noise.eq(held.step)
             m.d.comb += [lane.noise.eq(bits) for lane, bits in zip(with_noise.lanes, noise, strict=True)]
-            before_key, before_special = key, special
-            held, there, ends_held = _kept(m, flow, "held_with_noise", with_noise, there, ends_held)
-            key, special = Signal.like(key), Signal.like(special)
-            with m.If(flow):
-                m.d.sync += [key.eq(before_key), special.eq(before_special)]
-        m.d.comb += [queue.i.valid.eq(there & flow), queue.i.payload.eq(held)]
+            held = _Held(m, flow, "held_with_noise", with_noise, held.there, held.ends, held.others)
+        *highest, special = held.others
+        m.d.comb += [queue.i.valid.eq(held.there & flow), queue.i.payload.eq(held.step)]
 
-        # The largest magnitude so far, and at which steps each value starts to escape in its light.
-        largest = Signal.like(key)
+        # The largest exponent so far, and what of when a value escapes does not depend on it.
+        top, top_before = (Signal(exponent_bits(engine), name=n, reset_less=True) for n in ("top", "top_before"))
         masked = Signal(reset_less=True)
-        before = let(m, "largest_before", Mux(held.first, 0, largest))
-        now = let(m, "largest_now", Mux(is_less(before, key), key, before))
-        top, top_before = now[_LEADING:], before[_LEADING:]
-        rises = let(m, "rises", (top - top_before)[: len(top)])
-        with m.If(flow & there):
-            m.d.sync += [largest.eq(now), masked.eq(special | (masked & ~held.first))]
-        places = [
-            [_escapes_at(m, engine, lane, top, threshold, i) for i, lane in enumerate(held.lanes)]
-            for threshold in thresholds(engine)
-        ]
-        infinite = [lane.exponent.all() & ~lane.mantissa.any() for lane in held.lanes]
-        placed = Signal(data.StructLayout({"first": 1, "final": 1, "last": 1}), reset_less=True)
-        rise = Signal(range(MAX_FINER + 8), reset_less=True)
-        infinities = Signal(engine.lanes, reset_less=True)
-        is_placed, kept = Signal(), []
-        for threshold, column in zip(thresholds(engine), places, strict=True):
-            kept.append([Signal(len(at), name=f"at{threshold.core}_{i}") for i, at in enumerate(column)])
-        with m.If(flow):
+        before = let(m, "top_so_far", Mux(held.step.first, 0, top))
+        with m.If(flow & held.there):
             m.d.sync += [
-                is_placed.eq(there),
-                placed.first.eq(held.first),
-                placed.final.eq(held.final),
-                placed.last.eq(ends_held),
-                rise.eq(Mux(rises > MAX_FINER + 4, MAX_FINER + 4, rises)),
-                infinities.eq(Cat(infinite)),
-                *(
-                    signal.eq(at)
-                    for signals, column in zip(kept, places, strict=True)
-                    for signal, at in zip(signals, column, strict=True)
-                ),
+                top.eq(_largest(m, "top_now", [*highest, before], 1)[0]),
+                top_before.eq(before),
+                masked.eq(special | (masked & ~held.step.first)),
             ]
+        compared = Register(m, _compared_layout(engine), flow, "compared")
+        is_compared = Signal()
+        _compare(m, engine, held.step, compared.next)
+        m.d.comb += compared.next.last.eq(held.ends)
 
         # How many values of the step escape.
+        counted = Register(m, _counted_layout(engine), flow, "counted")
         is_counted = Signal()
-        counted = Signal(placed.shape(), reset_less=True)
-        rise_later = Signal.like(rise)
-        here: list[list[Signal]] = []
-        for threshold, signals in zip(thresholds(engine), kept, strict=True):
-            column = []
-            for number, finer in enumerate(range(threshold.earliest, MAX_FINER + 1)):
-                reached = [signal <= number for signal in signals]
-                name = f"here{threshold.core}_{number}"
-                count = Signal(range(engine.lanes + 1), name=name, reset_less=True)
-                with m.If(flow):
-                    m.d.sync += count.eq(total(m, f"{name}_sum", reached))
-                column.append(count)
-            here.append(column)
-        infinities_here = Signal(range(engine.lanes + 1), reset_less=True)
-        with m.If(flow):
-            m.d.sync += [
-                is_counted.eq(is_placed),
-                counted.eq(placed),
-                rise_later.eq(rise),
-                infinities_here.eq(total(m, "infinities_sum", [*infinities])),
-            ]
+        _count(m, engine, compared.now, top, top_before, counted.next)
+        m.d.comb += [counted.next.top.eq(top), counted.next.masked.eq(masked)]
 
-        # And of the block so far. What escaped at a step escapes as much later as the largest exponent rose.
+        # And of the block so far.
+        summary = Register(m, summary_layout(engine), flow & is_counted, "summary")
+        _sum(m, engine, counted.now, summary)
         done = Signal()
-        last = Signal(reset_less=True)
-        all_infinities = Signal(range(engine.block + 1), reset_less=True)
-        summary = self.summaries.p
-        with m.If(flow):
-            m.d.sync += done.eq(is_counted & counted.final)
-        with m.If(flow & is_counted):
-            m.d.sync += [
-                last.eq(counted.last),
-                all_infinities.eq(Mux(counted.first, 0, all_infinities) + infinities_here),
-            ]
-        for number, (threshold, column) in enumerate(zip(thresholds(engine), here, strict=True)):
-            counts = [
-                Signal(range(engine.block + 1), name=f"count{threshold.core}_{place}", reset_less=True)
-                for place in range(len(column))
-            ]
-            shifted = list(counts)
-            for stage, up in enumerate(rise_later):
-                step = 1 << stage
-                shifted = [
-                    let(
-                        m,
-                        f"count{threshold.core}_{place}_by_{step}",
-                        Mux(up, shifted[place - step] if place >= step else 0, count),
-                    )
-                    for place, count in enumerate(shifted)
-                ]
-            with m.If(flow & is_counted):
-                m.d.sync += [
-                    count.eq(Mux(counted.first, 0, before) + more)
-                    for count, before, more in zip(counts, shifted, column, strict=True)
-                ]
-            for finer in range(1, MAX_FINER + 1):
-                place = finer - threshold.earliest
-                m.d.comb += summary.escapes[number][finer - 1].eq(counts[place] if place >= 0 else 0)
-        # The registers of the largest magnitude may hold the next block's by then.
-        of_block = data.StructLayout({"largest": len(key), "masked": 1})
-        final_of_block = Signal(of_block, reset_less=True)
-        final_later = Signal(of_block, reset_less=True)
-        final_done = Signal(of_block, reset_less=True)
         with m.If(flow):
             m.d.sync += [
-                final_of_block.largest.eq(now),
-                final_of_block.masked.eq(special | (masked & ~held.first)),
-                final_later.eq(final_of_block),
-                final_done.eq(final_later),
+                is_compared.eq(held.there),
+                is_counted.eq(is_compared),
+                done.eq(is_counted & counted.now.final),
             ]
-        m.d.comb += [
-            self.summaries.valid.eq(done),
-            summary.top.eq(final_done.largest[_LEADING:]),
-            summary.leading.eq(final_done.largest[:_LEADING]),
-            summary.masked.eq(final_done.masked),
-            summary.infinities.eq(all_infinities),
-            summary.last.eq(last),
-        ]
+        m.d.comb += [self.summaries.valid.eq(done), self.summaries.payload.eq(summary.now)]
         return m
 
 
-def _kept(m: Module, flow: Value, name: str, step, there: Value, ends: Value):
-    """A step a cycle later, whether there is one, and whether it ends its tensor."""
-    kept = Signal(step.shape(), name=name, reset_less=True)
-    is_there = Signal(name=f"{name}_there")
-    ends_kept = Signal(name=f"{name}_ends", reset_less=True)
-    with m.If(flow):
-        m.d.sync += [kept.eq(step), is_there.eq(there), ends_kept.eq(ends)]
-    return kept, is_there, ends_kept
+class _Held:
+    """A step a cycle later, whether there is one, whether it ends its tensor, and what else belongs to it."""
+
+    def __init__(self, m: Module, flow: Value, name: str, step, there: Value, ends: Value, others: list[Value]):
+        self.step = Signal(step.shape(), name=name, reset_less=True)
+        self.there = Signal(name=f"{name}_there")
+        self.ends = Signal(name=f"{name}_ends", reset_less=True)
+        self.others = [
+            Signal(Value.cast(other).shape(), name=f"{name}_{i}", reset_less=True) for i, other in enumerate(others)
+        ]
+        with m.If(flow):
+            m.d.sync += [self.step.eq(step), self.there.eq(there), self.ends.eq(ends)]
+            m.d.sync += [kept.eq(other) for kept, other in zip(self.others, others, strict=True)]
 
 
 def _entering(m: Module, engine: StepEngine, word: Value, lanes) -> tuple[list[Value], list[Value]]:
-    """Take a step's floats apart. Returns keys in the order of magnitudes, 0 for specials; and which are special."""
+    """Take a step's floats apart. Returns their exponents, 0 for specials; and which are special."""
     ft = engine.float_type
-    keys, specials = [], []
+    exponents, specials = [], []
     for i, lane in enumerate(lanes):
         value = word.word_select(i, ft.width)
         mantissa, field, sign = value[: ft.mantissa_bits], value[ft.mantissa_bits : -1], value[-1]
@@ -327,41 +243,175 @@ def _entering(m: Module, engine: StepEngine, word: Value, lanes) -> tuple[list[V
         # A NaN has some bit set.
         lost = mantissa[: ft.mantissa_bits - len(lane.mantissa)].any() & special
         m.d.comb += [lane.mantissa.eq(kept | lost), lane.exponent.eq(exponent), lane.negative.eq(sign)]
-        key = Mux(special, 0, Cat(mantissa[-_LEADING:], exponent))
-        keys.append(let(m, f"key{i}", key))
+        exponents.append(let(m, f"finite_exponent{i}", Mux(special, 0, exponent)))
         specials.append(special)
-    return keys, specials
+    return exponents, specials
 
 
-def _largest(m: Module, name: str, values: list[Value]) -> Value:
-    """The largest number, four at a time."""
-    while len(values) > 1:
+def _largest(m: Module, name: str, values: list[Value], count: int) -> list[Value]:
+    """The largest numbers of some groups, at most ``count``; up to five are compared at once."""
+    while len(values) > count:
+        size = 4 if len(values) > 5 else 5
         values = [
-            let(m, f"{name}_of_{len(values)}_{i}", largest_of(values[i : i + 4])) for i in range(0, len(values), 4)
+            let(m, f"{name}_of_{len(values)}_{i}", largest_of(values[i : i + size]))
+            for i in range(0, len(values), size)
         ]
-    return values[0]
+    return values
 
 
-def _escapes_at(m: Module, engine: StepEngine, lane, top: Value, threshold: Threshold, i: int) -> Value:
-    """At which ``finer`` a value starts to escape, less the earliest; as large as can be if it never does.
+def _compared_layout(engine: StepEngine) -> data.StructLayout:
+    """A step of values, compared with what they must reach to escape; see ``golden.step._Values.escaped_at``.
 
-    See ``golden.step._Values.escaped_at``: what the value must reach, normalised to be from 1 to 2 as its
-    significand, is compared with that; the rest is exponents.
+    Members:
+        lanes: of each its exponent, and whether it is one that counts; the bits behind its significand's
+            first, as many as decide how wide escapes may be; and for each core whether the significand is
+            below what it must reach, normalised as it is, and how far that was shifted up.
+        infinities: which values are infinite.
+        first, final, last: which step of its block it is, and whether that ends its tensor.
     """
-    core, name = threshold.core, f"{threshold.core}_{i}"
-    bits = POINT_BITS + core - 1
-    zeros = C(0, 1)
-    if engine.noise_bits:
-        least = let(m, f"least{name}", (C((1 << bits) - 1, bits) - Cat(C(0, 1), lane.noise))[:bits])
-        if core == 1:
-            zeros = let(m, f"zeros{name}", leading_zeros(Cat(C(0, 8 - bits), least)))
-            least = let(m, f"least{name}_normal", (least << zeros)[:bits])
-    else:
-        least = C((1 << bits) - HALF, bits)
-    mantissa = Cat(C(0, bits - 1), lane.mantissa)[-(bits - 1) :]
-    below = let(m, f"below{name}", is_less(mantissa, least[:-1]))
-    distance = let(m, f"distance{name}", (top - lane.exponent)[: len(top)])
-    at = let(m, f"at{name}_unlimited", distance + (core - threshold.earliest) + below - zeros)
-    never = ~lane.exponent.any() | lane.exponent.all()
-    most = MAX_FINER + 1 - threshold.earliest
-    return let(m, f"at{name}_now", Mux(never | (at.as_unsigned() > most), most, at)[: most.bit_length()])
+    shifts = range(POINT_BITS) if engine.noise_bits else 0
+    threshold = data.StructLayout({"below": 1, "zeros": shifts})
+    lane = data.StructLayout(
+        {
+            "exponent": exponent_bits(engine),
+            "counts": 1,
+            "leading": LEADING_BITS - 1,
+            "thresholds": data.ArrayLayout(threshold, len(thresholds(engine))),
+        }
+    )
+    return data.StructLayout(
+        {
+            "lanes": data.ArrayLayout(lane, engine.lanes),
+            "infinities": engine.lanes,
+            "first": 1,
+            "final": 1,
+            "last": 1,
+        }
+    )
+
+
+def _compare(m: Module, engine: StepEngine, step, compared) -> None:
+    for i, (lane, value) in enumerate(zip(compared.lanes, step.lanes, strict=True)):
+        m.d.comb += [
+            lane.exponent.eq(value.exponent),
+            lane.counts.eq(value.exponent.any() & ~value.exponent.all()),
+            lane.leading.eq(value.mantissa[-(LEADING_BITS - 1) :]),
+        ]
+        for number, threshold in enumerate(thresholds(engine)):
+            core, name = threshold.core, f"{threshold.core}_{i}"
+            bits = POINT_BITS + core - 1
+            if engine.noise_bits:
+                least = let(m, f"least{name}", (C((1 << bits) - 1, bits) - Cat(C(0, 1), value.noise))[:bits])
+                if core == 1:
+                    zeros = let(m, f"zeros{name}", leading_zeros(Cat(C(0, 8 - bits), least)))
+                    least = let(m, f"least{name}_normal", (least << zeros)[:bits])
+                    m.d.comb += lane.thresholds[number].zeros.eq(zeros)
+            else:
+                least = C((1 << bits) - HALF, bits)
+            mantissa = Cat(C(0, bits - 1), value.mantissa)[-(bits - 1) :]
+            m.d.comb += lane.thresholds[number].below.eq(is_less(mantissa, least[:-1]))
+    m.d.comb += [
+        compared.infinities.eq(Cat(lane.exponent.all() & ~lane.mantissa.any() for lane in step.lanes)),
+        compared.first.eq(step.first),
+        compared.final.eq(step.final),
+    ]
+
+
+def _counted_layout(engine: StepEngine) -> data.StructLayout:
+    """What a step adds to its block's summary, and by how much it raised the largest exponent.
+
+    Members:
+        escapes: for each core how many values escape at each ``finer`` from the earliest on.
+        others: as in :func:`summary_layout`, of the block so far, but infinities of the step.
+    """
+    counts = {
+        f"escapes{threshold.core}": data.ArrayLayout(range(engine.lanes + 1), _places(threshold))
+        for threshold in thresholds(engine)
+    }
+    return data.StructLayout(
+        counts
+        | {
+            "rise": range(MAX_FINER + 8),
+            "leading": _LEADINGS,
+            "infinities": range(engine.lanes + 1),
+            "top": exponent_bits(engine),
+            "masked": 1,
+            "first": 1,
+            "final": 1,
+            "last": 1,
+        }
+    )
+
+
+def _places(threshold: Threshold) -> int:
+    """At how many ``finer`` values may escape."""
+    return max(MAX_FINER + 1 - threshold.earliest, 0)
+
+
+def _count(m: Module, engine: StepEngine, compared, top: Value, top_before: Value, counted) -> None:
+    reached: dict[int, list[Value]] = {}
+    leading = []
+    for i, lane in enumerate(compared.lanes):
+        distance = let(m, f"distance{i}", (top - lane.exponent)[: len(top)])
+        is_top = let(m, f"is_top{i}", lane.counts & (distance == 0))
+        leading.append(Cat(is_top & (lane.leading >= number) for number in range(1, _LEADINGS + 1)))
+        near = let(m, f"near{i}", lane.counts & ~distance[5:].any())
+        for number, threshold in enumerate(thresholds(engine)):
+            core, of_lane = threshold.core, lane.thresholds[number]
+            at = distance[:5] + (core - threshold.earliest) + of_lane.below - of_lane.zeros
+            at = let(m, f"at{core}_{i}", at.as_unsigned()[:6])
+            reached.setdefault(core, []).append(
+                let(m, f"reached{core}_{i}", Cat(near & (at <= place) for place in range(_places(threshold))))
+            )
+    for core, columns in reached.items():
+        for place, count in enumerate(counted[f"escapes{core}"]):
+            m.d.comb += count.eq(total(m, f"escapes{core}_{place}", [column[place] for column in columns]))
+    rise = let(m, "rise", (top - top_before)[: len(top)])
+    most = MAX_FINER + 4
+    m.d.comb += [
+        counted.rise.eq(Mux(rise > most, most, rise)),
+        counted.leading.eq(any_set(leading)),
+        counted.infinities.eq(total(m, "infinities", [*compared.infinities])),
+        *(counted[name].eq(compared[name]) for name in ("first", "final", "last")),
+    ]
+
+
+def _sum(m: Module, engine: StepEngine, counted, summary: Register) -> None:
+    """Add to a block's counts. What escaped at a step escapes as much later as the largest exponent rose."""
+    for number, threshold in enumerate(thresholds(engine)):
+        core = threshold.core
+        # The earliest may be at a step coarser than any that is tried.
+        hidden = max(1 - threshold.earliest, 0)
+        early = [
+            Signal(range(engine.block + 1), name=f"early{core}_{place}", reset_less=True) for place in range(hidden)
+        ]
+        start = max(threshold.earliest - 1, 0)
+        counts = [*early, *list(summary.now.escapes[number])[start:]]
+        shifted = list(counts)
+        for stage, up in enumerate(counted.rise):
+            step = 1 << stage
+            shifted = [
+                let(
+                    m,
+                    f"sum{core}_{place}_by_{step}",
+                    Mux(up, shifted[place - step] if place >= step else 0, count),
+                )
+                for place, count in enumerate(shifted)
+            ]
+        sums = [
+            let(m, f"sum{core}_{place}", (Mux(counted.first, 0, count) + here)[: len(count)])
+            for place, (count, here) in enumerate(zip(shifted, counted[f"escapes{core}"], strict=True))
+        ]
+        m.d.comb += [
+            count.eq(now)
+            for count, now in zip(list(summary.next.escapes[number])[start:], sums[hidden:], strict=True)
+        ]
+        if early:
+            with m.If(summary.takes):
+                m.d.sync += [count.eq(now) for count, now in zip(early, sums, strict=False)]
+    fresh = counted.first | counted.rise.any()
+    m.d.comb += [
+        summary.next.leading.eq(counted.leading | Mux(fresh, 0, summary.now.leading)),
+        summary.next.infinities.eq(Mux(counted.first, 0, summary.now.infinities) + counted.infinities),
+        *(summary.next[name].eq(counted[name]) for name in ("top", "masked", "last")),
+    ]
