@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,55 +22,140 @@ from rich.progress import track
 from rich.table import Table
 
 from golden import Format, PlaneFormat, StepFormat
-from golden.step import HEADER_BYTES, MASKED, MAX_CORE, MAX_FINER, MAX_OFFSET
+from golden.step import FIELDS, HEADER_BYTES, LEADING_BITS, MAX_CORE, MAX_FINER, MAX_MOVED
 
 from .effective_bits import MODELS, STEPS, loss_of, tensors
 
 RATES = (6, 4, 3, 2.5, 2)
 BLOCK = 128
 BLOCKS_OF_A_MODEL = 1500
+OFFSET_BITS = 7
+RICE_PARAMETERS = range(8)
 OUTPUT = Path("build/bench/step_study.json")
-_TOO_LONG = 1 << 30
 
-# Bits of each code, int[blocks, N], in blocks whose widths are those that the second argument's codes need.
-Coder = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Escaped = Literal["coarse", "fine", "halved"]
+
+
+@dataclass(frozen=True)
+class Escapes:
+    """A core of so many bits, and a wide field for what is beyond it.
+
+    Attributes:
+        from_mean: whether counts are from the mean, rather than from 0.
+        short: whether an escape starts with 2 bits, its sign and whether it has a wide field: the least has
+            none.
+        escaped: how a value escapes that has a fine bit: in "coarse" steps; in "fine" ones, with a bit more
+            in its wide field; or "halved": as ``fine >> 1`` does without a fine bit, which then follows.
+    """
+
+    core: int
+    from_mean: bool = False
+    short: bool = False
+    escaped: Escaped = "coarse"
+
+    @property
+    def limit(self) -> int:
+        return (1 << self.core - 1) - 1
+
+    def bits(self, coarse: np.ndarray, most: np.ndarray) -> np.ndarray:
+        """Of each value without a fine bit, int[blocks, N]; no count of a block is more than its ``most``."""
+        beyond, largest = (np.abs(counts) - self.limit - 1 - self.short for counts in (coarse, most[:, None]))
+        wide = np.frexp(np.maximum(largest, 0).astype(np.float64))[1] + 1 - self.short
+        escape = 2 * self.short + np.where(beyond >= 0, wide, 0)
+        return self.core + np.where(np.abs(coarse) > self.limit, escape, 0)
+
+    def fine_bits(self, coarse: np.ndarray, fine: np.ndarray, most: np.ndarray) -> np.ndarray:
+        """Of each value with a fine bit, in coarse and in fine steps: int[blocks, N]."""
+        if self.escaped == "halved":
+            return 1 + self.bits(fine >> 1, most)
+        inside = np.abs(fine) <= 2 * self.limit + 1
+        if self.escaped == "coarse":
+            return 1 + self.bits(np.where(inside, 0, coarse), most)
+        return 1 + self.bits(np.where(inside, 0, np.abs(fine) >> 1), most) + ~inside
+
+    def refines(self, fine: np.ndarray) -> np.ndarray:
+        """Whether a fine bit makes a value any finer: bool[blocks, N]."""
+        return (np.abs(fine) <= 2 * self.limit + 1) | (self.escaped != "coarse")
+
+
+@dataclass(frozen=True)
+class Rice:
+    """Rice codes of this parameter, and of the next one for values with a fine bit."""
+
+    parameter: int
+    from_mean: bool = False
+
+    def bits(self, coarse: np.ndarray, most: np.ndarray) -> np.ndarray:
+        return (np.where(coarse < 0, -2 * coarse - 1, 2 * coarse) >> self.parameter) + 1 + self.parameter
+
+    def fine_bits(self, coarse: np.ndarray, fine: np.ndarray, most: np.ndarray) -> np.ndarray:
+        return Rice(self.parameter + 1).bits(fine, most)
+
+    def refines(self, fine: np.ndarray) -> np.ndarray:
+        return np.ones(fine.shape, bool)
+
+
+Coder = Escapes | Rice
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a block is coded. Every step is tried, and the finest that fits is taken.
+    """How a block is coded: by the coder that takes the fewest bits at the finest step that fits.
 
     Attributes:
-        offset: whether codes may be counted from the mean.
-        from_zero: whether there is a split with a core of 1 bit whose codes are counted from 0.
-        refine: whether left-over bits move the first values to a grid twice as fine.
-        short: whether escapes have a short form.
-        every_core: whether all cores are tried, counted from 0 and from the mean.
+        cores: which are tried; "best" are the one of a bit and the two widest.
+        fine: whether values have fine bits, and whether what a fine bit saves is counted.
+        escaped, short: as in :class:`Escapes`.
+        offset: whether counts may be from the mean, which is in the header.
         mantissas: of steps, each times a power of two; more than one take a bit of the header.
+        leading: bits of the largest magnitude that decide about the wide fields; 1 is its exponent alone,
+            None all of it.
+        finer: how often the step at which every value is 0 may be halved.
         rice: whether codes are Rice codes, with the best parameter for each block.
+        header: bits of the header beside the format's own.
     """
 
-    offset: bool = True
-    from_zero: bool = True
-    refine: bool = True
-    short: bool = True
-    every_core: bool = False
+    cores: Literal["widest", "both", "best", "every"] = "both"
+    fine: Literal["none", "uncounted", "counted"] = "counted"
+    escaped: Escaped = "coarse"
+    short: bool = False
+    offset: bool = False
     mantissas: tuple[float, ...] = (1.0,)
+    leading: int | None = LEADING_BITS
+    finer: int = MAX_FINER
     rice: bool = False
+    header: int = 0
 
-    def coders(self, room: int, n: int) -> list[tuple[bool, Coder]]:
-        """What is tried at each step, and whether its codes are counted from the mean."""
+    def room(self, bits: float, n: int) -> int:
+        header = 8 * HEADER_BYTES + self.header
+        return int(n * bits) - header - OFFSET_BITS * self.offset - (len(self.mantissas) > 1)
+
+    def coders(self, room: int, n: int) -> list[Coder]:
         if self.rice:
-            return [(self.offset, rice(k)) for k in range(8)]
+            return [Rice(parameter) for parameter in RICE_PARAMETERS]
         widest = min(room // n, MAX_CORE)
-        origins = [False, True] if self.offset else [False]
-        if self.every_core:
-            splits = [(core, origin) for core in range(1, widest + 1) for origin in origins]
-        else:
-            splits = [(1, False)] if self.from_zero else []
-            splits += [(core, self.offset) for core in (widest - 1, widest) if core > 0]
-        shorts = [0, 1] if self.short else [0]
-        return [(origin, escapes(core, short)) for core, origin in splits for short in shorts]
+        cores = {
+            "widest": {widest},
+            "both": {1, widest},
+            "best": {1, max(widest - 1, 1), widest},
+            "every": set(range(1, widest + 1)),
+        }[self.cores]
+        origins, shorts = (sorted({False, flag}) for flag in (self.offset, self.short))
+        return [
+            Escapes(core, origin, short, self.escaped)
+            for core in sorted(cores)
+            for origin in origins
+            for short in shorts
+        ]
+
+    def most(self, distances: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """A bound for counts, going by distances from the origin: int64[blocks]."""
+        largest = distances.max(axis=1)
+        if self.leading is None:
+            return np.floor(largest / step + 0.5).astype(np.int64)
+        mantissa, exponent = np.frexp(largest)
+        bound = np.ldexp(np.floor(np.ldexp(mantissa, self.leading)) + 1, exponent - self.leading)
+        return np.ceil(bound / step + 0.5).astype(np.int64) - 1  # less than the bound
 
 
 FORMATS: dict[str, Callable[[float], Format]] = {
@@ -79,39 +165,31 @@ FORMATS: dict[str, Callable[[float], Format]] = {
     "step, 128 values": lambda bits: StepFormat("fp32", 128, int(16 * bits)),
 }
 VARIANTS = {
-    "the same, but with every step tried": Variant(),
-    "… and with every core": Variant(every_core=True),
-    "… without a core that counts from 0": Variant(from_zero=False),
-    "… without an offset": Variant(offset=False),
-    "… without refinement": Variant(refine=False),
-    "… without a short form": Variant(short=False),
+    "the same, estimated": Variant(),
+    "… with the widest core alone": Variant(cores="widest"),
+    "… with every core": Variant(cores="every"),
+    "… without fine bits": Variant(fine="none"),
+    "… with fine bits that save nothing": Variant(fine="uncounted"),
+    "… with `moved` not stored": Variant(header=-FIELDS["moved"]),
+    "… with finer escapes": Variant(escaped="fine"),
+    "… with `f` halved, and its last bit": Variant(escaped="halved", header=-FIELDS["moved"]),
+    "… with a short form of escapes": Variant(short=True, header=1),
+    "… with `wide` from the exponent alone": Variant(leading=1),
+    "… with `wide` from the exact maximum": Variant(leading=None),
+    "… with `d` up to 16": Variant(finer=16),
+    "… with an offset": Variant(offset=True),
     "… with steps of 1 and 1.5 times a power of two": Variant(mantissas=(1.0, 1.5)),
     "… with Rice codes": Variant(rice=True),
+    "the most elaborate": Variant(
+        cores="best",
+        escaped="halved",
+        short=True,
+        offset=True,
+        leading=None,
+        finer=16,
+        header=1 - FIELDS["moved"],
+    ),
 }
-
-
-def escapes(core: int, short: int) -> Coder:
-    """A core of so many bits, and what is beyond it escapes."""
-
-    def bits(codes: np.ndarray, needed: np.ndarray) -> np.ndarray:
-        beyond, largest = (np.abs(part) - (1 << core - 1) for part in (codes, needed))
-        wide = long_bits(largest, short).max(axis=1, keepdims=True)
-        wide = np.where(wide < MASKED, wide, _TOO_LONG)
-        escape = 2 * short + np.where(beyond >= short, wide, 0)
-        found = core + np.where(beyond >= 0, escape, 0)
-        return np.where(long_bits(beyond, short) > wide, _TOO_LONG, found)
-
-    return bits
-
-
-def long_bits(beyond: np.ndarray, short: int) -> np.ndarray:
-    """Bits that a code's long form needs, 0 if it has none."""
-    length = np.frexp(np.maximum(beyond - short, 0).astype(np.float64))[1]
-    return np.where(beyond >= short, length + 1 - short, 0)
-
-
-def rice(k: int) -> Coder:
-    return lambda codes, _: (np.where(codes < 0, -2 * codes - 1, 2 * codes) >> k) + 1 + k
 
 
 def rounded(values: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -122,40 +200,55 @@ def rounded(values: np.ndarray, step: np.ndarray) -> np.ndarray:
 def decoded(values: np.ndarray, bits: float, variant: Variant) -> np.ndarray:
     """What blocks of finite values, float64[blocks, N], decode to."""
     blocks, n = values.shape
-    room = int(n * bits) - 8 * HEADER_BYTES - (len(variant.mantissas) > 1)
+    room = variant.room(bits, n)
     coders = variant.coders(room, n)
-    step, offset, chosen = np.ones(blocks), np.zeros(blocks, np.int64), np.full(blocks, -1)
+    step, mean, chosen = np.ones(blocks), np.zeros(blocks, np.int64), np.full(blocks, -1)
     top = np.frexp(np.abs(values).max(axis=1))[1] - 1
-    for finer in range(1, MAX_FINER + 1):
+    for finer in range(1, variant.finer + 1):
         for mantissa in sorted(variant.mantissas, reverse=True):
             this_step = mantissa * 2.0 ** (top + 2 - finer)
-            whole = rounded(values, this_step)
-            mean = np.clip(np.floor(values.mean(axis=1) / this_step + 0.5), -MAX_OFFSET, MAX_OFFSET)
-            mean = mean.astype(np.int64)
+            this_mean = in_steps(values.mean(axis=1), this_step)
             length = np.full(blocks, room + 1)
-            for index, (from_mean, coder) in enumerate(coders):
-                codes = whole - from_mean * mean[:, None]
-                this_length = coder(codes, codes).sum(axis=1)
+            for index, coder in enumerate(coders):
+                this_length = coder.bits(*counted(values, this_step, this_mean, coder, variant)).sum(axis=1)
                 better = this_length < length
                 length[better], chosen[better] = this_length[better], index
-                step[better], offset[better] = this_step[better], from_mean * mean[better]
+                step[better], mean[better] = this_step[better], this_mean[better]
     found = np.zeros_like(values)
-    for index, (_, coder) in enumerate(coders):
+    for index, coder in enumerate(coders):
         rows = chosen == index
-        found[rows] = refined(values[rows], step[rows], offset[rows], coder, room if variant.refine else 0)
+        found[rows] = filled(values[rows], step[rows], mean[rows], coder, variant, room)
     return found
 
 
-def refined(values: np.ndarray, step: np.ndarray, offset: np.ndarray, coder: Coder, room: int) -> np.ndarray:
-    """The decoded values: the first that there is room for in half steps, the others in steps."""
-    codes, halves = rounded(values, step) - offset[:, None], rounded(values, step / 2)
-    moved = (halves >> 1) - offset[:, None]
-    before, after = coder(codes, codes), coder(moved, codes)
-    stays = after >= _TOO_LONG
-    used = before.sum(axis=1)[:, None] + np.cumsum(1 + np.where(stays, 0, after - before), axis=1)
-    count = np.where(used <= room, np.arange(1, values.shape[1] + 1), 0).max(axis=1, initial=0)
-    moves = (np.arange(values.shape[1]) < count[:, None]) & ~stays
-    return np.where(moves, halves, 2 * (codes + offset[:, None])) * step[:, None] / 2
+def in_steps(mean: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Means that an offset has room for: int64[blocks]."""
+    most = (1 << OFFSET_BITS - 1) - 1
+    return np.clip(np.floor(mean / step + 0.5), -most, most).astype(np.int64)
+
+
+def counted(
+    values: np.ndarray, step: np.ndarray, mean: np.ndarray, coder: Coder, variant: Variant
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a coder is given: values in coarse steps, and how many these may be."""
+    origin = mean * coder.from_mean
+    distances = np.abs(values - (origin * step)[:, None])
+    return rounded(values, step) - origin[:, None], variant.most(distances, step)
+
+
+def filled(
+    values: np.ndarray, step: np.ndarray, mean: np.ndarray, coder: Coder, variant: Variant, room: int
+) -> np.ndarray:
+    """The decoded values: the first that there is room for in fine steps, the others in coarse ones."""
+    coarse, most = counted(values, step, mean, coder, variant)
+    origin = (mean * coder.from_mean)[:, None]
+    fine = rounded(values, step / 2) - 2 * origin
+    before, after = coder.bits(coarse, most), coder.fine_bits(coarse, fine, most)
+    costs = {"none": room + 1, "uncounted": 1, "counted": after - before}[variant.fine]
+    used = before.sum(axis=1)[:, None] + np.cumsum(np.broadcast_to(costs, before.shape), axis=1)
+    moves = np.logical_and.accumulate(used <= room, axis=1) & (np.arange(values.shape[1]) < MAX_MOVED)
+    halves = np.where(moves & coder.refines(fine), fine, 2 * coarse)
+    return (halves + 2 * origin) * step[:, None] / 2
 
 
 def effective_bits(exact: np.ndarray, found: np.ndarray) -> np.ndarray:

@@ -246,14 +246,22 @@ def test_nothing_and_shapes():
 
 
 def test_the_worked_block_of_the_page():
-    page = (Path(__file__).parents[1] / "docs/format.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/format.md").read_text(encoding="utf-8")
     section = page.split("## A worked block of the step format")[1].replace("\N{MINUS SIGN}", "-")
-    rows = [line.strip("| ").split("|") for line in section.splitlines() if re.match(r"\| \d+ \|", line)]
+    lines = [line for line in section.splitlines() if re.match(r"\| \d+ \|", line)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rows = [row for row in rows if len(row) == 8]
     values = np.array([float(row[1]) for row in rows], ARRAYS["bf16"])
     assert [float(value) for value in values] == [float(row[1]) for row in rows]
     expected = bytes.fromhex(re.search(r"```\n(.*?)\n```", section)[1])
-    fmt = StepFormat("bf16", 16, 9)
+    fmt = StepFormat("bf16", 16, 8)
     assert fmt.compress(values).tobytes() == expected
-    assert reference.encode_block("bf16", 9, values.view(np.uint16).tolist()) == expected
+    assert reference.encode_block("bf16", 8, values.view(np.uint16).tolist()) == expected
     decoded = fmt.decompress(np.frombuffer(expected, np.uint8)[None], 16)
-    assert [float(value) for value in decoded] == [float(row[6]) for row in rows]
+    assert [float(value) for value in decoded] == [float(row[7]) for row in rows]
+    # What the table says is in the core, the wide fields and the fine bits, from the header on.
+    bits = "".join(f"{int(row[4]):02b}"[::-1] for row in rows)
+    bits += "".join(f"{int(row[5].split(':')[0]):02b}"[::-1] for row in rows if row[5])
+    bits += "".join(row[6] for row in reversed(rows))
+    stored = np.unpackbits(np.frombuffer(expected, np.uint8), bitorder="little")
+    assert bits == "".join(map(str, stored[24:]))

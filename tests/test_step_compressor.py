@@ -102,12 +102,3 @@ def test_a_block_takes_the_stated_latency(fmt, bus_bytes):
     block = stimulus.blocks(fmt, "mixed", 1, np.random.default_rng(1)).tobytes()
     _, (latency,) = exchanged(engine, [block])
     assert latency == engine.latency(engine.engine)
-
-
-def test_no_bit_is_lost_of_a_block_below_the_finest_step():
-    """The lowest bit that counts decides here, in one of 2**18 such blocks."""
-    words = [0, 0, 0x21DF70, 0, 0, 0x35BC30, 0, 0x1736F0, 0, 0, 0, 0, 0, 0x3DD3D0, 0, 0x1ED670]
-    values = np.array(words, np.uint32).view(np.float32)
-    fmt = StepFormat("fp32", 16, 8, "stochastic")
-    found, _ = exchanged(StepCompressor(fmt, 16), [values.tobytes()], seed_of=lambda tensor: 0)
-    assert found == [fmt.compress(values, seed=0).tobytes()] == [bytes.fromhex("0080000000a4a000")]
