@@ -90,36 +90,32 @@ class Chooser(wiring.Component):
     def _choose(self, m: Module, summary, choice) -> None:
         engine = self._engine
         cores = engine.fmt.cores(masked=False)
-        fits: dict[tuple[int, int], Signal] = {}
-        wides: dict[tuple[int, int], Value] = {}
-        counts: dict[tuple[int, int], Value] = {}
         at_least = [C(1), *summary.leading, C(0)]
         is_leading = [let(m, f"leading{i}", at & ~more) for i, (at, more) in enumerate(pairwise(at_least))]
-        for number, core in enumerate(cores):
-            for finer in range(MAX_FINER + 1):
-                by_leading = [_wide_bits(engine, number, finer, core) for number in range(len(is_leading))]
-                is_width = {
-                    width: Cat(is_it for is_it, its in zip(is_leading, by_leading, strict=True) if its == width).any()
-                    if len(set(by_leading)) > 1
-                    else C(1)
-                    for width in sorted(set(by_leading))
-                }
-                count = summary.escapes[number][finer - 1] if finer else C(0)
+        ways: dict[int, list[dict[str, Value]]] = {}
+        for finer in range(MAX_FINER + 1):
+            ways[finer] = []
+            for core, escapes in zip(cores, summary.escapes, strict=True):
+                count = escapes[finer - 1] if finer else C(0)
                 if core == 1:
-                    count = let(m, f"count{core}_{finer}", count + Mux(summary.masked, summary.infinities, 0))
-                ways = []
+                    count = let(m, f"count{finer}", count + Mux(summary.masked, summary.infinities, 0))
+                widths = [_wide_bits(engine, leading, finer, core) for leading in range(len(is_leading))]
+                is_width = {
+                    width: Cat(is_it for is_it, its in zip(is_leading, widths, strict=True) if its == width)
+                    for width in sorted(set(widths))
+                }
+                fits = []
                 for width, is_it in is_width.items():
                     for masked in (False, True) if core == 1 else (False,):
                         left = engine.room - engine.block * (core + masked)
                         if left >= 0:
                             few = count <= min(left // width, engine.block)
-                            ways.append(is_it & few & (summary.masked == masked))
-                is_there = summary.top >= finer
-                fits[number, finer] = let(m, f"fits{core}_{finer}", any_set([C(0), *ways]) & is_there)
-                wides[number, finer] = any_set(Mux(is_it, width, 0) for width, is_it in is_width.items())
-                counts[number, finer] = count
+                            fits.append(is_it.any() & few & (summary.masked == masked))
+                here = let(m, f"fits{core}_{finer}", Cat(fits).any() & (summary.top >= finer))
+                wide = any_set(Mux(is_it.any(), width, 0) for width, is_it in is_width.items())
+                ways[finer].append({"fits": here, "escapes": count, "wide": wide})
         # What fits at a step fits at every coarser one.
-        some = [Cat(fits[number, finer] for number in range(len(cores))).any() for finer in range(MAX_FINER + 1)]
+        some = [Cat(way["fits"] for way in at).any() for at in ways.values()]
         finest = [
             let(m, f"finest{finer}", here & ~further)
             for finer, (here, further) in enumerate(zip(some, [*some[1:], C(0)], strict=True))
@@ -130,10 +126,10 @@ class Chooser(wiring.Component):
             choice.masked.eq(summary.masked),
             choice.last.eq(summary.last),
         ]
-        for number in range(len(cores)):
-            for name, values in (("fits", fits), ("escapes", counts), ("wide", wides)):
-                m.d.comb += choice.cores[number][name].eq(
-                    any_set(Mux(is_it, values[number, finer], 0) for finer, is_it in enumerate(finest))
+        for number, chosen in enumerate(choice.cores):
+            for name, _ in chosen.shape():
+                m.d.comb += chosen[name].eq(
+                    any_set(Mux(is_it, ways[finer][number][name], 0) for finer, is_it in enumerate(finest))
                 )
 
 

@@ -10,7 +10,7 @@ from .engine import StepEngine
 from .fields import Register, count_before, let
 from .planes import any_set
 from .step_chooser import choice_layout, plan_layout, plan_of
-from .step_scanner import scaled_bits, step_layout
+from .step_scanner import SCALED_BITS, step_layout
 
 __all__ = ["BEYOND_BITS", "Coder", "coded_layout"]
 
@@ -120,7 +120,7 @@ def _scaled_layout(engine: StepEngine) -> data.StructLayout:
     """A magnitude in fine steps with ``POINT_BITS`` behind the point, 0 of a special; and its random bits."""
     return data.StructLayout(
         {
-            "magnitude": scaled_bits(),
+            "magnitude": SCALED_BITS,
             "negative": 1,
             "special": 1,
             "infinite": 1,
@@ -131,14 +131,13 @@ def _scaled_layout(engine: StepEngine) -> data.StructLayout:
 
 def _scale(m: Module, engine: StepEngine, choice, values, lanes) -> None:
     """Shift each significand to the right from where it would be with the block's largest exponent."""
-    bits = scaled_bits()
     base = let(m, "base", choice.top + MAX_FINER - choice.finer)
     for i, (lane, value) in enumerate(zip(lanes, values, strict=True)):
         special = let(m, f"special{i}", value.exponent.all())
         is_there = let(m, f"is_there{i}", value.exponent.any() & ~special)
         amount = let(m, f"amount{i}", (base - value.exponent)[: len(base)])
-        significand = Cat(C(0, bits - 1 - len(value.mantissa)), value.mantissa, C(1, 1))
-        shifted = let(m, f"shifted{i}", (significand >> amount[:5])[:bits])
+        significand = Cat(C(0, SCALED_BITS - 1 - len(value.mantissa)), value.mantissa, C(1, 1))
+        shifted = let(m, f"shifted{i}", (significand >> amount[:5])[:SCALED_BITS])
         m.d.comb += [
             lane.magnitude.eq(Mux(is_there & ~amount[5:].any(), shifted, 0)),
             lane.negative.eq(value.negative),

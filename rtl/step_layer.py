@@ -58,8 +58,14 @@ class Layer(wiring.Component):
 
 
 def _packed_layout(engine: StepEngine) -> data.StructLayout:
-    """What a step adds to its block: the fields of its escapes moved to the front, and how many there are, and
-    how many values have a fine bit."""
+    """What a step adds to its block.
+
+    Members:
+        core, fine, specials, kinds: of each value.
+        wide: the fields of its escapes, moved to the front.
+        escapes, moved: how many values escape, and how many have a fine bit.
+        plan, first, final: see :func:`rtl.step_coder.coded_layout`.
+    """
     plan = coded_layout(engine)["plan"].shape
     return data.StructLayout(
         {

@@ -1,13 +1,12 @@
 """The compressor of the step format, first part: at which steps how many of a block's values escape."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.step import HALF, LEADING_BITS, MAX_FINER, NOISE_BITS, POINT_BITS
+from golden.step import HALF, LEADING_BITS, MAX_FINER, POINT_BITS
 
 from .engine import StepEngine
 from .fields import Register, leading_zeros, let, total
@@ -16,18 +15,16 @@ from .scanner import DelayLine, is_less, largest_of
 from .step_noise import Noise
 from .stream import word_layout
 
-__all__ = ["Scanner", "scaled_bits", "step_layout", "summary_layout"]
+__all__ = ["SCALED_BITS", "Scanner", "step_layout", "summary_layout"]
+
+# Bits of a value in the finest steps that there are, with those behind the point that count.
+SCALED_BITS = MAX_FINER + POINT_BITS
 
 # How many numbers the bits behind the first of a block's largest magnitude may be, but for 0.
 _LEADINGS = (1 << LEADING_BITS - 1) - 1
 
 
-def scaled_bits() -> int:
-    """Of a value in the finest steps that there are, with those behind the point that count."""
-    return MAX_FINER + POINT_BITS
-
-
-def exponent_bits(engine: StepEngine) -> int:
+def _exponent_bits(engine: StepEngine) -> int:
     """Of an exponent above the lowest; 0 is that of a zero, all ones that of a special."""
     return 8 if engine.float_type.exponent_bits == 8 else 6
 
@@ -42,8 +39,8 @@ def step_layout(engine: StepEngine) -> data.StructLayout:
     """
     lane = data.StructLayout(
         {
-            "mantissa": min(engine.float_type.mantissa_bits, scaled_bits() - 1),
-            "exponent": exponent_bits(engine),
+            "mantissa": min(engine.float_type.mantissa_bits, SCALED_BITS - 1),
+            "exponent": _exponent_bits(engine),
             "negative": 1,
             "noise": engine.noise_bits,
         }
@@ -51,25 +48,12 @@ def step_layout(engine: StepEngine) -> data.StructLayout:
     return data.StructLayout({"lanes": data.ArrayLayout(lane, engine.lanes), "first": 1, "final": 1})
 
 
-class Threshold(NamedTuple):
-    """From when on values escape from a core; see ``golden.step._Values.escaped_at``.
+def _earliest(engine: StepEngine, core: int) -> int:
+    """How often the coarsest step is halved, at least, before a value may escape.
 
-    Attributes:
-        core: the core.
-        earliest: how often the coarsest step is halved before any may escape, at least: 0 or less if random
-            bits can make values escape at steps that are larger than all values.
+    Random bits can make values escape from a single bit at steps larger than all values.
     """
-
-    core: int
-    earliest: int
-
-
-def thresholds(engine: StepEngine) -> list[Threshold]:
-    found = []
-    for core in engine.fmt.cores(masked=False):
-        least = (1 << POINT_BITS + core - 1) - ((1 << POINT_BITS) - 1 if engine.noise_bits else HALF)
-        found.append(Threshold(core, least.bit_length() + 1 - POINT_BITS))
-    return found
+    return 2 - POINT_BITS if core == 1 and engine.noise_bits else core
 
 
 def summary_layout(engine: StepEngine) -> data.StructLayout:
@@ -83,10 +67,11 @@ def summary_layout(engine: StepEngine) -> data.StructLayout:
         masked: it holds specials.
         last: it ends its tensor.
     """
-    counts = data.ArrayLayout(data.ArrayLayout(range(engine.block + 1), MAX_FINER), len(thresholds(engine)))
+    cores = engine.fmt.cores(masked=False)
+    counts = data.ArrayLayout(data.ArrayLayout(range(engine.block + 1), MAX_FINER), len(cores))
     return data.StructLayout(
         {
-            "top": exponent_bits(engine),
+            "top": _exponent_bits(engine),
             "leading": _LEADINGS,
             "escapes": counts,
             "infinities": range(engine.block + 1),
@@ -129,6 +114,7 @@ class Scanner(wiring.Component):
             self.steps.payload.eq(queue.o.payload),
             queue.o.ready.eq(self.steps.ready),
         ]
+        # Whatever is before the line moves on.
         flow = let(m, "flow", queue.i.ready & (~self.summaries.valid | self.summaries.ready))
 
         index = Signal(range(engine.words))
@@ -172,7 +158,8 @@ class Scanner(wiring.Component):
         m.d.comb += [queue.i.valid.eq(held.there & flow), queue.i.payload.eq(held.step)]
 
         # The largest exponent so far, and what of when a value escapes does not depend on it.
-        top, top_before = (Signal(exponent_bits(engine), name=n, reset_less=True) for n in ("top", "top_before"))
+        top = Signal(_exponent_bits(engine), reset_less=True)
+        top_before = Signal(_exponent_bits(engine), reset_less=True)
         masked = Signal(reset_less=True)
         before = let(m, "top_so_far", Mux(held.step.first, 0, top))
         with m.If(flow & held.there):
@@ -209,12 +196,14 @@ class Scanner(wiring.Component):
 class _Held:
     """A step a cycle later, whether there is one, whether it ends its tensor, and what else belongs to it."""
 
-    def __init__(self, m: Module, flow: Value, name: str, step, there: Value, ends: Value, others: list[Value]):
+    def __init__(
+        self, m: Module, flow: Value, name: str, step, there: Value, ends: Value, others: list[Value]
+    ):
         self.step = Signal(step.shape(), name=name, reset_less=True)
         self.there = Signal(name=f"{name}_there")
         self.ends = Signal(name=f"{name}_ends", reset_less=True)
         self.others = [
-            Signal(Value.cast(other).shape(), name=f"{name}_{i}", reset_less=True) for i, other in enumerate(others)
+            Signal.like(other, name=f"{name}_{i}", reset_less=True) for i, other in enumerate(others)
         ]
         with m.If(flow):
             m.d.sync += [self.step.eq(step), self.there.eq(there), self.ends.eq(ends)]
@@ -237,8 +226,8 @@ def _entering(m: Module, engine: StepEngine, word: Value, lanes) -> tuple[list[V
             subnormal = let(m, f"subnormal{i}", ~field.any())
             mantissa = Mux(subnormal, (mantissa << zeros)[: ft.mantissa_bits], mantissa)
             lowest = Mux(padded.any(), ft.mantissa_bits + 1 - zeros, 0)
-            above = Mux(special, (1 << exponent_bits(engine)) - 1, field + ft.mantissa_bits)
-            exponent = let(m, f"exponent{i}", Mux(subnormal, lowest, above)[: exponent_bits(engine)])
+            above = Mux(special, (1 << _exponent_bits(engine)) - 1, field + ft.mantissa_bits)
+            exponent = let(m, f"exponent{i}", Mux(subnormal, lowest, above)[: _exponent_bits(engine)])
         kept = mantissa[ft.mantissa_bits - len(lane.mantissa) :]
         # A NaN has some bit set.
         lost = mantissa[: ft.mantissa_bits - len(lane.mantissa)].any() & special
@@ -270,13 +259,13 @@ def _compared_layout(engine: StepEngine) -> data.StructLayout:
         first, final, last: which step of its block it is, and whether that ends its tensor.
     """
     shifts = range(POINT_BITS) if engine.noise_bits else 0
-    threshold = data.StructLayout({"below": 1, "zeros": shifts})
+    core = data.StructLayout({"below": 1, "zeros": shifts})
     lane = data.StructLayout(
         {
-            "exponent": exponent_bits(engine),
+            "exponent": _exponent_bits(engine),
             "counts": 1,
             "leading": LEADING_BITS - 1,
-            "thresholds": data.ArrayLayout(threshold, len(thresholds(engine))),
+            "cores": data.ArrayLayout(core, len(engine.fmt.cores(masked=False))),
         }
     )
     return data.StructLayout(
@@ -297,19 +286,18 @@ def _compare(m: Module, engine: StepEngine, step, compared) -> None:
             lane.counts.eq(value.exponent.any() & ~value.exponent.all()),
             lane.leading.eq(value.mantissa[-(LEADING_BITS - 1) :]),
         ]
-        for number, threshold in enumerate(thresholds(engine)):
-            core, name = threshold.core, f"{threshold.core}_{i}"
-            bits = POINT_BITS + core - 1
+        for core, of_core in zip(engine.fmt.cores(masked=False), lane.cores, strict=True):
+            name, bits = f"{core}_{i}", POINT_BITS + core - 1
             if engine.noise_bits:
                 least = let(m, f"least{name}", (C((1 << bits) - 1, bits) - Cat(C(0, 1), value.noise))[:bits])
                 if core == 1:
                     zeros = let(m, f"zeros{name}", leading_zeros(Cat(C(0, 8 - bits), least)))
                     least = let(m, f"least{name}_normal", (least << zeros)[:bits])
-                    m.d.comb += lane.thresholds[number].zeros.eq(zeros)
+                    m.d.comb += of_core.zeros.eq(zeros)
             else:
                 least = C((1 << bits) - HALF, bits)
             mantissa = Cat(C(0, bits - 1), value.mantissa)[-(bits - 1) :]
-            m.d.comb += lane.thresholds[number].below.eq(is_less(mantissa, least[:-1]))
+            m.d.comb += of_core.below.eq(is_less(mantissa, least[:-1]))
     m.d.comb += [
         compared.infinities.eq(Cat(lane.exponent.all() & ~lane.mantissa.any() for lane in step.lanes)),
         compared.first.eq(step.first),
@@ -325,8 +313,8 @@ def _counted_layout(engine: StepEngine) -> data.StructLayout:
         others: as in :func:`summary_layout`, of the block so far, but infinities of the step.
     """
     counts = {
-        f"escapes{threshold.core}": data.ArrayLayout(range(engine.lanes + 1), _places(threshold))
-        for threshold in thresholds(engine)
+        f"escapes{core}": data.ArrayLayout(range(engine.lanes + 1), _places(engine, core))
+        for core in engine.fmt.cores(masked=False)
     }
     return data.StructLayout(
         counts
@@ -334,7 +322,7 @@ def _counted_layout(engine: StepEngine) -> data.StructLayout:
             "rise": range(MAX_FINER + 8),
             "leading": _LEADINGS,
             "infinities": range(engine.lanes + 1),
-            "top": exponent_bits(engine),
+            "top": _exponent_bits(engine),
             "masked": 1,
             "first": 1,
             "final": 1,
@@ -343,9 +331,9 @@ def _counted_layout(engine: StepEngine) -> data.StructLayout:
     )
 
 
-def _places(threshold: Threshold) -> int:
+def _places(engine: StepEngine, core: int) -> int:
     """At how many ``finer`` values may escape."""
-    return max(MAX_FINER + 1 - threshold.earliest, 0)
+    return max(MAX_FINER + 1 - _earliest(engine, core), 0)
 
 
 def _count(m: Module, engine: StepEngine, compared, top: Value, top_before: Value, counted) -> None:
@@ -356,13 +344,11 @@ def _count(m: Module, engine: StepEngine, compared, top: Value, top_before: Valu
         is_top = let(m, f"is_top{i}", lane.counts & (distance == 0))
         leading.append(Cat(is_top & (lane.leading >= number) for number in range(1, _LEADINGS + 1)))
         near = let(m, f"near{i}", lane.counts & ~distance[5:].any())
-        for number, threshold in enumerate(thresholds(engine)):
-            core, of_lane = threshold.core, lane.thresholds[number]
-            at = distance[:5] + (core - threshold.earliest) + of_lane.below - of_lane.zeros
+        for core, of_core in zip(engine.fmt.cores(masked=False), lane.cores, strict=True):
+            at = distance[:5] + (core - _earliest(engine, core)) + of_core.below - of_core.zeros
             at = let(m, f"at{core}_{i}", at.as_unsigned()[:6])
-            reached.setdefault(core, []).append(
-                let(m, f"reached{core}_{i}", Cat(near & (at <= place) for place in range(_places(threshold))))
-            )
+            places = Cat(near & (at <= place) for place in range(_places(engine, core)))
+            reached.setdefault(core, []).append(let(m, f"reached{core}_{i}", places))
     for core, columns in reached.items():
         for place, count in enumerate(counted[f"escapes{core}"]):
             m.d.comb += count.eq(total(m, f"escapes{core}_{place}", [column[place] for column in columns]))
@@ -378,23 +364,24 @@ def _count(m: Module, engine: StepEngine, compared, top: Value, top_before: Valu
 
 def _sum(m: Module, engine: StepEngine, counted, summary: Register) -> None:
     """Add to a block's counts. What escaped at a step escapes as much later as the largest exponent rose."""
-    for number, threshold in enumerate(thresholds(engine)):
-        core = threshold.core
-        # The earliest may be at a step coarser than any that is tried.
-        hidden = max(1 - threshold.earliest, 0)
+    for core, now, then in zip(
+        engine.fmt.cores(masked=False), summary.now.escapes, summary.next.escapes, strict=True
+    ):
+        earliest = _earliest(engine, core)
+        # Those that escape at coarser steps than any that is tried.
         early = [
-            Signal(range(engine.block + 1), name=f"early{core}_{place}", reset_less=True) for place in range(hidden)
+            Signal(range(engine.block + 1), name=f"early{core}_{place}", reset_less=True)
+            for place in range(1 - earliest)
         ]
-        start = max(threshold.earliest - 1, 0)
-        counts = [*early, *list(summary.now.escapes[number])[start:]]
+        counts = [*early, *list(now)[max(earliest - 1, 0) :]]
         shifted = list(counts)
         for stage, up in enumerate(counted.rise):
-            step = 1 << stage
+            hop = 1 << stage
             shifted = [
                 let(
                     m,
-                    f"sum{core}_{place}_by_{step}",
-                    Mux(up, shifted[place - step] if place >= step else 0, count),
+                    f"sum{core}_{place}_by_{hop}",
+                    Mux(up, shifted[place - hop] if place >= hop else 0, count),
                 )
                 for place, count in enumerate(shifted)
             ]
@@ -402,13 +389,10 @@ def _sum(m: Module, engine: StepEngine, counted, summary: Register) -> None:
             let(m, f"sum{core}_{place}", (Mux(counted.first, 0, count) + here)[: len(count)])
             for place, (count, here) in enumerate(zip(shifted, counted[f"escapes{core}"], strict=True))
         ]
-        m.d.comb += [
-            count.eq(now)
-            for count, now in zip(list(summary.next.escapes[number])[start:], sums[hidden:], strict=True)
-        ]
-        if early:
-            with m.If(summary.takes):
-                m.d.sync += [count.eq(now) for count, now in zip(early, sums, strict=False)]
+        with m.If(summary.takes):
+            m.d.sync += [count.eq(new) for count, new in zip(early, sums, strict=False)]
+        later = list(then)[max(earliest - 1, 0) :]
+        m.d.comb += [count.eq(new) for count, new in zip(later, sums[len(early) :], strict=True)]
     fresh = counted.first | counted.rise.any()
     m.d.comb += [
         summary.next.leading.eq(counted.leading | Mux(fresh, 0, summary.now.leading)),
