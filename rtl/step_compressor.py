@@ -44,7 +44,7 @@ class StepCompressor(wiring.Component):
         i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
             end after any byte; its last block is padded with zeros here. If the format rounds stochastically,
             the first word of each tensor holds its seed, and
-            a tensor's first word is not taken for three cycles.
+            a tensor's first word is not taken for six cycles.
         o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:

@@ -11,25 +11,29 @@ from .stream import SEED_BITS
 
 __all__ = ["Noise"]
 
+# Cycles from a tensor's first step to its being taken: a register for its seed, those of a key, and those of
+# the first words.
+WAIT = 6
+
 
 class Noise:
     """The random bits of each step's values.
 
-    A block's key is made while the one before comes in, so that only a tensor has to wait: for as many cycles
-    as its first key takes, its first step may not be taken.
+    Keys are made blocks ahead, and words a step ahead, a third of either in a cycle; so only a tensor has to
+    wait, before its first step, for ``WAIT`` cycles.
 
     Args:
-        starts: the next step is a tensor's first; it is there in the cycles with ``comes``.
-        comes: a step is there.
+        starts: the next step is a tensor's first.
+        comes: it is there.
         seed: of its tensor, if it is the first.
         takes: it is taken.
         final: it is its block's last.
         place: its number in its block.
-        flow: the step taken before moves on, to where ``bits`` are those of its values.
+        flow: the step taken before moves on.
 
     Attributes:
         ready: the next step may be taken.
-        bits: for each value ``NOISE_BITS``, of the step that was taken last; if ``flow``, to be kept.
+        bits: for each value of the step that was taken last ``NOISE_BITS``.
     """
 
     def __init__(
@@ -45,39 +49,48 @@ class Noise:
         place: Value,
         flow: Value,
     ):
-        number, half, key = (
-            Signal(SEED_BITS, name=name, reset_less=True) for name in ("block_number", "half_key", "key")
-        )
-        waited = Signal(2)
-        self.ready = ~starts | (waited == 3)
-        m.d.sync += half.eq(_half_mixed(m, "number", number))
-        next_key = _mixed(m, "next_key", half)
-        with m.If(starts & comes & ~takes):
-            with m.If(waited != 3):
-                m.d.sync += waited.eq(waited + 1)
-            with m.If(waited == 0):
-                m.d.sync += number.eq(seed)
-        with m.Elif(takes):
+        names = ("block_number", "key_a", "key_b", "next_key", "key")
+        number, a, b, next_key, key = (Signal(SEED_BITS, name=name, reset_less=True) for name in names)
+        waited = Signal(range(WAIT + 1))
+        waits = let(m, "waits", starts & comes & (waited != WAIT))
+        self.ready = ~starts | (waited == WAIT)
+        with m.If(waits):
+            m.d.sync += waited.eq(waited + 1)
+        with m.If(takes):
             m.d.sync += waited.eq(0)
-        with m.If((waited == 2) | (takes & final)):
-            m.d.sync += [key.eq(next_key), number.eq(number + BLOCK_STRIDE)]
+        with m.If(waits & (waited == 0)):
+            m.d.sync += number.eq(seed)
+        # One block further: while a tensor waits until its first key is there, then with each block.
+        with m.If((waits & (waited != 0) & (waited != WAIT - 1)) | (takes & final)):
+            m.d.sync += [
+                number.eq(number + BLOCK_STRIDE),
+                a.eq(_first_third(m, "key_a", number)),
+                b.eq(_second_third(m, "key_b", a)),
+                next_key.eq(_last_third(m, "key_c", b)),
+                key.eq(next_key),
+            ]
 
-        words = -(-engine.lanes // NOISE_SHARED)
-        self.bits = []
+        # The words of the step that comes next: after a block's last, the next block's first.
+        next_place = let(m, "next_place", Mux(takes & ~final, place + 1, 0)[: len(place)])
+        its_key = let(m, "its_key", Mux(final, next_key, key))
         shared = []
-        for word in range(words):
+        for word in range(-(-engine.lanes // NOISE_SHARED)):
             strides = [
                 (step * engine.lanes // NOISE_SHARED + word) * WORD_STRIDE for step in range(engine.words)
             ]
-            stride = any_set(Mux(place == i, C(value, SEED_BITS), 0) for i, value in enumerate(strides))
-            kept = Signal(SEED_BITS, name=f"half_word{word}", reset_less=True)
-            half_mixed = _half_mixed(m, f"noise{word}", key ^ stride)
+            stride = any_set(Mux(next_place == i, C(value, SEED_BITS), 0) for i, value in enumerate(strides))
+            ahead = Signal(SEED_BITS, name=f"word{word}_ahead", reset_less=True)
+            kept = Signal(SEED_BITS, name=f"word{word}", reset_less=True)
+            with m.If(takes | starts):
+                m.d.sync += ahead.eq(_first_third(m, f"word{word}_a", its_key ^ stride))
             with m.If(flow):
-                m.d.sync += kept.eq(half_mixed)
-            shared.append(_mixed(m, f"noise{word}_rest", kept))
+                m.d.sync += kept.eq(_second_third(m, f"word{word}_b", ahead))
+            shared.append(_last_third(m, f"word{word}_c", kept))
+
         odd = Signal(reset_less=True)  # of steps with half as many values as share a word
         with m.If(flow):
             m.d.sync += odd.eq(place[0])
+        self.bits = []
         for i in range(engine.lanes):
             word, part = shared[i // NOISE_SHARED], i % NOISE_SHARED
             bits = word.word_select(part, NOISE_BITS)
@@ -86,15 +99,19 @@ class Noise:
             self.bits.append(bits)
 
 
-def _half_mixed(m: Module, name: str, x: Value) -> Value:
-    """The first half of ``golden.step._mixed``."""
-    x = let(m, f"{name}_a", (x + (x << 12))[:SEED_BITS])
-    x = let(m, f"{name}_b", x ^ (x >> 19))
-    return let(m, f"{name}_c", (x + (x << 5))[:SEED_BITS])
+# What ``golden.step._mixed`` does, an addition each.
 
 
-def _mixed(m: Module, name: str, x: Value) -> Value:
-    """The other half."""
-    x = let(m, f"{name}_a", x ^ (x >> 9))
-    x = let(m, f"{name}_b", (x + (x << 3))[:SEED_BITS])
-    return let(m, f"{name}_c", x ^ (x >> 16))
+def _first_third(m: Module, name: str, x: Value) -> Value:
+    x = let(m, f"{name}_sum", (x + (x << 12))[:SEED_BITS])
+    return x ^ (x >> 19)
+
+
+def _second_third(m: Module, name: str, x: Value) -> Value:
+    x = let(m, f"{name}_sum", (x + (x << 5))[:SEED_BITS])
+    return x ^ (x >> 9)
+
+
+def _last_third(m: Module, name: str, x: Value) -> Value:
+    x = let(m, f"{name}_sum", (x + (x << 3))[:SEED_BITS])
+    return x ^ (x >> 16)

@@ -84,7 +84,7 @@ def summary_layout(engine: StepEngine) -> data.StructLayout:
 class Scanner(wiring.Component):
     """Pads tensors to whole blocks, and counts what escapes while their steps wait in a delay line.
 
-    Takes a step a cycle, but three cycles pass before a tensor's first one if rounding is stochastic. A
+    Takes a step a cycle, but six cycles pass before a tensor's first one if rounding is stochastic. A
     summary is offered four cycles after its block's last step was taken, or five if rounding is stochastic.
 
     Members:
