@@ -26,8 +26,8 @@ MAX_CORE = (1 << FIELDS["core"]) - 1
 MAX_MOVED = (1 << FIELDS["moved"]) - 1
 MAX_FINER = 14  # how often the step at which every value is 0 may be halved
 
-# Bits behind the point of a value that is to be rounded, in its steps; the least of what rounds it up or
-# down to nearest, and the most that is added to it.
+# Bits behind the point of a value that is to be rounded; what is added to them to round to nearest, and the
+# most that is added to round stochastically.
 POINT_BITS = 5
 HALF, MOST = 1 << POINT_BITS - 1, (1 << POINT_BITS) - 1
 
@@ -229,10 +229,10 @@ class StepFormat(BlockFormat):
 
     def _encode(self, words: np.ndarray, seed: int, first_block: int) -> Encoded:
         values = _Values.of(words, self.float_type, self.lowest_grid)
-        noise = None
+        added = np.full(words.shape, HALF)
         if self.rounding == "stochastic":
-            noise = random_bits(seed, np.arange(first_block, first_block + len(words)), self.block)
-        added = np.full(words.shape, HALF) if noise is None else 2 * noise + 1
+            blocks = np.arange(first_block, first_block + len(words))
+            added = 2 * random_bits(seed, blocks, self.block) + 1
         finer, core, wide, rest = self._choose(values, added)
         grid = values.top + 1 - finer
         coarse, fine = values.counted(finer, added)
@@ -240,9 +240,8 @@ class StepFormat(BlockFormat):
         saves = (np.abs(coarse) > limit) & (np.abs(fine) <= 2 * limit + 1)
         used = np.cumsum(1 - saves * wide[:, None], axis=1)
         # The first value that there is no room for ends it.
-        moved = np.where(core > 0, (used > rest[:, None]).argmax(axis=1), 0)
-        moved = np.where((core > 0) & (used <= rest[:, None]).all(axis=1), self.block, moved)
-        moved = np.minimum(moved, MAX_MOVED)
+        fits = (core > 0)[:, None] & (used <= rest[:, None])
+        moved = np.minimum(np.cumprod(fits, axis=1).sum(axis=1), MAX_MOVED)
         alone = core == 0
         kinds = alone[:, None] & (self._bits_alone == 2)
         specials = np.where(kinds, values.specials, values.specials > 0)
