@@ -33,8 +33,7 @@ _SWAPS = ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (
 class TorchBackend(Backend):
     """Compresses and decompresses on the device where the values are.
 
-    On CUDA nothing is copied to the host while compressing planes; steps wait for the device to say which
-    blocks do not fit yet. Decompressing waits, to raise on invalid blocks.
+    On CUDA nothing is copied to the host while compressing; decompressing waits, to raise on invalid blocks.
     """
 
     def __init__(self, fmt: PlaneFormat | StepFormat) -> None:

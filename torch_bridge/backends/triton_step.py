@@ -1,16 +1,17 @@
 """The step format as two Triton kernels, one for each direction; the bytes are golden's.
 
 What the bits mean is said in ``golden/step.py`` and docs/format.md; this file says how it is done fast. A
-program has some blocks, int32[blocks, N] in a tile, and what holds for a block is a column of it. A block is
-aligned once; up to the choice of a step there are then only counts of values beyond some bound, several of
-them in the bytes of one sum. Fields become bytes without atomics: they are shifted to where they begin in
-their words and summed up from the first, and what two of these sums differ by is what begins between them.
-Each value is read once and each byte written once.
+program has some blocks, a tile [blocks, N], and what holds for a block is a column of it. A magnitude is a
+float, in the power of two of its block's largest: times another power of two it stays exact, so that what
+golden finds by exponents is a comparison here. A block never takes fewer bits at a finer step, so bisection
+finds the finest that fits. Each value is read once and each byte written once: eight fields of one width are
+whole octets, and of the escapes' fields each writes the octets that it completes.
 """
 
 # In a kernel, names in capitals are constants at compile time. Only Triton's built-in functions are called,
 # and sums and maxima by the combinations that Triton's own have: these can be interpreted even where Triton
-# itself was imported for compiling.
+# itself was imported for compiling. What is computed with constants begins with a number of Triton's: else
+# the interpreter would take the result for another constant.
 # ruff: noqa: N803, N806
 
 from __future__ import annotations
@@ -20,37 +21,47 @@ import triton.language as tl
 
 from golden import StepFormat
 from golden.step import (
-    ALIGNED_BITS,
     BLOCK_STRIDE,
     FIELDS,
+    HALF,
     HEADER_BYTES,
-    MASKED,
+    LEADING_BITS,
     MAX_CORE,
     MAX_FINER,
-    MAX_OFFSET,
-    PLACE_STRIDE,
+    MAX_MOVED,
+    MOST,
+    NOISE_BITS,
+    NOISE_SHARED,
+    POINT_BITS,
+    WORD_STRIDE,
 )
 
 from .triton_kernels import Kernels, TritonBackend
 
 # Of a program: whole blocks in one warp, so that no sum waits for another; eight values for each thread.
 _WARPS, _VALUES = 1, 256
-_WORD = tl.constexpr(16)  # bits of the words that rows are put together from
 
 # What the kernels take from golden, as Triton wants it.
-_OFFSET, _CORE, _SHORT, _WIDE = (tl.constexpr(sum(list(FIELDS.values())[:i])) for i in range(1, 5))
-_GRID_MASK, _OFFSET_MASK, _CORE_MASK = (
-    tl.constexpr((1 << FIELDS[name]) - 1) for name in ("grid", "offset", "core")
+_MOVED, _MASKED, _CORE, _WIDE = (tl.constexpr(sum(list(FIELDS.values())[:i])) for i in range(1, 5))
+_ALONE_HEADER = tl.constexpr(1 << _MASKED.value)  # of a block that only says which values are special
+_GRID_MASK, _MOVED_MASK, _CORE_MASK = (
+    tl.constexpr((1 << FIELDS[name]) - 1) for name in ("grid", "moved", "core")
 )
-_OFFSET_BITS = tl.constexpr(FIELDS["offset"])
-_HEADER_BITS, _HEADER_BYTES = tl.constexpr(8 * HEADER_BYTES), tl.constexpr(HEADER_BYTES)
-_ALIGNED, _MASKED, _MAX_CORE = tl.constexpr(ALIGNED_BITS), tl.constexpr(MASKED), tl.constexpr(MAX_CORE)
-_MAX_OFFSET = tl.constexpr(MAX_OFFSET)
-_BLOCK_STRIDE, _PLACE_STRIDE = tl.constexpr(BLOCK_STRIDE), tl.constexpr(PLACE_STRIDE)
-_COARSEST = tl.constexpr(ALIGNED_BITS + 2)  # bits of an aligned value below the step at which all are 0
-_FINEST = tl.constexpr(ALIGNED_BITS + 2 - MAX_FINER)
-_UNREACHED = tl.constexpr(1 << 20)  # more than any code
-_TOO_LONG = tl.constexpr(1 << 24)
+_HEADER_BYTES, _HEADER_BITS = tl.constexpr(HEADER_BYTES), tl.constexpr(8 * HEADER_BYTES)
+_MAX_FINER, _MAX_MOVED = tl.constexpr(MAX_FINER), tl.constexpr(MAX_MOVED)
+_POINT, _ONE = tl.constexpr(POINT_BITS), tl.constexpr(1 << POINT_BITS)
+_HALF, _MOST = tl.constexpr(HALF), tl.constexpr(MOST)
+_NOISE_BITS, _NOISE_SHARED, _NOISE_MASK = (
+    tl.constexpr(number) for number in (NOISE_BITS, NOISE_SHARED, (1 << NOISE_BITS) - 1)
+)
+_BLOCK_STRIDE, _WORD_STRIDE = tl.constexpr(BLOCK_STRIDE), tl.constexpr(WORD_STRIDE)
+
+# Of fp32: bits, bias, and patterns of the least normal number and of infinity.
+_MANTISSA, _BIAS, _NORMAL, _INFINITY = (tl.constexpr(number) for number in (23, 127, 1 << 23, 0xFF << 23))
+# The first bits of a significand: how far down, and the top one.
+_LEADING, _FIRST_BIT = tl.constexpr(24 - LEADING_BITS), tl.constexpr(1 << LEADING_BITS - 1)
+# For the pattern of what counts as 0: less than any other over any power of two.
+_ZERO = tl.constexpr(-1 << 30)
 
 
 def _constants(fmt: StepFormat) -> dict[str, int]:
@@ -62,9 +73,10 @@ def _constants(fmt: StepFormat) -> dict[str, int]:
         "LOWEST": fmt.lowest_grid,
         "STOCHASTIC": fmt.rounding == "stochastic",
         "N": fmt.block,
-        "LOG_N": fmt.block.bit_length() - 1,
         "BLOCKS": _VALUES // fmt.block,  # of a program
-        "WORDS": triton.next_power_of_2(triton.cdiv(fmt.target, 2)),  # in a block
+        "WIDEST": min(fmt.room // fmt.block, MAX_CORE),  # core
+        "ALONE": min(fmt.room // fmt.block, 2),  # bits of a value in a block that only says which are special
+        "OCTETS": triton.next_power_of_2(fmt.target),
     }
 
 
@@ -96,9 +108,16 @@ def _any(column):
 
 
 @triton.jit
+def _power(exponent):
+    """2**exponent, from -126 to 127."""
+    return (exponent + _BIAS << _MANTISSA).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _bit_length(number):
     """int.bit_length of each number from 0 to 2**24 - 1, from the exponent of the float."""
-    return tl.maximum((number.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
+    exponent = number.to(tl.float32).to(tl.int32, bitcast=True) >> _MANTISSA
+    return tl.maximum(exponent - (_BIAS - 1), 0)
 
 
 @triton.jit
@@ -113,130 +132,84 @@ def _mixed(x):
 
 
 @triton.jit
-def _rounded(aligned, noise, shift, STOCHASTIC: tl.constexpr):
-    """Aligned values in steps of 2**shift."""
-    size = tl.abs(aligned)
-    if STOCHASTIC:
-        size = size + (noise >> 32 - shift).to(tl.int32) >> shift
-    else:
-        size = size + (1 << shift >> 1) >> shift
-    return tl.where(aligned < 0, -size, size)
+def _random(block, seed, N: tl.constexpr):
+    """What is added to the bits behind the point: odd numbers, by the bits of ``golden.step.random_bits``."""
+    key = _mixed(block.to(tl.uint32) * _BLOCK_STRIDE + seed.to(tl.uint32))
+    word = tl.arange(0, N // _NOISE_SHARED)[None, :].to(tl.uint32) * _WORD_STRIDE
+    words = _mixed(key ^ word)[:, :, None]
+    shift = tl.arange(0, _NOISE_SHARED)[None, None, :].to(tl.uint32) * _NOISE_BITS
+    noise = words >> shift & _NOISE_MASK
+    return tl.reshape(2 * noise + 1, (block.shape[0], N)).to(tl.int32)
+
+
+# Encoding.
 
 
 @triton.jit
-def _coarse(aligned, noise, shift, STOCHASTIC: tl.constexpr):
-    """The same, but that at the coarsest step all values are 0."""
-    return tl.where(shift < _COARSEST, _rounded(aligned, noise, shift, STOCHASTIC), 0)
+def _wide_bits(leading, finer, most_added, REACH: tl.constexpr):
+    """Bits of an escape's field, if the fewest coarse steps that escape are ``REACH``."""
+    farthest = (leading << finer) - 1 + most_added >> _POINT
+    return _bit_length(tl.maximum(farthest - REACH, 0)) + 1
 
 
 @triton.jit
-def _is_likely(core, step, escapes, longest, room, masked, N: tl.constexpr):
-    """Whether a block seems to fit."""
-    wide = longest - step + 1
-    fits = N * core + escapes * tl.where(masked > 0, _MASKED, wide) <= room
-    return fits & (core > 0) & (wide < _MASKED)
-
-
-@triton.jit
-def _escape_bound(core, step):
-    """From where on a distance is taken for an escape."""
-    return 1 << tl.minimum(step + tl.where(core > 1, core - 1, -1), 20)
-
-
-@triton.jit
-def _least(core):
-    """The least magnitude of an escape."""
-    return tl.where(core > 0, 1 << tl.maximum(core - 1, 0), _UNREACHED)
-
-
-@triton.jit
-def _shortest(
-    aligned,
-    noise,
-    total,
-    special,
-    infinite,
-    step,
-    widest,
+def _choices(
+    size,
+    added,
+    finer,
+    leading,
+    infinities,
     masked,
-    STOCHASTIC: tl.constexpr,
+    MOST_ADDED: tl.constexpr,
+    ROOM: tl.constexpr,
     N: tl.constexpr,
-    LOG_N: tl.constexpr,
+    WIDEST: tl.constexpr,
 ):
-    """The fewest bits that each block takes with steps of 2**step, and the header, but for the grid."""
-    offset = total + (1 << step + (LOG_N - 1)) >> step + LOG_N
-    offset = tl.minimum(tl.maximum(offset, -_MAX_OFFSET), _MAX_OFFSET)
-    offset = tl.where(step < _COARSEST, offset, 0)
-    whole = _coarse(aligned, noise, step, STOCHASTIC)
-    length, header = tl.full(step.shape, _TOO_LONG, tl.int32), tl.full(step.shape, 0, tl.int32)
-    for split in tl.static_range(3):
-        core = widest - 2 + split if split > 0 else tl.minimum(widest, 1)
-        middle = offset if split > 0 else tl.full(offset.shape, 0, tl.int32)
-        size, least = tl.abs(tl.where(special, infinite, whole - middle)), _least(core)
-        counts = _total(tl.where(size >= least, 1, 0) + tl.where(size > least, 1 << 8, 0))
-        escapes, farther = counts & 0xFF, counts >> 8
-        beyond = _largest(size) - least
-        for short in tl.static_range(2):
-            bits = _bit_length(tl.maximum(beyond - short, 0)) + 1 - short
-            bits = tl.where(beyond >= short, bits, 0)
-            wide = tl.where(masked > 0, _MASKED, bits)
-            taken = N * core + 2 * short * escapes + (farther if short else escapes) * wide
-            better = (core > 0) & (bits < masked + _MASKED) & (taken < length)
-            # The width lies above the bit that says whether there is a short form.
-            fields = (middle & _OFFSET_MASK) << _OFFSET | core << _CORE | 2 * wide + short << _SHORT
-            length, header = tl.where(better, taken, length), tl.where(better, fields, header)
-    return length, header
+    """With the core of a bit, and with the widest: bits of an escape's field, and those that are left.
 
-
-@triton.jit
-def _offset_of(header):
-    offset = header >> _OFFSET & _OFFSET_MASK
-    return tl.where(offset > _MAX_OFFSET, offset - (_OFFSET_MASK + 1), offset)
-
-
-@triton.jit
-def _core_of(header):
-    return header >> _CORE & _CORE_MASK
-
-
-@triton.jit
-def _escape_bits(codes, header):
-    """Bits that each code takes beside its core."""
-    beyond = tl.abs(codes) - _least(_core_of(header))
-    short, wide = header >> _SHORT & 1, header >> _WIDE
-    return tl.where(beyond >= 0, 2 * short, 0) + tl.where(beyond >= short, wide, 0)
-
-
-@triton.jit
-def _up_to(fields, starts, ends):
-    """The sum of the fields that begin in a word or before it, each shifted to its place in its own word.
-
-    ``starts`` are the places of fields, and ``ends`` how many of them begin before the end of a word.
+    A core with which a block does not fit leaves less than no bits.
     """
-    running = _running((fields << starts % _WORD).to(tl.uint32))
-    return tl.where(ends > 0, tl.gather(running, tl.maximum(ends - 1, 0), 1), 0)
+    REACH: tl.constexpr = 1 << WIDEST - 1
+    # Of the last bit behind the point, in a coarse step; at the coarsest nothing escapes.
+    unit = tl.where(finer > 0, _power(-finer + (2 - _POINT)), float("inf"))
+    escapes = size >= (-added + _ONE).to(tl.float32) * unit
+    escapes_widest = size >= (-added + REACH * _ONE).to(tl.float32) * unit
+    counts = _total(tl.where(escapes_widest, 1 + (1 << 8), tl.where(escapes, 1, 0)))
+    narrow, widest = _wide_bits(leading, finer, MOST_ADDED, 1), _wide_bits(leading, finer, MOST_ADDED, REACH)
+    left = ROOM - N - N * masked - ((counts & 0xFF) + infinities) * narrow
+    left_by_widest = tl.where(masked > 0, -1, ROOM - N * WIDEST - (counts >> 8) * widest)
+    return narrow, left, widest, left_by_widest
 
 
 @triton.jit
-def _up_to_evenly(fields, begin, width, limit, N: tl.constexpr):
-    """The same for fields of one width in a block."""
-    width = tl.maximum(width, 1)
-    ends = tl.minimum(tl.maximum((limit - begin + width - 1) // width, 0), N)
-    return _up_to(fields, begin + width * tl.arange(0, N)[None, :], ends)
+def _append(window, length, more, more_length):
+    """What is appended to a row of bits: the last 32 of these, the very last on top, and their number."""
+    return window >> tl.minimum(more_length, 31).to(tl.uint32) | more, length + more_length
 
 
 @triton.jit
-def _up_to_unevenly(fields, begin, widths, limit, N: tl.constexpr, LOG_N: tl.constexpr):
-    """The same for fields of any widths, the number that begin in time by bisection."""
-    starts = begin + _running(widths) - widths
-    ends = tl.full((begin + limit).shape, 0, tl.int32)
-    for i in tl.static_range(LOG_N + 1):
-        more = N >> i + 1 if i < LOG_N else 1
-        ends += tl.where(tl.gather(starts, ends + (more - 1), 1) < limit, more, 0)
-    return _up_to(fields, starts, ends)
+def _of_eight(tile):
+    """The sums of eight each: [blocks, N] -> [blocks, N / 8]."""
+    eights = tl.reshape(tile, (tile.shape[0], tile.shape[1] // 8, 8))
+    return tl.reduce(eights, 2, tl.standard._sum_combine)
 
 
-# The kernels.
+@triton.jit
+def _put(rows, fields, begin, width, inside, MOST_BITS: tl.constexpr):
+    """Store fields of one width in a block, from an octet on: eight of them are ``width`` octets."""
+    N: tl.constexpr = fields.shape[1]
+    fields, shift = fields.to(tl.uint32), width * (tl.arange(0, N) % 8)[None, :]
+    octets = rows + begin + width * tl.arange(0, N // 8)[None, :]
+    if MOST_BITS <= 4:
+        words = _of_eight(fields << shift.to(tl.uint32))
+    for i in tl.static_range(MOST_BITS):
+        if MOST_BITS <= 4:
+            octet = words >> 8 * i
+        else:
+            # Bits 16 to 23 of a field shifted so are those in octet i; it has 15 bits at most.
+            up = tl.minimum(tl.maximum(shift + (16 - 8 * i), 0), 31)
+            octet = _of_eight(fields << up.to(tl.uint32) & 0xFF << 16) >> 16
+        tl.store(octets + i, octet.to(tl.uint8), mask=inside & (i < width))
 
 
 @triton.jit(do_not_specialize=["count", "seed"])
@@ -251,150 +224,145 @@ def _compress(
     LOWEST: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     N: tl.constexpr,
-    LOG_N: tl.constexpr,
     BLOCKS: tl.constexpr,
-    WORDS: tl.constexpr,
+    WIDEST: tl.constexpr,
+    ALONE: tl.constexpr,
+    OCTETS: tl.constexpr,
 ):
     """uint[count] -> uint8[blocks, target]."""
     ROOM: tl.constexpr = 8 * TARGET - _HEADER_BITS
-    BITS_ALONE: tl.constexpr = 2 if ROOM >= 2 * N else 1
-    HIDDEN: tl.constexpr = 1 << MANTISSA
-    INFINITY: tl.constexpr = (1 << (WIDTH - 1)) - HIDDEN
-    BIAS: tl.constexpr = INFINITY >> MANTISSA + 1
+    MOST_ADDED: tl.constexpr = _MOST if STOCHASTIC else _HALF
 
     first = tl.program_id(0).to(tl.int64) * BLOCKS
-    left = tl.minimum(count - first * N, BLOCKS * N).to(tl.int32)
+    behind = tl.minimum(count - first * N, BLOCKS * N).to(tl.int32)
     block, number = tl.arange(0, BLOCKS)[:, None], tl.arange(0, N)[None, :]
-    place = block * N + number
-    words = tl.load(values + first * N + place, mask=place < left, other=0).to(tl.uint32)
-    negative = words >> (WIDTH - 1) == 1
-    magnitude = (words & INFINITY + HIDDEN - 1).to(tl.int32)
-    noise = words
-    if STOCHASTIC:
-        key = _mixed((first + block).to(tl.uint32) * _BLOCK_STRIDE + seed.to(tl.uint32))
-        noise = _mixed(key ^ number.to(tl.uint32) * _PLACE_STRIDE)
+    place, inside = block * N + number, block * N < behind
+    # A mask would keep the loads of a thread apart, so that only the last program has one.
+    if behind == BLOCKS * N:
+        words = tl.load(values + first * N + place)
+    else:
+        words = tl.load(values + first * N + place, mask=place < behind, other=0)
+    if WIDTH == 32:
+        pattern = words.to(tl.int32, bitcast=True)
+    elif MANTISSA == 7:
+        pattern = words.to(tl.int32) << 16
+    else:
+        pattern = words.to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+    added = _random(first + block, seed, N) if STOCHASTIC else tl.full((1, 1), _HALF, tl.int32)
 
-    # Aligning.
-    special = magnitude >= INFINITY
-    infinite = tl.where(magnitude == INFINITY, tl.where(negative, -1, 1), 0)
-    masked = _largest(special.to(tl.int32))
-    magnitude = tl.where(special, 0, magnitude)
+    negative = tl.where(pattern < 0, 1, 0)
+    magnitude = pattern & 0x7FFFFFFF
+    special, infinite = magnitude >= _INFINITY, magnitude == _INFINITY
+    infinities = _total(tl.where(special, 1 << 8, 0) + tl.where(infinite, 1, 0))
+    masked, infinities = tl.where(infinities > 0, 1, 0), infinities & 0xFF
+    magnitude = tl.where(special | (magnitude < _NORMAL), _ZERO, magnitude)
     largest = _largest(magnitude)
-    field = largest >> MANTISSA
-    top = tl.where(field > 0, field, _bit_length(largest) - MANTISSA) - BIAS
-    top = tl.maximum(tl.where(largest > 0, top, LOWEST - 1), LOWEST - 1)
-    unit = top - _ALIGNED + BIAS + MANTISSA  # the field whose last bit counts as 1
-    up_by = tl.maximum(tl.maximum(field, 1) - unit, 0)
-    field = magnitude >> MANTISSA
-    size = (magnitude & HIDDEN - 1) + tl.where(field > 0, HIDDEN, 0)
-    size = size << up_by >> tl.minimum(unit + up_by - tl.maximum(field, 1), 31)
-    aligned = tl.where(negative, -size, size)
-    total = _total(aligned)
+    top = tl.maximum((largest >> _MANTISSA) - _BIAS, LOWEST - 1)
+    leading = (largest >> _LEADING & _FIRST_BIT - 1) + _FIRST_BIT + 1
+    size = tl.maximum(magnitude - (top << _MANTISSA), 0).to(tl.float32, bitcast=True)
 
-    # Guessing a step. What does not seem to fit at one does so at no finer one.
-    room = ROOM - N * masked
-    widest = tl.minimum(room // N, _MAX_CORE)
-    finest = tl.maximum(LOWEST + 1 - top + _ALIGNED, _FINEST)
-    mean = total + N // 2 >> LOG_N
-    distance = tl.abs(aligned - mean)
-    longest, longest_from_mean = _bit_length(_largest(size)), _bit_length(_largest(distance))
-    mean_length = _bit_length(tl.abs(mean))
-    likely = tl.full((BLOCKS, 1), _COARSEST, tl.int32)
-    for i in tl.static_range(5):
-        step = likely - (8 >> i if i < 4 else 1)
-        counts = tl.where(size >= _escape_bound(1, step), 1, 0)
-        counts += tl.where(distance >= _escape_bound(widest - 1, step), 1 << 8, 0)
-        counts += tl.where(distance >= _escape_bound(widest, step), 1 << 16, 0)
-        counts = _total(counts)
-        fits = _is_likely(widest - 1, step, counts >> 8 & 0xFF, longest_from_mean, room, masked, N)
-        fits |= _is_likely(widest, step, counts >> 16, longest_from_mean, room, masked, N)
-        fits &= mean_length < step + _OFFSET_BITS
-        fits |= _is_likely(tl.minimum(widest, 1), step, counts & 0xFF, longest, room, masked, N)
-        likely = tl.where(fits & (step >= finest), step, likely)
-
-    # Choosing: the first of four steps that fits. A block that none fits only says which are special.
-    length = tl.full((BLOCKS, 1), _TOO_LONG, tl.int32)
-    header = tl.full((BLOCKS, 1), _MASKED << _WIDE, tl.int32)
-    chosen = tl.full((BLOCKS, 1), _COARSEST, tl.int32)
+    # Choosing a step.
+    finest = tl.minimum(top + 1 - LOWEST, _MAX_FINER)
+    finer = tl.full((BLOCKS, 1), 0, tl.int32)
     for i in tl.static_range(4):
-        step = likely - 1 + i if i < 3 else tl.full((BLOCKS, 1), _COARSEST, tl.int32)
-        tried = (length > room) & (step >= finest) & (step <= _COARSEST)
-        if _any(tried):
-            new_length, new_header = _shortest(
-                aligned, noise, total, special, infinite, step, widest, masked, STOCHASTIC, N, LOG_N
-            )
-            fits = tried & (new_length <= room)
-            length, header = tl.where(fits, new_length, length), tl.where(fits, new_header, header)
-            chosen = tl.where(fits, step, chosen)
+        tried = finer + (8 >> i)
+        _, left, _, left_by_widest = _choices(
+            size, added, tried, leading, infinities, masked, MOST_ADDED, ROOM, N, WIDEST
+        )
+        fits = (tl.maximum(left, left_by_widest) >= 0) & (tried <= finest)
+        finer = tl.where(fits, tried, finer)
+    wide, left, widest, left_by_widest = _choices(
+        size, added, finer, leading, infinities, masked, MOST_ADDED, ROOM, N, WIDEST
+    )
+    core = tl.where(left_by_widest > left, WIDEST, 1)
+    wide = tl.where(left_by_widest > left, widest, wide)
+    left = tl.maximum(left, left_by_widest)
+    # A block that fits at no step only says which values are special.
+    core, wide, left = tl.where(left < 0, 0, core), tl.where(left < 0, 0, wide), tl.maximum(left, 0)
 
-    core, short, wide = _core_of(header), header >> _SHORT & 1, header >> _WIDE
-    offset, least = _offset_of(header), _least(core)
-    codes = _coarse(aligned, noise, chosen, STOCHASTIC) - offset
-    codes = tl.where(special, infinite, codes)
-    header |= tl.where(core > 0, top + chosen - (_ALIGNED + 1) - LOWEST, 0)
+    # Counting in steps.
+    is_one = tl.where(infinite & (core > 0), 1, 0)
+    scaled = (size * _power(finer + (_POINT - 1))).to(tl.int32)
+    coarse = tl.where(finer > 0, (scaled >> 1) + added >> _POINT, 0) + is_one
+    fine = (scaled + added >> _POINT) + 2 * is_one
+    limit = (1 << tl.maximum(core, 1) - 1) - 1
+    saves = (coarse > limit) & (fine <= 2 * limit + 1)
+    used = _running(1 - tl.where(saves, wide, 0))
+    moved = tl.minimum(-_largest(tl.where(used > left, -number, -N)), _MAX_MOVED)
+    has_fine = number < moved
+    whole = tl.where(has_fine, fine, coarse)
+    most = tl.where(has_fine, 2 * limit + 1, limit)
+    escapes = whole > most
+    field = tl.where(escapes, most + 1, tl.where(negative > 0, -whole, whole)) + most
 
-    # Refining: the first values, as many as there is room for, move to the fine grid.
-    finely = _rounded(aligned, noise, chosen - 1, STOCHASTIC)
-    moved = (finely >> 1) - offset
-    farthest = least + tl.where(short > 0, 1 << wide, (1 << wide >> 1) - 1)
-    moves = (tl.abs(moved) <= farthest) & (special == 0)
-    moved = tl.where(moves, moved, codes)
-    more = 1 + _escape_bits(moved, header) - _escape_bits(codes, header)
-    fits = length + N * masked + _running(more) <= ROOM
-    refined = number < _largest(tl.where(fits, number + 1, 0))
-    codes = tl.where(refined, moved, codes)
-    fine = tl.where(refined & moves, finely & 1, 0)
+    # Laying out.
+    rows = stored + first * TARGET + block * TARGET
+    begin = tl.full((BLOCKS, 1), _HEADER_BYTES, tl.int32)
+    if _any(masked):
+        kinds = tl.where(special, 1, 0)
+        if ALONE == 2:
+            kinds += tl.where(infinite & (core == 0), 1 + negative, 0)
+        width = tl.where(core > 0, masked, ALONE)
+        _put(rows, kinds, begin, width, inside, ALONE)
+        begin += width * (N // 8)
+    _put(rows, tl.where(has_fine, field >> 1, field), begin, core, inside, WIDEST)
+    begin += core * (N // 8)
 
-    # Laying out. What few blocks have is left out where none of a program has it.
-    word = tl.arange(0, WORDS)[None, :]
-    limit = word * _WORD + _WORD  # the place behind a word
-    alone = core == 0
-    begin = tl.full((BLOCKS, 1), _HEADER_BITS, tl.int32)
-    up_to = tl.broadcast_to(header, (BLOCKS, WORDS)).to(tl.uint32)  # which begins in the first word
-    if _any(masked > 0):
-        kinds = special.to(tl.int32)
-        if BITS_ALONE == 2:
-            kinds += tl.where(alone, tl.where(infinite < 0, 2, infinite), 0)
-        width = tl.where(alone, BITS_ALONE, tl.where(wide == _MASKED, 1, 0))
-        up_to += _up_to_evenly(kinds, begin, width, limit, N)
-        begin += N * width
-    beyond = tl.abs(codes) - least
-    sign = tl.where(codes < 0, 1, 0)
-    field = tl.where(alone, 0, tl.where(beyond >= 0, 2 * least - 1, codes + least - 1))
-    up_to += _up_to_evenly(field, begin, core, limit, N)
-    begin += N * core
-    if _any(short > 0):
-        has_form = (beyond >= 0) & (short > 0)
-        form = tl.where(has_form, sign + tl.where(beyond > 0, 2, 0), 0)
-        form_bits = tl.where(has_form, 2, 0)
-        up_to += _up_to_unevenly(form, begin, form_bits, limit, N, LOG_N)
-        begin += _total(form_bits)
-    is_wide = beyond >= short
-    field = tl.where(is_wide, tl.where(short > 0, beyond - 1, 2 * beyond + sign), 0)
-    bits = tl.where(is_wide, wide, 0)
-    up_to += _up_to_unevenly(field, begin, bits, limit, N, LOG_N)
-    begin += _total(bits)
-    up_to += _up_to_evenly(fine, begin, tl.full((BLOCKS, 1), 1, tl.int32), limit, N)
-
-    # What begins in a word reaches into the next one at most.
-    before = tl.broadcast_to(tl.maximum(word - 1, 0), (BLOCKS, WORDS))
-    begun = up_to - tl.where(word > 0, tl.gather(up_to, before, 1), 0)
-    packed = begun + tl.where(word > 0, tl.gather(begun, before, 1) >> _WORD, 0)
+    bits = tl.where(escapes, 2 * (coarse - limit - 1) + negative, 0).to(tl.uint32)
+    bits = bits << (32 - tl.maximum(wide, 1)).to(tl.uint32)
+    width = tl.where(escapes, wide, 0)
+    window, end = tl.associative_scan((bits, width), 1, _append)
+    end += 8 * begin
     for i in tl.static_range(2):
-        octet = 2 * word + i
-        rows = stored + first * TARGET + (block * TARGET + octet)
-        tl.store(rows, (packed >> 8 * i).to(tl.uint8), mask=(block * N < left) & (octet < TARGET))
+        octet = (end >> 3) - 1 - i
+        bits = window >> (24 - 8 * i - (end & 7)).to(tl.uint32)
+        tl.store(rows + octet, bits.to(tl.uint8), mask=inside & escapes & (octet >= end - wide >> 3))
+    end = _largest(end)
+    tail = _total(tl.where(number == N - 1, window, 0))
+    tail = tail >> 1 >> (31 - (end & 7)).to(tl.uint32)
+
+    # Octets with fine bits, the first of which may have the last bits of an escape, too.
+    fine_bits = tl.where(has_fine, field & 1, 0) << 7 - number % 8
+    group = tl.arange(0, N // 8)[None, :]
+    octet = TARGET - 1 - group
+    octets = _of_eight(fine_bits) + tl.where(octet == end >> 3, tail, 0).to(tl.int32)
+    tl.store(rows + octet, octets.to(tl.uint8), mask=inside & (8 * group < moved))
+
+    header = tl.where(core > 0, top + 1 - finer - LOWEST, 0)
+    header |= moved << _MOVED | masked << _MASKED | core << _CORE | wide << _WIDE
+    octet = tl.arange(0, OCTETS)[None, :]
+    octets = tl.where(octet == end >> 3, tail, 0)
+    octets = tl.where(octet < _HEADER_BYTES, (header >> 8 * tl.minimum(octet, 2)).to(tl.uint32), octets)
+    between = (octet >= end >> 3) & (octet < TARGET - (moved + 7 >> 3))
+    tl.store(rows + octet, octets.to(tl.uint8), mask=inside & ((octet < _HEADER_BYTES) | between))
+
+
+# Decoding.
 
 
 @triton.jit
-def _take(rows, place, width, inside, TARGET: tl.constexpr):
-    """Fields of up to 15 bits; bits behind the row are 0."""
-    octet, low = place >> 3, place & 7
-    bits = tl.full((octet + width).shape, 0, tl.int32)
-    for i in tl.static_range(3):
-        needed = inside & (width > 0) & (low + width > 8 * i) & (octet < TARGET - i)
-        bits |= tl.load(rows + octet + i, mask=needed, other=0).to(tl.int32) << 8 * i
-    return bits >> low & (1 << width) - 1
+def _spread(tile):
+    """The same for eight each: [blocks, N / 8] -> [blocks, N]."""
+    eights = tl.broadcast_to(tile[:, :, None], (tile.shape[0], tile.shape[1], 8))
+    return tl.reshape(eights, (tile.shape[0], 8 * tile.shape[1]))
+
+
+@triton.jit
+def _get(rows, begin, width, inside, TARGET: tl.constexpr, N: tl.constexpr, MOST_BITS: tl.constexpr):
+    """The inverse of :func:`_put`; behind a row there are zeros."""
+    shift, place = width * (tl.arange(0, N) % 8)[None, :], begin + width * tl.arange(0, N // 8)[None, :]
+    words = tl.full(place.shape, 0, tl.int32)
+    fields = tl.full((rows.shape[0], N), 0, tl.int32)
+    for i in tl.static_range(MOST_BITS):
+        needed = inside & (i < width) & (place + i < TARGET)
+        octet = tl.load(rows + place + i, mask=needed, other=0).to(tl.int32)
+        if MOST_BITS <= 4:
+            words |= octet << 8 * i
+        else:
+            fields |= _spread(octet << 16) >> tl.minimum(tl.maximum(shift + (16 - 8 * i), 0), 31)
+    if MOST_BITS <= 4:
+        fields = _spread(words) >> shift
+    return fields & (1 << width) - 1
 
 
 @triton.jit(do_not_specialize=["count", "call"])
@@ -410,54 +378,58 @@ def _decompress(
     LOWEST: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     N: tl.constexpr,
-    LOG_N: tl.constexpr,
     BLOCKS: tl.constexpr,
-    WORDS: tl.constexpr,
+    WIDEST: tl.constexpr,
+    ALONE: tl.constexpr,
+    OCTETS: tl.constexpr,
 ):
     """uint8[blocks, target] -> uint[count]; the first invalid block goes into the record."""
-    BITS_ALONE: tl.constexpr = 2 if 8 * TARGET - _HEADER_BITS >= 2 * N else 1
     HIDDEN: tl.constexpr = 1 << MANTISSA
     SIGN: tl.constexpr = 1 << (WIDTH - 1)
     INFINITY: tl.constexpr = SIGN - HIDDEN
 
     first = tl.program_id(0).to(tl.int64) * BLOCKS
-    left = tl.minimum(count - first * N, BLOCKS * N).to(tl.int32)
+    behind = tl.minimum(count - first * N, BLOCKS * N).to(tl.int32)
     block, number = tl.arange(0, BLOCKS)[:, None], tl.arange(0, N)[None, :]
-    inside = block * N < left
+    inside = block * N < behind
     rows = stored + first * TARGET + block * TARGET
     header = tl.full(block.shape, 0, tl.int32)
     for i in tl.static_range(_HEADER_BYTES):
         header |= tl.load(rows + i, mask=inside, other=0).to(tl.int32) << 8 * i
-    grid = (header & _GRID_MASK) + LOWEST
-    core, short, wide = _core_of(header), header >> _SHORT & 1, header >> _WIDE
-    alone, least = core == 0, _least(core)
+    moved, masked = header >> _MOVED & _MOVED_MASK, header >> _MASKED & 1
+    core, wide = header >> _CORE & _CORE_MASK, header >> _WIDE
+    too_long = (N * (core + masked) + moved > 8 * TARGET - _HEADER_BITS) | (moved > N)
+    invalid = tl.where(core > 0, too_long, header != _ALONE_HEADER)
+    core = tl.where(invalid, 0, core)  # which may be wider than there is room for
+    has_core = core > 0
 
-    width = tl.where(alone, BITS_ALONE, tl.where(wide == _MASKED, 1, 0))
-    special = _take(rows, width * number + _HEADER_BITS, width, inside, TARGET)
-    begin = N * width + _HEADER_BITS
-    field = _take(rows, begin + core * number, core, inside, TARGET)
-    begin += N * core
-    escapes = field > 2 * least - 2
-    width = tl.where(escapes, 2 * short, 0)
-    form = _take(rows, begin + _running(width) - width, width, inside, TARGET)
-    begin += _total(width)
-    is_wide = escapes & ((short == 0) | (form > 1))
-    width = tl.where(is_wide, wide, 0)
-    long_form = _take(rows, begin + _running(width) - width, width, inside, TARGET)
-    begin += _total(width)
-    fine = _take(rows, begin + number, tl.where(alone, 0, 1), inside, TARGET)
-
-    negative = tl.where(short > 0, form, long_form) & 1
-    beyond = tl.where(short > 0, tl.where(is_wide, long_form + 1, 0), long_form >> 1)
-    codes = tl.where(negative > 0, -least - beyond, least + beyond)
-    codes = tl.where(escapes, codes, tl.where(alone, 0, field - least + 1))
+    width, begin = tl.where(has_core, masked, ALONE), tl.full(block.shape, _HEADER_BYTES, tl.int32)
+    special = _get(rows, begin, width, inside, TARGET, N, ALONE)
+    begin += N // 8 * width
+    field = _get(rows, begin, core, inside, TARGET, N, WIDEST)
+    begin = 8 * begin + N * core
+    # Fine bits go down from the end, the highest of an octet first.
+    has_fine = tl.where(number < moved, 1, 0)
+    octets = tl.load(rows + TARGET - 1 - tl.arange(0, N // 8)[None, :], mask=inside, other=0)
+    field = field << has_fine | _spread(octets.to(tl.int32)) >> 7 - number % 8 & has_fine
+    # The largest field is an escape's, and half of it that of 0. Without a core all are 0.
+    largest = (1 << core + has_fine) - 1
+    escapes = tl.where(field == largest, 1, 0)
+    place = begin + (_running(escapes) - escapes) * wide
+    bits = tl.full((BLOCKS, N), 0, tl.int32)
+    for i in tl.static_range(3):
+        octet = (place >> 3) + i
+        needed = inside & (escapes > 0) & (octet < TARGET)
+        bits |= tl.load(rows + octet, mask=needed, other=0).to(tl.int32) << 8 * i
+    bits = bits >> (place & 7) & (1 << wide) - 1
+    beyond = 2 * ((bits >> 1) + (1 << core >> 1))
+    beyond = tl.where(bits & 1 > 0, -beyond, beyond)
+    whole = tl.where(escapes > 0, beyond, field - (largest >> 1) << 1 - has_fine)
 
     # Counts have 17 bits, so that in fp32 the value is exact; two factors are as good as one.
-    whole = 2 * (codes + _offset_of(header)) + fine
-    half = grid >> 1
-    factor = (half + 127 << 23).to(tl.float32, bitcast=True)
-    other = (grid - half + 127 << 23).to(tl.float32, bitcast=True)
-    size = tl.abs(whole).to(tl.float32) * factor * other
+    exponent = (header & _GRID_MASK) + LOWEST
+    half = exponent >> 1
+    size = tl.abs(whole).to(tl.float32) * _power(half) * _power(exponent - half)
     if WIDTH == 32 or MANTISSA == 7:
         pattern = size.to(tl.int32, bitcast=True)
         if WIDTH == 16:
@@ -465,22 +437,23 @@ def _decompress(
     else:
         pattern = tl.minimum(size, 65504.0).to(tl.float16).to(tl.uint16, bitcast=True).to(tl.int32)
     pattern = tl.minimum(pattern, INFINITY - 1)
-    negative = (whole < 0) & (pattern > 0)
-    codes = tl.where(alone, (special >> 1) * (1 - 2 * (special & 1)), codes)
-    pattern = tl.where(special > 0, tl.where(codes == 0, INFINITY + HIDDEN // 2, INFINITY), pattern)
-    negative = tl.where(special > 0, codes < 0, negative)
+    of_value = tl.where(whole == 0, 1, tl.where(whole > 0, 2, 3))
+    kind = tl.where(has_core & (special > 0), of_value, special)
+    pattern = tl.where(kind > 0, tl.where(kind > 1, INFINITY, INFINITY + HIDDEN // 2), pattern)
+    negative = tl.where(kind > 0, kind == 3, whole < 0)
     decoded = pattern.to(tl.uint32) + tl.where(negative, SIGN, 0).to(tl.uint32)
     place = block * N + number
     decoded = decoded.to(values.dtype.element_ty)
-    tl.store(values + first * N + place, decoded, mask=place < left)
+    if behind == BLOCKS * N:
+        tl.store(values + first * N + place, decoded)
+    else:
+        tl.store(values + first * N + place, decoded, mask=place < behind)
 
-    # Sections that are longer than the row, or no values and yet not the header that belongs to that.
-    invalid = inside & ((begin > 8 * TARGET) | alone & (header != _MASKED << _WIDE))
     # All entries get the same call and block, so that the bytes are of one header.
     entry = (call.to(tl.int64) << 40) + (first + block << 8)
     entries = record + tl.full(block.shape, 0, tl.int32)
     for i in tl.static_range(_HEADER_BYTES):
-        tl.atomic_min(entries + i, entry + (header >> 8 * i & 0xFF), mask=invalid, sem="relaxed")
+        tl.atomic_min(entries + i, entry + (header >> 8 * i & 0xFF), mask=inside & invalid, sem="relaxed")
 
 
 class TritonStepBackend(TritonBackend):
