@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from golden import StepFormat
-from golden.step import FIELDS, MASKED, MAX_CORE
+from golden.step import FIELDS, MAX_CORE, MAX_MOVED
 from rtl.engine import StepEngine
 
 from .coverage import Corner, Coverage, kinds_of
@@ -50,71 +50,92 @@ class StepCoverage(Coverage):
 def _chosen_corners(engine: StepEngine, words: np.ndarray, seed: int) -> Iterator[Corner]:
     """What the values are, and how a compressor stores them."""
     fmt = engine.fmt
+    n, room = fmt.block, fmt.room
     stored = fmt.compress(words.view(fmt.float_type.array), seed)
     for kind, here in kinds_of(fmt, words).items():
         yield Corner("values", f"a {kind}", here.any(axis=1))
         yield Corner("values", f"nothing but {kind}", here.all(axis=1))
     fields = _fields(stored)
-    core, short = fields["core"], fields["short"] > 0
-    alone, masked = core == 0, fields["wide"] == MASKED
-    bits, escapes, with_wide = _used_bits(fmt, stored, fields)
+    core, masked, moved = fields["core"], fields["masked"] > 0, fields["moved"]
+    alone = core == 0
     for mask in (False, True):
-        widest = min(engine.room // engine.block - mask, MAX_CORE)
-        for width in {1, widest - 1, widest}:
-            met = ~alone & (masked == mask) & (core == width)
-            yield Corner("core", f"{width} bits{', beside a mask' * mask}", met, 0 < width <= widest)
-    yield Corner("only specials", "a block", alone, engine.sections < 3)
-    some = ~alone & (escapes > 0)
-    has_room = engine.rest >= 2
+        for width in fmt.cores(mask):
+            met = (masked == mask) & (core == width)
+            yield Corner("core", f"{width} bits{', beside a mask' * mask}", met)
+    yield Corner("only specials", "a block", alone, room < 3 * n)
+    some_room = room > n
+    coarse, fine = _escapes(fmt, stored, fields)
+    escapes = coarse.sum(axis=1) + fine.sum(axis=1)
     yield Corner("escapes", "none", ~alone & (escapes == 0))
-    yield Corner("escapes", "without a short form", some & ~short, has_room)
-    yield Corner(
-        "escapes", "of either form", some & (with_wide > 0) & (with_wide < escapes), engine.rest >= 6
-    )
-    left = np.where(alone, -1, engine.room - bits)
-    yield Corner("fine bits", "for some values", (left > 0) & (left < engine.block), engine.rest > 0)
-    yield Corner("fine bits", "for all values", left >= engine.block, engine.sections > 1)
+    yield Corner("escapes", "some, beside a mask", masked & (escapes > 0), room > 2 * n)
+    yield Corner("escapes", "in coarse steps", coarse.any(axis=1), some_room)
+    yield Corner("escapes", "with a fine bit", fine.any(axis=1), some_room)
+    undone = _cores(fmt, stored, fields) & ~coarse & ~fine
+    yield Corner("escapes", "undone by a fine bit", undone.any(axis=1), some_room)
+    for width in range(1, 9):
+        met = (escapes > 0) & (fields["wide"] == width)
+        yield Corner("wide fields", f"of {width} bits", met, room - n >= 8)
+    most = min(n, MAX_MOVED)
+    yield Corner("fine bits", "none", ~alone & (moved == 0))
+    yield Corner("fine bits", "for some values", (moved > 0) & (moved < most), some_room)
+    yield Corner("fine bits", "for all values", moved == most, room >= 2 * n)
+    used = n * (core + masked) + moved + escapes * fields["wide"]
+    yield Corner("fit", "no bit is left", ~alone & (used == room))
+    yield Corner("step", "the finest there is", ~alone & (fields["grid"] == 0))
 
 
 def _stored_corners(engine: StepEngine, stored: np.ndarray, invalid: np.ndarray) -> Iterator[Corner]:
-    """What the header says, how many escapes there are, and whether all of it fits."""
+    """What the header says, how many escapes there are, and what they reach into."""
+    n, room = engine.block, engine.room
     fields = _fields(stored)
-    core, short, wide = fields["core"], fields["short"], fields["wide"]
+    core, wide, moved, masked = (fields[name] for name in ("core", "wide", "moved", "masked"))
     alone = core == 0
-    others = (fields["grid"] > 0) | (fields["offset"] > 0) | (short > 0) | (wide != MASKED)
-    bits, escapes, with_wide = _used_bits(engine.fmt, stored, fields)
+    coarse, fine = _escapes(engine.fmt, stored, fields)
+    escapes = coarse.sum(axis=1) + fine.sum(axis=1)
     valid = ~invalid & ~alone
-    for width in range(1, engine.max_core + 1):
-        for form in (0, 1):
-            met = valid & (core == width) & (short == form)
-            yield Corner("core", f"{width} bits, {'a' if form else 'no'} short form", met)
-    for width in range(MASKED):
-        met = valid & (wide == width) & (with_wide > 0)
-        yield Corner("wide fields", f"of {width} bits", met, width <= engine.rest)
-    masked = valid & (wide == MASKED)
-    # The shortest escape, without a wide field, takes a form's two bits.
-    after_mask = engine.room - 2 * engine.block
-    some = (escapes > 0) & (escapes < engine.block)
+    widest = min(room // n, MAX_CORE)
+    for mask in (0, 1):
+        for width in range(1, min(room // n - mask, MAX_CORE) + 1):
+            met = valid & (core == width) & (masked == mask)
+            yield Corner("core", f"{width} bits{', beside a mask' * mask}", met)
+    for width in range(1 << FIELDS["wide"]):
+        met = valid & (wide == width) & (escapes > 0)
+        yield Corner("wide fields", f"of {width} bits", met)
     yield Corner("escapes", "none", valid & (escapes == 0))
-    yield Corner("escapes", "none, beside a mask", masked & (escapes == 0), after_mask >= 0)
-    yield Corner("escapes", "some", valid & some)
-    yield Corner("escapes", "some, beside a mask", masked & some, after_mask >= 2)
-    yield Corner("escapes", "all", valid & (escapes == engine.block))
-    met = valid & (short > 0) & (with_wide > 0) & (with_wide < escapes)
-    yield Corner("escapes", "some of either form", met, engine.rest >= 4)
-    fine = np.where(valid, engine.room - bits, -1)
-    yield Corner("fit", "no bit is left", fine == 0)
-    yield Corner("fit", "fine bits for some values", (fine > 0) & (fine < engine.block), engine.rest > 0)
-    yield Corner("fit", "fine bits for all values", fine >= engine.block, engine.sections > 1)
+    yield Corner("escapes", "some", valid & (escapes > 0) & (escapes < n))
+    yield Corner("escapes", "all", valid & (escapes == n))
+    yield Corner("escapes", "some, beside a mask", valid & (masked > 0) & (escapes > 0), room >= 2 * n)
+    has_room = room > n
+    yield Corner("escapes", "with a fine bit", valid & fine.any(axis=1), has_room)
+    all_ones = _cores(engine.fmt, stored, fields)
+    undone = valid & (all_ones & ~coarse & ~fine).any(axis=1)
+    yield Corner("escapes", "undone by a fine bit", undone, has_room)
+    end = n * (core + masked) + escapes * wide
+    yield Corner(
+        "wide fields", "end with the block", valid & (escapes > 0) & (wide > 0) & (end == room), has_room
+    )
+    yield Corner(
+        "wide fields", "reach into fine bits", valid & (end > room - moved) & (end <= room), has_room
+    )
+    yield Corner("wide fields", "reach behind the block", valid & (end > room))
+    most = min(n, MAX_MOVED)
+    yield Corner("fine bits", "none", valid & (moved == 0))
+    yield Corner("fine bits", "for some values", valid & (moved > 0) & (moved < most), has_room)
+    yield Corner("fine bits", "for all values", valid & (moved == most), widest > 1)
     yield Corner("only specials", "valid", ~invalid & alone)
-    yield Corner("invalid", "only specials, and more", invalid & alone & others)
-    too_wide = engine.block * (core + (wide == MASKED)) > engine.room
-    met = invalid & ~alone & too_wide
-    yield Corner("invalid", "mask and core are too long", met, engine.sections <= MAX_CORE)
-    met = invalid & ~alone & ~too_wide
-    yield Corner("invalid", "escapes are too long", met, engine.rest < 17 * engine.block)
-    met &= bits == engine.room + 1
-    yield Corner("invalid", "by a single bit", met, engine.rest < 17 * engine.block)
+    for name in ("grid", "moved", "wide"):
+        met = invalid & alone & (masked > 0) & (fields[name] > 0)
+        yield Corner("invalid", f"only specials, but {name}", met)
+    yield Corner("invalid", "neither core nor mask", invalid & alone & (masked == 0))
+    size = n * (core + masked)
+    yield Corner(
+        "invalid", "mask and core are too long", invalid & ~alone & (size > room), room < n * (MAX_CORE + 1)
+    )
+    met = invalid & ~alone & (size <= room) & (moved <= n) & (size + moved > room)
+    yield Corner("invalid", "too little room for fine bits", met)
+    yield Corner("invalid", "by a single bit", met & (size + moved == room + 1))
+    met = invalid & ~alone & (moved > n) & (size + moved <= room)
+    yield Corner("invalid", "more fine bits than values", met, n < MAX_MOVED and room >= 2 * n + 1)
 
 
 def _result_corners(engine: StepEngine, words: np.ndarray) -> Iterator[Corner]:
@@ -124,11 +145,9 @@ def _result_corners(engine: StepEngine, words: np.ndarray) -> Iterator[Corner]:
     kinds = kinds_of(fmt, words)
     for kind in ("+0", "normal", "quiet NaN"):
         yield Corner("values", f"a {kind}", kinds[kind].any(axis=1))
-    # With 8 exponent bits only a single least step is subnormal, which takes a fine bit.
-    can_occur = ft.exponent_bits < 8 or engine.rest > 0
-    yield Corner("values", "a subnormal", kinds["subnormal"].any(axis=1), can_occur)
+    yield Corner("values", "a subnormal", kinds["subnormal"].any(axis=1), ft.exponent_bits < 8)
     for kind in ("+infinity", "-infinity"):
-        yield Corner("values", f"a {kind}", kinds[kind].any(axis=1), engine.sections > 1)
+        yield Corner("values", f"a {kind}", kinds[kind].any(axis=1), engine.room >= 2 * engine.block)
     largest = (ft.exponent_max << ft.mantissa_bits) - 1
     yield Corner("values", "the largest", ((words & (2 * largest + 1 >> 1)) == largest).any(axis=1))
 
@@ -143,19 +162,22 @@ def _fields(stored: np.ndarray) -> dict[str, np.ndarray]:
     return fields
 
 
-def _used_bits(fmt: StepFormat, stored: np.ndarray, fields: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Of each block the bits up to its fine ones, its escapes, and how many of these have wide fields."""
+def _cores(fmt: StepFormat, stored: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
+    """Which values' fields in the core are all ones: bool[blocks, N]; none if the core has no room."""
     n = fmt.block
-    rows = []
-    for i, row in enumerate(np.unpackbits(stored[:, 3:], axis=1, bitorder="little")):
-        core, short, wide = (int(fields[name][i]) for name in ("core", "short", "wide"))
-        start = n * (wide == MASKED)
-        cores = row[start : start + n * core]
-        if core == 0 or len(cores) < n * core:
-            rows.append((start + n * core, 0, 0))
-            continue
-        escapes = int(cores.reshape(n, core).all(axis=1).sum())
-        forms = row[start + n * core :][1 : 2 * escapes : 2]
-        with_wide = int(forms.sum()) if short else escapes
-        rows.append((start + n * core + 2 * escapes * short + wide * with_wide, escapes, with_wide))
-    return tuple(np.array(rows).T)
+    found = np.zeros((len(stored), n), bool)
+    for i, row in enumerate(np.unpackbits(stored[:, fmt.header_bytes :], axis=1, bitorder="little")):
+        core, start = int(fields["core"][i]), n * int(fields["masked"][i])
+        if core > 0 and start + n * core <= fmt.room:
+            found[i] = row[start : start + n * core].reshape(n, core).all(axis=1)
+    return found
+
+
+def _escapes(
+    fmt: StepFormat, stored: np.ndarray, fields: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which values escape without a fine bit, and which with one: bool[blocks, N]."""
+    all_ones = _cores(fmt, stored, fields)
+    has_fine = np.arange(fmt.block) < fields["moved"][:, None]
+    bits = np.unpackbits(stored, axis=1, bitorder="little")[:, ::-1][:, : fmt.block] > 0
+    return all_ones & ~has_fine, all_ones & has_fine & bits

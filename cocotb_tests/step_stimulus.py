@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from golden import StepFormat
-from golden.step import FIELDS, MASKED, MAX_CORE
+from golden.step import FIELDS, MAX_CORE, MAX_MOVED
 
 SHARES = (0, 0.02, 0.1, 0.5, 0.9, 1)  # of ones, of escapes or of specials
 
@@ -31,50 +31,53 @@ def header_bytes(fields: dict[str, int]) -> np.ndarray:
     """The header with these fields, uint8[3]; those that are not given are 0."""
     word, place = 0, 0
     for name, bits in FIELDS.items():
-        word |= (fields.get(name, 0) & ((1 << bits) - 1)) << place
+        word |= fields.get(name, 0) << place
         place += bits
     return np.frombuffer(word.to_bytes(place // 8, "little"), np.uint8)
 
 
 def _stored_block(fmt: StepFormat, rng: np.random.Generator) -> np.ndarray:
     fields = _header(fmt, rng)
-    core, wide, n = fields["core"], fields["wide"], fmt.block
+    core, wide, moved, n = fields["core"], fields["wide"], fields["moved"], fmt.block
     bits = rng.random(fmt.room) < rng.choice(SHARES)
-    masked = n if wide == MASKED else 0
-    if masked:
+    start = n * fields["masked"]
+    if start:
         bits[:n] = rng.random(n) < rng.choice(SHARES)
-    if core > 0 and masked + n * core <= fmt.room:
-        rest = fmt.room - masked - n * core
+    left = fmt.room - start - n * core - moved
+    if core > 0 and moved <= n and left >= 0:
         escape = np.zeros(n, bool)
-        escape[rng.permutation(n)[: _escapes(fields, rest, n, rng)]] = True
+        escape[rng.permutation(n)[: _escapes(left // max(wide, 1), n, rng)]] = True
         values = rng.integers(0, (1 << core) - 1, n)
-        values = np.where(rng.random() < 0.2, (1 << core - 1) - 1, values)  # sometimes all codes are 0
+        values = np.where(rng.random() < 0.2, (1 << core - 1) - 1, values)  # sometimes all of them are 0
         values = np.where(escape, (1 << core) - 1, values)
         section = values[:, None] >> np.arange(core) & 1
-        bits[masked : masked + n * core] = section.reshape(-1) > 0
+        bits[start : start + n * core] = section.reshape(-1) > 0
+        # A core of ones with a fine bit of 0 is no escape.
+        fine = bits[::-1][:moved]
+        fine |= escape[:moved] & (rng.random(moved) < rng.choice([0.5, 0.9, 1]))
     return np.concatenate([header_bytes(fields), np.packbits(bits, bitorder="little")])
 
 
 def _header(fmt: StepFormat, rng: np.random.Generator) -> dict[str, int]:
     """Any header, more often than not one that there is room for; steps from the least to too large ones."""
-    most = min(fmt.room // fmt.block, MAX_CORE)
-    lowest = int(rng.choice([0, 1, rng.integers(20), rng.integers(20, 60), rng.integers(256), 255]))
-    fields = {
-        "grid": lowest,
-        "offset": int(rng.choice([-64, -63, -1, 0, 1, 63, rng.integers(-64, 64)])),
-        "core": int(rng.choice([0, rng.integers(1, most + 1), rng.integers(1, most + 1), rng.integers(16)])),
-        "short": int(rng.integers(2)),
-        "wide": int(rng.choice([MASKED, *rng.integers(0, MASKED, 3)])),
+    if rng.random() < 0.2:  # of specials and nothing else, now and then with a single reason to complain
+        wrong = {"grid": 128, "moved": 1, "masked": 0, "wide": 8}
+        names = rng.permutation(list(wrong))[: rng.random() < 0.3]
+        return dict.fromkeys(FIELDS, 0) | {"masked": 1} | {name: wrong[name] for name in names}
+    n, masked = fmt.block, int(rng.integers(2))
+    most = max(min(fmt.room // n - masked, MAX_CORE), 1)
+    core = int(rng.choice([1, *rng.integers(1, most + 1, 2), rng.integers(1, MAX_CORE + 1)]))
+    left = int(np.clip(fmt.room - n * (core + masked), 0, min(n, MAX_MOVED)))
+    moved = [0, left, *rng.integers(0, left + 1, 2), left + 1, rng.integers(MAX_MOVED + 1)]
+    return {
+        "grid": int(rng.choice([0, 1, rng.integers(20), rng.integers(20, 60), rng.integers(256), 255])),
+        "moved": min(int(rng.choice(moved)), MAX_MOVED),
+        "masked": masked,
+        "core": core,
+        "wide": int(rng.integers(1 << FIELDS["wide"])),
     }
-    if fields["core"] == 0:
-        fields |= {"grid": 0, "offset": 0, "short": 0, "wide": MASKED}
-        if rng.random() < 0.2:  # a single reason to complain
-            name, value = list({"grid": 128, "offset": 1, "short": 1, "wide": 7}.items())[rng.integers(4)]
-            fields[name] = value
-    return fields
 
 
-def _escapes(fields: dict[str, int], rest: int, n: int, rng: np.random.Generator) -> int:
-    """How many escapes: none, all, some, or as many as just fit, or one more."""
-    most = rest // max(fields["wide"] + 2 * fields["short"], 1)
+def _escapes(most: int, n: int, rng: np.random.Generator) -> int:
+    """How many escapes: none, all, some, or as many as there is room for, or one more."""
     return int(np.clip(rng.choice([0, 1, n, rng.integers(n), rng.integers(most + 1), most, most + 1]), 0, n))

@@ -46,7 +46,7 @@ def test_the_benches_meet_every_corner_of_the_format(part, build):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("part", "corner"),
-    [("compressor", ("escapes", "of either form")), ("decompressor", ("invalid", "by a single bit"))],
+    [("compressor", ("escapes", "undone by a fine bit")), ("decompressor", ("invalid", "by a single bit"))],
 )
 def test_the_benches_meet_every_corner_of_the_step_format(part, corner, build):
     row = runner.run(SLICE[5], part, build / "sim", blocks=3000, seed=1)
