@@ -222,7 +222,7 @@ class StepFormat(BlockFormat):
 
     def cores(self, masked: bool) -> tuple[int, ...]:
         """The widths of the core that are tried, in this order; in a block with specials one, if any."""
-        widest = min(self.room // self.block, MAX_CORE)
+        widest = min(self.room // self.block, MAX_FINER)
         if masked:
             return (1,) if widest > 1 else ()
         return (1, widest) if widest > 1 else (1,)

@@ -66,7 +66,7 @@ def encode_block(dtype, target, words, rounding="nearest", seed=0, block=0):
         return sign * ((a // 2 + added(i)) // 32) * (d > 0), sign * ((a + added(i)) // 32)
 
     space = room - n * masked
-    widest = min(space // n, 1 if masked else 15)
+    widest = min(space // n, 1 if masked else 14)
     best = None
     for d in range(15):
         if d > 0 and top + 1 - d < lowest:
