@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from golden import Format, PlaneFormat, StepFormat
-from golden.step import FIELDS, HEADER_BYTES, LEADING_BITS, MAX_CORE, MAX_FINER, MAX_MOVED
+from golden.step import FIELDS, HEADER_BYTES, LEADING_BITS, MAX_FINER, MAX_MOVED
 
 from .effective_bits import MODELS, STEPS, loss_of, tensors
 
@@ -133,7 +133,7 @@ class Variant:
     def coders(self, room: int, n: int) -> list[Coder]:
         if self.rice:
             return [Rice(parameter) for parameter in RICE_PARAMETERS]
-        widest = min(room // n, MAX_CORE)
+        widest = min(room // n, MAX_FINER)
         cores = {
             "widest": {widest},
             "both": {1, widest},

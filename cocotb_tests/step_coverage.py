@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from golden import StepFormat
-from golden.step import FIELDS, MAX_CORE, MAX_MOVED
+from golden.step import FIELDS, MAX_CORE, MAX_FINER, MAX_MOVED
 from rtl.engine import StepEngine
 
 from .coverage import Corner, Coverage, kinds_of
@@ -44,7 +44,7 @@ class StepCoverage(Coverage):
         words = np.frombuffer(expected, fmt.float_type.bits).reshape(len(stored), fmt.block)
         invalid = np.isin(np.arange(len(stored)), list(errors))
         self._count(_stored_corners(self._engine, stored, invalid))
-        self._count(_result_corners(self._engine, words[~invalid]))
+        self._count(_result_corners(self._engine, stored[~invalid], words[~invalid]))
 
 
 def _chosen_corners(engine: StepEngine, words: np.ndarray, seed: int) -> Iterator[Corner]:
@@ -76,7 +76,7 @@ def _chosen_corners(engine: StepEngine, words: np.ndarray, seed: int) -> Iterato
         met = (escapes > 0) & (fields["wide"] == width)
         yield Corner("wide fields", f"of {width} bits", met, room - n >= 8)
     most = min(n, MAX_MOVED)
-    yield Corner("fine bits", "none", ~alone & (moved == 0))
+    yield Corner("fine bits", "none", ~alone & (moved == 0), room <= n * (MAX_FINER + 1))
     yield Corner("fine bits", "for some values", (moved > 0) & (moved < most), some_room)
     yield Corner("fine bits", "for all values", moved == most, room >= 2 * n)
     used = n * (core + masked) + moved + escapes * fields["wide"]
@@ -122,6 +122,8 @@ def _stored_corners(engine: StepEngine, stored: np.ndarray, invalid: np.ndarray)
     yield Corner("fine bits", "none", valid & (moved == 0))
     yield Corner("fine bits", "for some values", valid & (moved > 0) & (moved < most), has_room)
     yield Corner("fine bits", "for all values", valid & (moved == most), widest > 1)
+    yield Corner("step", "the finest there is", valid & (fields["grid"] == 0))
+    yield Corner("step", "the coarsest", valid & (fields["grid"] == (1 << FIELDS["grid"]) - 1))
     yield Corner("only specials", "valid", ~invalid & alone)
     for name in ("grid", "moved", "wide"):
         met = invalid & alone & (masked > 0) & (fields[name] > 0)
@@ -138,8 +140,8 @@ def _stored_corners(engine: StepEngine, stored: np.ndarray, invalid: np.ndarray)
     yield Corner("invalid", "more fine bits than values", met, n < MAX_MOVED and room >= 2 * n + 1)
 
 
-def _result_corners(engine: StepEngine, words: np.ndarray) -> Iterator[Corner]:
-    """What values come out."""
+def _result_corners(engine: StepEngine, stored: np.ndarray, words: np.ndarray) -> Iterator[Corner]:
+    """What values come out of valid blocks."""
     fmt = engine.fmt
     ft = fmt.float_type
     kinds = kinds_of(fmt, words)
@@ -148,6 +150,13 @@ def _result_corners(engine: StepEngine, words: np.ndarray) -> Iterator[Corner]:
     yield Corner("values", "a subnormal", kinds["subnormal"].any(axis=1), ft.exponent_bits < 8)
     for kind in ("+infinity", "-infinity"):
         yield Corner("values", f"a {kind}", kinds[kind].any(axis=1), engine.room >= 2 * engine.block)
+    fields = _fields(stored)
+    beside = (fields["core"] > 0) & (fields["masked"] > 0)
+    # Behind a mask and a core of one bit, it takes a further bit to say that a value is negative.
+    least_room = {"quiet NaN": 0, "+infinity": 0, "-infinity": 1}
+    for kind, bits in least_room.items():
+        met = beside & kinds[kind].any(axis=1)
+        yield Corner("values", f"a {kind} beside a mask", met, engine.room >= 2 * engine.block + bits)
     largest = (ft.exponent_max << ft.mantissa_bits) - 1
     yield Corner("values", "the largest", ((words & (2 * largest + 1 >> 1)) == largest).any(axis=1))
 

@@ -10,32 +10,36 @@ from .engine import StepEngine
 from .fields import Register, leading_zeros, let
 from .stream import word_layout
 
-__all__ = ["INFINITY", "MAGNITUDE_BITS", "NAN", "Composer", "integers_layout"]
+__all__ = ["INFINITY", "NAN", "Composer", "integers_layout"]
 
 # Kinds of specials; 0 is none.
 NAN, INFINITY = 1, 2
 
-# The widest core and wide field, and the largest offset, make an integer of at most so many bits.
-MAGNITUDE_BITS = 17
+# The widest core and the widest field of an escape make an integer of at most so many bits.
+_BITS = 16
 
 
 def integers_layout(engine: StepEngine) -> data.StructLayout:
     """A step of values as integers.
 
     Members:
-        lanes: of each value its magnitude in fine steps, its sign, and what kind of special it is.
+        lanes: of each value its magnitude in fine steps; its sign, 0 of zeros and NaNs; and what kind of
+            special it is.
         grid: of the header.
         error: the block could not be decoded.
         last: this step ends its tensor.
     """
-    lane = data.StructLayout({"magnitude": MAGNITUDE_BITS, "negative": 1, "kind": 2})
+    lane = data.StructLayout({"magnitude": _BITS, "negative": 1, "kind": 2})
     return data.StructLayout(
         {"lanes": data.ArrayLayout(lane, engine.lanes), "grid": FIELDS["grid"], "error": 1, "last": 1}
     )
 
 
 class Composer(wiring.Component):
-    """Turns integers, counted in fine steps, into the nearest floats: two cycles, a step a cycle."""
+    """Turns integers, counted in fine steps, into the nearest floats: two cycles, a step a cycle.
+
+    The first is to find how far to shift each integer, the second to shift and to round it.
+    """
 
     def __init__(self, engine: StepEngine):
         self._engine = engine
@@ -57,77 +61,53 @@ class Composer(wiring.Component):
         with m.If(word_room):
             m.d.sync += self.o.valid.eq(full)
 
-        normal = Register(m, _normal_layout(engine), self.i.ready & self.i.valid, "normal")
+        shifts = data.ArrayLayout(range(_BITS), engine.lanes)
+        layout = data.StructLayout({"integers": integers_layout(engine), "shifts": shifts})
+        step = Register(m, layout, self.i.ready & self.i.valid, "step")
         word = Register(m, self.o.p.shape(), word_room & full, "word")
-        _normalise(m, engine, self.i.payload, normal.next)
-        values = Cat(_rounded(m, engine, lane, str(i)) for i, lane in enumerate(normal.now.lanes))
+        integers = step.now.integers
+        m.d.comb += step.next.integers.eq(self.i.payload)
+        _find_shifts(m, engine, self.i.payload, step.next.shifts)
+        lanes = zip(integers.lanes, step.now.shifts, strict=True)
+        highest = let(m, "highest", integers.grid + (_BITS - _below_normal(engine)))
+        values = Cat(_float(m, engine, highest, *lane, str(i)) for i, lane in enumerate(lanes))
         m.d.comb += [
-            word.next.data.eq(Mux(normal.now.error, 0, values)),
-            word.next.last.eq(normal.now.last),
-            word.next.error.eq(normal.now.error),
+            word.next.data.eq(Mux(integers.error, 0, values)),
+            word.next.last.eq(integers.last),
+            word.next.error.eq(integers.error),
             self.o.payload.eq(word.now),
         ]
         return m
 
 
-def _significand_bits(engine: StepEngine) -> int:
-    """Bits that integers are shifted to the top of, so many that none has to be shifted to the right."""
-    return max(MAGNITUDE_BITS, 1 - _slack(engine))
-
-
-def _slack(engine: StepEngine) -> int:
-    """By how many exponents the least of steps is above the least normal number."""
+def _below_normal(engine: StepEngine) -> int:
+    """By how many exponents the least of steps is below the least normal number."""
     least_normal = 2 - (1 << engine.float_type.exponent_bits - 1)
-    return engine.fmt.lowest_grid - least_normal
+    return least_normal - engine.fmt.lowest_grid
 
 
-def _normal_layout(engine: StepEngine) -> data.StructLayout:
-    """A step of values as floats without a limit, to be rounded.
-
-    Members:
-        lanes: of each value its significand, with the top bit set unless it is subnormal or zero; the
-            exponent field that this would be; sign and kind.
-    """
-    lane = {
-        "significand": _significand_bits(engine),
-        "exponent": FIELDS["grid"] + 1,
-        "negative": 1,
-        "kind": 2,
-    }
-    lanes = data.ArrayLayout(data.StructLayout(lane), engine.lanes)
-    return data.StructLayout({"lanes": lanes, "error": 1, "last": 1})
+def _find_shifts(m: Module, engine: StepEngine, integers, shifts) -> None:
+    """How far each integer is from the top or, in a subnormal, its exponent from the least."""
+    # Where the top bit of the least normal number is, for each grid on which there are numbers below it.
+    below = _below_normal(engine)
+    least = let(m, "least", Cat(C(0, 1), (integers.grid == below - bit for bit in range(1, below + 1))))
+    for i, (shift, lane) in enumerate(zip(shifts, integers.lanes, strict=True)):
+        magnitude = let(m, f"magnitude{i}", lane.magnitude)
+        m.d.comb += shift.eq(leading_zeros(magnitude | least))
 
 
-def _normalise(m: Module, engine: StepEngine, integers, normal) -> None:
-    """Shifts each integer to the left, to the top but no further than a subnormal's place."""
-    bits = _significand_bits(engine)
-    # With bit b as its top bit, an integer has the exponent field grid + slack + b + 1, but no less than 1.
-    lowest_top = -_slack(engine) - integers.grid  # the bit of the least normal number
-    least = let(m, "least", Cat(lowest_top == bit for bit in range(bits)))
-    for i, (lane, integer) in enumerate(zip(normal.lanes, integers.lanes, strict=True)):
-        padding = C(0, (1 << (bits - 1).bit_length()) - bits)
-        marked = let(m, f"marked{i}", (integer.magnitude | least)[:bits])
-        zeros = let(m, f"zeros{i}", leading_zeros(Cat(padding, marked)))
-        m.d.comb += [
-            lane.significand.eq((integer.magnitude << zeros)[:bits]),
-            lane.exponent.eq(integers.grid + (_slack(engine) + bits) - zeros),
-            lane.negative.eq(integer.negative),
-            lane.kind.eq(integer.kind),
-        ]
-    m.d.comb += [normal.error.eq(integers.error), normal.last.eq(integers.last)]
-
-
-def _rounded(m: Module, engine: StepEngine, lane, name: str) -> Value:
-    """The float of a lane."""
+def _float(m: Module, engine: StepEngine, highest: Value, integer, shift: Value, name: str) -> Value:
+    """The float nearest to an integer."""
     ft = engine.float_type
-    significand = Cat(C(0, ft.mantissa_bits), lane.significand)
-    whole, rest = significand[-1 - ft.mantissa_bits :], lane.significand[: -1 - ft.mantissa_bits]
-    up = rest[-1:].any() & (rest[:-1].any() | whole[0])
-    bits = Cat(whole[:-1], Mux(whole[-1], lane.exponent, 0)) + up
-    rounded = let(m, f"rounded{name}", bits[: ft.mantissa_bits + len(lane.exponent)])
+    shifted = let(m, f"shifted{name}", (integer.magnitude << shift)[:_BITS])
+    significand = Cat(C(0, ft.mantissa_bits), shifted)[-1 - ft.mantissa_bits :]
+    rest = shifted[: -1 - ft.mantissa_bits]
+    up = rest[-1:].any() & (rest[:-1].any() | significand[0])
+    exponent = let(m, f"exponent{name}", (highest - shift)[: len(highest)])
+    exponent = Mux(significand[-1], exponent, 0)
+    down = Cat(significand[:-1], exponent)
+    rounded = let(m, f"rounded{name}", Mux(up, (down + 1)[: len(down)], down))
     too_large = rounded[ft.mantissa_bits :] >= ft.exponent_max
     finite = Mux(too_large, (ft.exponent_max << ft.mantissa_bits) - 1, rounded[: ft.width - 1])
-    special = Cat(C(0, ft.mantissa_bits - 1), lane.kind == NAN, C(ft.exponent_max, ft.exponent_bits))
-    is_special = lane.kind.any()
-    sign = lane.negative & Mux(is_special, lane.kind != NAN, rounded.any())
-    return Cat(Mux(is_special, special, finite), sign)
+    special = Cat(C(0, ft.mantissa_bits - 1), integer.kind == NAN, C(ft.exponent_max, ft.exponent_bits))
+    return Cat(Mux(integer.kind.any(), special, finite), integer.negative)

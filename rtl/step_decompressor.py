@@ -29,8 +29,8 @@ class StepDecompressor(wiring.Component):
     last word of its compressed bytes was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
-    A block that no encoder produces (docs/format.md, "Invalid blocks") becomes zeros with ``error`` set; so
-    does one that the end of its tensor cuts short. The blocks after it are decoded as usual, and every
+    A block with an invalid header (docs/format.md, "Invalid blocks") becomes zeros with ``error`` set; so does
+    one that the end of its tensor cuts short. The blocks after it are decoded as usual, and every
     input word with ``last`` leads to exactly one output word with ``last``.
 
     Args:
@@ -57,8 +57,8 @@ class StepDecompressor(wiring.Component):
 
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: one for the unpacker, six for the reader, two for the composer, and those that join."""
-        return 1 + 6 + 2 + engine.joined_cycles
+        """Cycles: one for the unpacker, two for the reader, two for the composer, and those that join."""
+        return 1 + 2 + 2 + engine.joined_cycles
 
     def elaborate(self, platform):
         m = Module()

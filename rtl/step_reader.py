@@ -1,43 +1,36 @@
 """The decompressor of the step format, first part: blocks to the integers that they count.
 
-A block is four sections one behind the other: the core, the forms and the wide fields of escapes, and the
-fine bits. Where the core lies the header says; each of the others begins behind as many bits as there are
-escapes of either kind before. So the reader marks the escapes of a block while it takes it, and counts them
-while the first values are on their way: a section is reached just when it is known where it starts. Behind
-that, a value's place in its section is a count of escapes before it, in the steps before and in its own.
+A value's core field, with its fine bit or else a 1 below, is a number of ``core + 1`` bits. Less
+``2**core - 1`` it is the value in fine steps; but if all its bits are set the value is an escape. Where core
+and fine bits lie the header says. Before a value's wide field there are as many others as there are escapes
+before the value, which are counted step by step: nothing has to be known of a block ahead.
 """
 
-from amaranth import C, Cat, Module, Mux, Signal, Value, signed
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
-from golden.step import FIELDS, MASKED
+from golden.step import FIELDS
 
 from .engine import StepEngine
-from .fields import Register, count_before, cut, group_counts, let, ones, pick, total, window
+from .fields import Register, count_before, cut, group_counts, let, ones, total, window
 from .planes import any_set
-from .step_composer import INFINITY, MAGNITUDE_BITS, NAN, integers_layout
+from .step_composer import INFINITY, NAN, integers_layout
 from .stream import word_layout
 
 __all__ = ["Reader"]
 
+_GROUP = 4  # values of a step whose escapes are counted together
+_MAX_WIDE = (1 << FIELDS["wide"]) - 1
+
 
 class Reader(wiring.Component):
-    """Turns a block into its values as integers, a step a cycle.
+    """Turns a block into its values as integers: two cycles, a step a cycle.
 
-    The steps go through five places. A block is held in the first until its last step has left; what later
-    places need of it moves on with its first step, at least two cycles later, so that the next block is
-    never in the way.
-
-    ======== ================================================ ===================================
-    place    what is found of a step on its way to it         and of its block
-    ======== ================================================ ===================================
-    opened                                                    core fields and escapes
-    ranked   how many escapes lie before each value           how many escapes there are
-    formed   the forms of escapes: which have wide fields     where these fields start
-    widened  these fields                                     how many of them there are
-    placed   what each value is the sum of                    where the fine bits start
-    ======== ================================================ ===================================
+    On its way to the first of two places a step gets its core fields, on its way to the second its wide
+    fields. The first step of a block comes straight from the input, so that a block is kept only once, for as
+    long as any of its steps is in the first place.
     """
 
     def __init__(self, engine: StepEngine):
@@ -53,460 +46,238 @@ class Reader(wiring.Component):
         m = Module()
         engine = self._engine
 
-        busy = Signal()
         turn = Signal(engine.words, init=1)  # which step is next: one bit is set
-        # Whether there is a step in each of the places behind the first, the output among them. One moves
-        # if there is room anywhere before it.
-        full = Signal(5)
-        comes = [busy, *full[:-1]]
-        has_room = [~full[place:].all() | self.o.ready for place in range(5)]
-        enters = [step & room for step, room in zip(comes, has_room, strict=True)]
-        m.d.comb += [self.o.valid.eq(full[-1]), self.i.ready.eq(~busy | (has_room[0] & turn[-1]))]
-        for place, room in enumerate(has_room):
-            with m.If(room):
-                m.d.sync += full[place].eq(comes[place])
-        with m.If(self.i.ready):
-            m.d.sync += busy.eq(self.i.valid)
-        with m.If(enters[0]):
+        starts = turn[0]
+        full = Signal(2)  # whether there is a step in each place
+        has_room = [~full.all() | self.o.ready, ~full[1] | self.o.ready]
+        comes = ~starts | self.i.valid
+        m.d.comb += [self.o.valid.eq(full[1]), self.i.ready.eq(starts & has_room[0])]
+        with m.If(has_room[0]):
+            m.d.sync += full[0].eq(comes)
+        with m.If(has_room[1]):
+            m.d.sync += full[1].eq(full[0])
+        with m.If(comes & has_room[0]):
             m.d.sync += turn.eq(turn.rotate_left(1))
 
-        opened = Register(m, _opened_layout(engine), self.i.ready & self.i.valid, "opened")
-        ranked = Register(m, _ranked_layout(engine), enters[0], "ranked")
-        formed = Register(m, _formed_layout(engine), enters[1], "formed")
-        formed_block = Register(
-            m, _formed_block_layout(engine), enters[1] & ranked.now.tag.first, "formed_block"
-        )
-        widened = Register(m, _widened_layout(engine), enters[2], "widened")
-        placed = Register(m, _placed_layout(engine), enters[3], "placed")
-        placed_block = Register(
-            m, _placed_block_layout(engine), enters[3] & widened.now.tag.first, "placed_block"
-        )
-        added = Register(m, integers_layout(engine), enters[4], "added")
-        m.d.comb += self.o.payload.eq(added.now)
+        block = Register(m, _block_layout(engine), self.i.valid & self.i.ready, "block")
+        opened = Register(m, _opened_layout(engine), comes & has_room[0], "opened")
+        widened = Register(m, _widened_layout(engine), full[0] & has_room[1], "widened")
+        _begin(m, engine, self.i.payload, block.next)
+        header = Mux(starts, block.next.header.as_value(), block.now.header.as_value())
+        header = data.View(_header_layout(), let(m, "header", header))
+        _locate(m, engine, block.now.header.wide, header, starts, opened)
+        _open(m, engine, header, _cut_out(m, engine, block, header, turn, opened), opened.next)
+        m.d.comb += opened.next.last.eq(header.last & turn[-1])
+        _widen(m, engine, block.now, opened.now, widened.next)
 
-        _open(m, engine, self.i.payload, opened)
-        _rank(m, engine, opened, turn, ranked)
-        _find_forms(m, engine, opened, ranked, formed, formed_block)
-        _find_wide(m, engine, formed, formed_block, widened)
-        _place(m, engine, formed_block, widened, placed, placed_block)
-        _add(m, engine, placed, placed_block, added)
+        step = widened.now
+        m.d.comb += [
+            self.o.p.grid.eq(step.grid),
+            self.o.p.error.eq(step.error),
+            self.o.p.last.eq(step.last),
+        ]
+        for integer, lane in zip(self.o.p.lanes, step.lanes, strict=True):
+            m.d.comb += [
+                integer.magnitude.eq(lane.near + Mux(lane.escape, Cat(C(0, 1), lane.wide[1:]), 0)),
+                integer.negative.eq(Mux(lane.escape, lane.wide[0], lane.negative)),
+                integer.kind.eq(lane.kind),
+            ]
         return m
 
 
-# What goes with every step: which of its block it is, and whether the block has a short form of escapes.
-_TAG = data.StructLayout({"first": 1, "final": 1, "short": 1})
-
-_GROUP = 8  # values of a block, or escapes, that are counted together at first
-
-
-def _groups_layout(engine: StepEngine) -> data.ArrayLayout:
-    return data.ArrayLayout(range(_GROUP + 1), engine.block // _GROUP)
-
-
-def _header_layout(engine: StepEngine) -> data.StructLayout:
-    """What is known of a block besides its sections.
+def _header_layout() -> data.StructLayout:
+    """What is known of a block besides its bits.
 
     Members:
-        grid, offset, wide: fields of its header.
-        core: bit ``c - 1`` is set if ``c`` is the width of the core's fields.
-        length: bits that the forms and the wide fields may have.
+        grid, moved, masked, core, wide: fields of its header. A block that only says which values are special
+            counts as one with a core of one bit and a mask, or with a core of two.
+        alone: it is such a block.
         wrong: no encoder produces it.
         last: it ends its tensor.
     """
+    return data.StructLayout({**FIELDS, "alone": 1, "wrong": 1, "last": 1})
+
+
+def _block_layout(engine: StepEngine) -> data.StructLayout:
+    """A block: what its header says, and the bits behind that."""
+    return data.StructLayout({"header": _header_layout(), "body": engine.room})
+
+
+def _begin(m: Module, engine: StepEngine, stored, block) -> None:
+    """Reads a block's header."""
+    n = engine.block
+    header = data.View(data.StructLayout(FIELDS), stored.data[: sum(FIELDS.values())])
+    alone = let(m, "alone", header.core == 0)
+    size = let(m, "size", header.core + header.masked)
+    fits = [
+        (size == bits) & (header.moved <= min(n, engine.room - n * bits))
+        for bits in range(1, engine.sections + 1)
+    ]
+    others = header.grid.any() | header.moved.any() | ~header.masked | header.wide.any()
+    m.d.comb += [
+        block.body.eq(stored.data[sum(FIELDS.values()) :]),
+        block.header.grid.eq(header.grid),
+        block.header.moved.eq(header.moved),
+        block.header.core.eq(Mux(alone, engine.bits_alone, header.core)),
+        block.header.wide.eq(header.wide),
+        block.header.masked.eq(header.masked & ~(alone & (engine.bits_alone > 1))),
+        block.header.alone.eq(alone),
+        block.header.wrong.eq(Mux(alone, others, ~Cat(fits).any()) | stored.error),
+        block.header.last.eq(stored.last),
+    ]
+
+
+def _opened_layout(engine: StepEngine) -> data.StructLayout:
+    """A step of values but for their wide fields.
+
+    Members:
+        lanes: of each value whether it is an escape, its magnitude (of an escape the least that there is),
+            its sign unless it is an escape, and its kind.
+        groups: how many of each so many values are escapes, if any: one of the bits is set.
+        moved: values from the step on that have a fine bit.
+        core_at: where the core of the next step lies in the body, in bits of each of a step's values.
+        wide_at: where the step's wide fields lie behind the shortest core.
+        is_behind: they lie behind the block.
+        last: it ends its tensor.
+    """
+    lane = data.StructLayout({"escape": 1, "near": engine.max_core + 1, "negative": 1, "kind": 2})
     return data.StructLayout(
         {
-            "grid": FIELDS["grid"],
-            "offset": signed(FIELDS["offset"]),
-            "core": engine.max_core,
-            "wide": FIELDS["wide"],
-            "length": range(engine.rest + 1),
-            "wrong": 1,
+            "lanes": data.ArrayLayout(lane, engine.lanes),
+            "groups": data.ArrayLayout(_GROUP, engine.lanes // _GROUP),
+            "moved": FIELDS["moved"],
+            "core_at": range(engine.words * engine.sections),
+            "wide_at": range(engine.rest + 1),
+            "is_behind": 1,
             "last": 1,
         }
     )
 
 
-def _opened_layout(engine: StepEngine) -> data.StructLayout:
-    """A block, its core cut into fields.
+def _locate(m: Module, engine: StepEngine, wide: Value, header, starts: Value, opened: Register) -> None:
+    """Where the bits of a step lie, from where they did in the one before.
 
-    Members:
-        groups: escapes in each eight values.
-        rest: what lies behind the core.
+    Args:
+        wide: bits of a wide field in that step's block.
     """
-    return data.StructLayout(
-        {
-            "fields": data.ArrayLayout(engine.max_core, engine.block),
-            "escapes": engine.block,
-            "groups": _groups_layout(engine),
-            "specials": engine.block,
-            "rest": engine.rest,
-            "short": 1,
-            "header": _header_layout(engine),
-        }
-    )
-
-
-def _open(m: Module, engine: StepEngine, stored, opened: Register) -> None:
-    """Reads the header of a block and cuts its mask and core into fields."""
-    n, block = engine.block, opened.next
-    header, start = {}, 0
-    for name, width in FIELDS.items():
-        header[name] = stored.data[start : start + width]
-        start += width
-    body = stored.data[start : 8 * engine.target]
-    core = header["core"]
-    masked = let(m, "masked", header["wide"] == MASKED)
-    alone = let(m, "alone", core == 0)
-    widths = {width: let(m, f"core{width}", core == width) for width in range(1, engine.max_core + 1)}
-
-    # How many bits each value has in mask and core together, if they fit.
-    sizes = {}
-    for size in range(1, engine.sections + 1):
-        is_it = (widths.get(size, 0) & ~masked) | (widths.get(size - 1, 0) & masked)
-        sizes[size] = let(m, f"size{size}", is_it)
-    others = header["grid"].any() | header["offset"].any() | header["short"] | ~masked
-    wrong = Mux(alone, others, ~Cat(sizes.values()).any()) | stored.error
-
-    section = let(m, "core_section", Mux(masked, body[n:], body)[: n * engine.max_core])
-    fields = [let(m, f"field{i}", field) for i, field in enumerate(cut(section, widths, n))]
-    unused = let(m, "unused", Cat(~_is_above(widths, bit) for bit in range(engine.max_core)))
-    escapes = let(m, "escapes", Cat(~alone & (field | unused).all() for field in fields))
-
-    # A block that only says which values are special is read as one with the codes of these.
-    specials = Mux(masked, body[:n], 0)
-    if engine.bits_alone == 2:
-        kinds = [body[2 * i : 2 * i + 2] for i in range(n)]
-        specials = Mux(alone, Cat(kind.any() for kind in kinds), specials)
-        codes = [Cat(~kind[1], kind[1] & ~kind[0]) for kind in kinds]
-        fields = [field | Mux(alone, code, 0) for field, code in zip(fields, codes, strict=True)]
-    widths[engine.bits_alone] |= alone
-
-    groups = group_counts(m, "escapes", escapes, _GROUP)
-    lengths = [Mux(is_it, engine.room - n * size, 0) for size, is_it in sizes.items()]
+    before, step = opened.now, opened.next
+    moved = Mux(before.moved >= engine.lanes, before.moved - engine.lanes, 0)
+    first_core = Mux(header.masked, engine.words, 0)
+    first_wide = (header.core + header.masked - 1)[: FIELDS["core"]] << exact_log2(engine.block)
+    multiples = [let(m, f"length_of_{i}", wide * i) for i in range(1, _GROUP + 1)]
+    lengths = [
+        any_set(Mux(is_it, length, 0) for is_it, length in zip(group, multiples, strict=True))
+        for group in before.groups
+    ]
+    wide_at = total(m, "wide_at", [*lengths, before.wide_at])
+    is_behind = before.is_behind | wide_at[len(step.wide_at) :].any()
     m.d.comb += [
-        Cat(block.fields).eq(Cat(fields)),
-        block.escapes.eq(escapes),
-        *(kept.eq(count) for kept, count in zip(block.groups, groups, strict=True)),
-        block.specials.eq(specials),
-        block.rest.eq(any_set(Mux(is_it, body[n * size :], 0) for size, is_it in sizes.items())),
-        block.short.eq(header["short"]),
-        block.header.grid.eq(header["grid"]),
-        block.header.offset.eq(header["offset"]),
-        block.header.core.eq(Cat(widths.values())),
-        block.header.wide.eq(header["wide"]),
-        block.header.length.eq(any_set(lengths)),
-        block.header.wrong.eq(wrong),
-        block.header.last.eq(stored.last),
+        step.moved.eq(Mux(starts, header.moved, moved)),
+        step.core_at.eq(Mux(starts, first_core, before.core_at) + header.core),
+        step.wide_at.eq(Mux(starts, first_wide, wide_at)),
+        step.is_behind.eq(~starts & is_behind),
     ]
 
 
-def _is_above(widths: dict[int, Value], least: int) -> Value:
-    return Cat(is_it for width, is_it in widths.items() if width > least).any()
+def _cut_out(
+    m: Module, engine: StepEngine, block: Register, header, turn: Value, opened: Register
+) -> tuple[Value, list[Value], Value]:
+    """A step's bits of the mask, core fields, and fine bits, with a 1 for each that is not there.
 
-
-def _ranked_layout(engine: StepEngine) -> data.StructLayout:
-    """A step of core fields.
-
-    Members:
-        lanes: of each value its field, whether it is an escape, and how many of the step lie before it;
-            whether it is special, and whether its code is 0 or, unless it is an escape, below 0.
-        forms: of the step's escapes, if they have any.
-        count: escapes of the step.
-        before: escapes in the block's steps up to this one.
-        escapes: of the whole block.
+    Those of a block's first step are cut out of the block that comes, always at the same places.
     """
-    lane = {"field": engine.max_core, "escape": 1, "rank": range(engine.lanes)}
-    lane |= {"special": 1, "zero": 1, "negative": 1}
-    return data.StructLayout(
-        {
-            "tag": _TAG,
-            "lanes": data.ArrayLayout(data.StructLayout(lane), engine.lanes),
-            "forms": data.ArrayLayout(2, engine.lanes),
-            "count": range(engine.lanes + 1),
-            "before": range(engine.block + 1),
-            "escapes": range(engine.block + 1),
-        }
-    )
+    n, lanes = engine.block, engine.lanes
+    first, later = block.next.body, block.now.body
+
+    def of_step(first: Value, later: Value) -> Value:
+        steps = [first[:lanes], *(later.word_select(i, lanes) for i in range(1, engine.words))]
+        return any_set(Mux(is_it, bits, 0) for is_it, bits in zip(turn, steps, strict=True))
+
+    length = lanes * engine.max_core
+    core_at = Cat(C(0, exact_log2(lanes)), opened.now.core_at)
+    first_core = Mux(header.masked, first[n:], first)[:length]
+    later_core = window(m, "later_core", later[: n * engine.sections], core_at, length)
+    core = let(m, "core", Mux(turn[0], first_core, later_core))
+    widths = {width: header.core == width for width in range(1, engine.max_core + 1)}
+    fine = of_step(first[::-1], later[::-1][:n]) | ~ones(m, "has_fine", opened.next.moved, lanes)
+    return of_step(first, later[:n]), cut(core, widths, lanes), let(m, "fine", fine)
 
 
-def _rank(m: Module, engine: StepEngine, opened: Register, turn: Value, ranked: Register) -> None:
-    """The values of a step, and the forms that belong to them."""
-    lanes, block, step = engine.lanes, opened.now, ranked.next
-    core = block.header.core
-
-    def of_step(values: Value) -> Value:
-        size = len(values) // engine.words
-        return any_set(Mux(is_it, values.word_select(i, size), 0) for i, is_it in enumerate(turn))
-
-    fields = let(m, "fields", of_step(Cat(block.fields)))
-    escapes = let(m, "escapes_here", of_step(block.escapes))
-    specials = let(m, "specials_here", of_step(block.specials))
-    ranks = count_before(m, "rank", escapes)
-    # The field of the code 0 is L: ones below its top bit, which is set in those of codes above.
-    limit = let(m, "limit", Cat(core[bit + 1 :].any() for bit in range(engine.max_core)))
-    for i, lane in enumerate(step.lanes):
-        field = fields.word_select(i, engine.max_core)
+def _open(m: Module, engine: StepEngine, header, bits: tuple[Value, list[Value], Value], step) -> None:
+    """Makes magnitudes and signs of core fields and fine bits, and counts escapes."""
+    top = let(m, "top", Cat(header.core == bit + 1 for bit in range(engine.max_core)))
+    unused = let(m, "unused", Cat(header.core <= bit for bit in range(engine.max_core)))
+    for i, (lane, mask, field, fine) in enumerate(zip(step.lanes, *bits, strict=True)):
+        special = header.masked & mask
+        if engine.bits_alone == 2:
+            special = Mux(header.alone, field.any(), special)
+        field = let(m, f"field{i}", Mux(header.alone, _of_kind(engine, field), field))
+        # Below a top bit that is set the magnitude less 1, below one that is not the magnitude's complement.
+        is_high = let(m, f"is_high{i}", (field & top).any())
+        low = let(m, f"low{i}", Cat(fine, field)[:-1] | unused)
+        all_low = let(m, f"all_low{i}", low.all())
         m.d.comb += [
-            lane.field.eq(field),
-            lane.escape.eq(escapes[i]),
-            lane.rank.eq(ranks[i]),
-            lane.special.eq(specials[i]),
-            lane.zero.eq(field == limit),
-            lane.negative.eq(~(field & core).any()),
+            lane.escape.eq(all_low & is_high),
+            lane.near.eq(((low ^ ~is_high.replicate(len(low))) & ~unused) + is_high),
+            lane.negative.eq(~all_low & ~is_high),
+            lane.kind.eq(Mux(special, Mux(all_low & ~is_high, NAN, INFINITY), 0)),
         ]
-    before = let(m, "escapes_before", Mux(turn[0], 0, ranked.now.before))
-    if lanes < _GROUP:
-        counts = [*escapes]
-    else:
-        groups = let(m, "groups_here", of_step(Cat(block.groups)))
-        counts = [groups.word_select(i, len(block.groups[0])) for i in range(lanes // _GROUP)]
-    count = total(m, "escapes_in_step", counts)
-    forms = window(m, "forms_here", block.rest[: 2 * engine.block], Cat(C(0, 1), before), 2 * lanes)
-    m.d.comb += [
-        step.count.eq(count),
-        step.before.eq(before + count),
-        Cat(step.forms).eq(forms),
-        step.escapes.eq(total(m, "escapes_in_block", [*block.groups])),
-        step.tag.first.eq(turn[0]),
-        step.tag.final.eq(turn[-1]),
-        step.tag.short.eq(block.short),
-    ]
+    counts = group_counts(m, "escapes", Cat(lane.escape for lane in step.lanes), _GROUP)
+    for group, count in zip(step.groups, counts, strict=True):
+        m.d.comb += Cat(group).eq(Cat(count == i for i in range(1, _GROUP + 1)))
 
 
-def _formed_layout(engine: StepEngine) -> data.StructLayout:
-    """A step whose escapes are of known forms.
-
-    Members:
-        lanes: as in :func:`_ranked_layout`, and whether each value has a wide field; ``negative`` is not
-            known of an escape that has its sign in that.
-        wide_fields: of the step.
-        wide_at: where they start in the rest of the block.
-    """
-    return data.StructLayout(
-        {
-            "tag": _TAG,
-            "lanes": _formed_lanes(engine),
-            "wide_fields": range(engine.lanes + 1),
-            "wide_at": range(engine.rest + 1),
-        }
-    )
-
-
-def _formed_lanes(engine: StepEngine) -> data.ArrayLayout:
-    lane = {"field": engine.max_core, "escape": 1, "wide": 1, "special": 1, "zero": 1, "negative": 1}
-    return data.ArrayLayout(data.StructLayout(lane), engine.lanes)
-
-
-def _formed_block_layout(engine: StepEngine) -> data.StructLayout:
-    """The block of such steps.
-
-    Members:
-        wide_at: where its wide section starts in the rest.
-        groups: wide fields of each eight escapes.
-    """
-    return data.StructLayout(
-        {
-            "rest": engine.rest,
-            "header": _header_layout(engine),
-            "wide_at": range(2 * engine.block + 1),
-            "groups": _groups_layout(engine),
-        }
-    )
-
-
-def _find_forms(
-    m: Module,
-    engine: StepEngine,
-    opened: Register,
-    ranked: Register,
-    formed: Register,
-    formed_block: Register,
-) -> None:
-    """Which escapes have a wide field, and where it lies."""
-    before, step, block = ranked.now, formed.next, formed_block.next
-    short = before.tag.short
-    for i, (lane, value) in enumerate(zip(step.lanes, before.lanes, strict=True)):
-        form = let(m, f"form{i}", pick([*before.forms][: i + 1], value.rank))
-        m.d.comb += [
-            lane.field.eq(value.field),
-            lane.escape.eq(value.escape),
-            lane.wide.eq(value.escape & (~short | form[1])),
-            lane.special.eq(value.special),
-            lane.zero.eq(value.zero),
-            lane.negative.eq(Mux(value.escape, form[0], value.negative)),
-        ]
-    # As many fields as the forms say, which is known sooner than whose they are.
-    are_forms = ones(m, "are_forms", before.count, engine.lanes)
-    wide = [it & (~short | form[1]) for it, form in zip(are_forms, before.forms, strict=True)]
-    wide_behind = formed.now.wide_at + formed_block.now.header.wide * formed.now.wide_fields
-    m.d.comb += [
-        step.tag.eq(before.tag),
-        step.wide_fields.eq(total(m, "wide_in_step", wide)),
-        step.wide_at.eq(Mux(before.tag.first, block.wide_at, wide_behind)),
-    ]
-    rest = opened.now.rest
-    has_wide = Cat(~short | rest[2 * i + 1 : 2 * i + 2].any() for i in range(engine.block))
-    all_wide = let(m, "all_wide", has_wide & ones(m, "all_are_forms", before.escapes, engine.block))
-    groups = group_counts(m, "all_wide", all_wide, _GROUP)
-    m.d.comb += [
-        block.rest.eq(rest),
-        block.header.eq(opened.now.header),
-        block.wide_at.eq(Mux(short, before.escapes << 1, 0)),
-        *(kept.eq(count) for kept, count in zip(block.groups, groups, strict=True)),
-    ]
+def _of_kind(engine: StepEngine, field: Value) -> Value:
+    """What a core beside a mask would hold of a value of which only the kind is stored."""
+    if engine.bits_alone == 1:
+        return C(0, len(field))
+    return Cat(~field[1], field[1] & ~field[0])
 
 
 def _widened_layout(engine: StepEngine) -> data.StructLayout:
-    """A step and its wide fields.
+    """A step of core fields and wide ones.
 
     Members:
-        lanes: as in :func:`_formed_layout`.
-        ranks: of each value, how many wide fields of the step lie before its own.
-        fields: the wide ones.
-        wide_fields: of the whole block.
+        lanes: as in :func:`_opened_layout`, and each value's wide field, if it is an escape.
+        grid, error, last: as of :func:`rtl.step_composer.integers_layout`.
     """
-    return data.StructLayout(
-        {
-            "tag": _TAG,
-            "lanes": _formed_lanes(engine),
-            "ranks": data.ArrayLayout(range(engine.lanes), engine.lanes),
-            "fields": data.ArrayLayout(MASKED, engine.lanes),
-            "wide_fields": range(engine.block + 1),
-        }
-    )
+    opened = _opened_layout(engine)["lanes"].shape.elem_shape.members
+    lanes = data.ArrayLayout(data.StructLayout(opened | {"wide": _MAX_WIDE}), engine.lanes)
+    return data.StructLayout({"lanes": lanes, "grid": FIELDS["grid"], "error": 1, "last": 1})
 
 
-def _find_wide(
-    m: Module, engine: StepEngine, formed: Register, formed_block: Register, widened: Register
-) -> None:
-    """The wide fields of a step."""
-    before, block, step = formed.now, formed_block.now, widened.next
-    widths = {w: let(m, f"wide{w}", block.header.wide == w) for w in range(1, MASKED + 1)}
-    most = min(MASKED * engine.lanes, engine.rest)
-    section = window(m, "wide_section", block.rest, before.wide_at, most)
-    ranks = count_before(m, "wide_rank", Cat(lane.wide for lane in before.lanes))
+def _widen(m: Module, engine: StepEngine, block, opened, widened) -> None:
+    """Gives escapes their wide fields."""
+    widths = {
+        width: let(m, f"wide{width}", (block.header.wide == width) & ~opened.is_behind)
+        for width in range(1, _MAX_WIDE + 1)
+    }
+    length = min(_MAX_WIDE * engine.lanes, engine.rest)
+    section = window(m, "wide_section", block.body[engine.block :], opened.wide_at, length)
+    fields = cut(section, widths, engine.lanes)
+    gaps = count_before(m, "gaps", ~Cat(lane.escape for lane in opened.lanes))
+    for wide, lane, field in zip(widened.lanes, opened.lanes, _spread(m, fields, gaps), strict=True):
+        m.d.comb += wide.eq(Cat(lane, field))
     m.d.comb += [
-        step.tag.eq(before.tag),
-        step.lanes.eq(before.lanes),
-        *(kept.eq(rank) for kept, rank in zip(step.ranks, ranks, strict=True)),
-        Cat(step.fields).eq(Cat(cut(section, widths, engine.lanes))),
-        step.wide_fields.eq(total(m, "wide_in_block", [*block.groups])),
+        widened.grid.eq(block.header.grid),
+        widened.error.eq(block.header.wrong),
+        widened.last.eq(opened.last),
     ]
 
 
-def _placed_layout(engine: StepEngine) -> data.StructLayout:
-    """A step ready to be added up.
+def _spread(m: Module, values: list[Value], gaps: list[Value]) -> list[Value]:
+    """Moves values that lie side by side up to their lanes, in hops of powers of two, the largest first.
 
-    Members:
-        lanes: of each value a number, which of the block's two is added to it, and whether one more is; and
-            what kind of special it is, with its sign.
-        fine_at: where the step's fine bits start in the rest of the block.
+    A value must hop as far in all as there are gaps before its lane. The lane that a hop leads to says
+    whether it is made: from there it is less than a hop to the value's own lane, so that the gaps before the
+    two are as many but for lower bits.
+
+    Args:
+        gaps: how many lanes before each get no value.
     """
-    lane = {"number": signed(MASKED + 1), "is_low": 1, "carry": 1, "kind": 2, "negative": 1}
-    return data.StructLayout(
-        {
-            "tag": _TAG,
-            "lanes": data.ArrayLayout(data.StructLayout(lane), engine.lanes),
-            "fine_at": range(engine.room + 1),
-        }
-    )
-
-
-def _placed_block_layout(engine: StepEngine) -> data.StructLayout:
-    """The block of such steps.
-
-    Members:
-        wide_length: of its wide section.
-        room: bits that this may have, if there are any.
-        low, high: the two numbers.
-        minus_low, minus_high: the same, negative.
-    """
-    most = (1 << engine.max_core - 1) + (1 << FIELDS["offset"] - 1)
-    return data.StructLayout(
-        {
-            "rest": engine.rest,
-            "header": _header_layout(engine),
-            "wide_length": range(MASKED * engine.block + 1),
-            "room": range(-2 * engine.block, engine.rest + 1),
-            **dict.fromkeys(("low", "high", "minus_low", "minus_high"), range(-most, most + 1)),
-        }
-    )
-
-
-def _place(
-    m: Module,
-    engine: StepEngine,
-    formed_block: Register,
-    widened: Register,
-    placed: Register,
-    placed_block: Register,
-) -> None:
-    """What each value is made of.
-
-    Of an escape, let ``beyond`` be by how much it is beyond the least. With the offset its code is then
-
-        2**(core - 1) + beyond + offset        = beyond + high
-        -2**(core - 1) - beyond + offset       = ~beyond + low + 1
-        field - 2**(core - 1) + 1 + offset     = field + low + 1     for all others.
-
-    A wide field beside a short form holds one less than ``beyond``.
-    """
-    before, step, block = widened.now, placed.next, placed_block.next
-    short = before.tag.short
-    for i, (lane, value) in enumerate(zip(step.lanes, before.lanes, strict=True)):
-        field = pick([*before.fields][: i + 1], before.ranks[i])
-        wide = let(m, f"wide_field{i}", Mux(value.wide, field, 0))
-        negative = let(m, f"negative{i}", Mux(value.escape & ~short, wide[0], value.negative))
-        number = Mux(value.escape, Mux(short, wide, wide >> 1), value.field)
-        flips = value.escape & negative
-        m.d.comb += [
-            lane.number.eq(Cat(number ^ flips.replicate(len(number)), flips)),
-            lane.is_low.eq(~value.escape | negative),
-            lane.carry.eq(~value.escape | (negative ^ (value.wide & short))),
-            lane.kind.eq(Mux(value.special, Mux(value.zero, NAN, INFINITY), 0)),
-            lane.negative.eq(negative),
-        ]
-    rest, header, wide_at = (formed_block.now[name] for name in ("rest", "header", "wide_at"))
-    wide_length = let(m, "wide_length", header.wide * before.wide_fields)
-    m.d.comb += [
-        step.tag.eq(before.tag),
-        step.fine_at.eq(Mux(before.tag.first, wide_at + wide_length, placed.now.fine_at + engine.lanes)),
-        block.rest.eq(rest),
-        block.header.eq(header),
-        block.wide_length.eq(wide_length),
-        block.room.eq(header.length - wide_at),
-        block.low.eq(header.offset - header.core),
-        block.high.eq(header.offset + header.core),
-        block.minus_low.eq(header.core - header.offset),
-        block.minus_high.eq(-header.core - header.offset),
-    ]
-
-
-def _with_carry(a: Value, b: Value, carry: Value) -> Value:
-    """The sum as a single addition, with one bit below."""
-    return (Cat(C(1), a).as_signed() + Cat(carry, b).as_signed())[1 : 1 + MAGNITUDE_BITS]
-
-
-def _add(m: Module, engine: StepEngine, placed: Register, placed_block: Register, added: Register) -> None:
-    """Adds up a step's values, and says whether their block can be right."""
-    before, block, step = placed.now, placed_block.now, added.next
-    fine = window(m, "fine", block.rest, before.fine_at, engine.lanes)
-    for i, (lane, value) in enumerate(zip(before.lanes, step.lanes, strict=True)):
-        plus = Mux(lane.is_low, block.low, block.high)
-        minus = Mux(lane.is_low, block.minus_low, block.minus_high)
-        code = let(m, f"code{i}", _with_carry(lane.number, plus, lane.carry))
-        opposite = let(m, f"opposite{i}", _with_carry(~lane.number, minus, ~lane.carry))
-        negative = code[-1]
-        # Twice the code and the fine bit; if it is negative, less that bit.
-        half = Mux(negative, Mux(fine[i], ~code, opposite), code)[: len(code) - 1]
-        m.d.comb += [
-            value.magnitude.eq(Cat(fine[i], half)),
-            value.negative.eq(Mux(lane.kind.any(), lane.negative, negative)),
-            value.kind.eq(lane.kind),
-        ]
-    is_wrong = block.header.wrong | (block.wide_length > block.room)
-    m.d.comb += [
-        step.grid.eq(block.header.grid),
-        step.error.eq(Mux(before.tag.first, is_wrong, added.now.error)),
-        step.last.eq(block.header.last & before.tag.final),
-    ]
+    for stage in reversed(range(exact_log2(len(values)))):
+        size = 1 << stage
+        pairs = zip(gaps[size:], values[:-size], values[size:], strict=True)
+        hops = (Mux(count[stage], below, value) for count, below, value in pairs)
+        values = [*values[:size], *(let(m, f"hop{size}_{i}", value) for i, value in enumerate(hops))]
+    return values

@@ -1,8 +1,12 @@
 """The step format as machine code for the CPU, made by Numba; the bytes are golden's.
 
-What the bits mean is said in ``golden/step.py`` and docs/format.md; this file says how it is done fast. A
-block is aligned once, to integers of 32 bits; everything up to the choice of a step is then a few loops over
-them without branches, which the compiler turns into vector instructions.
+What the bits mean is said in ``golden/step.py`` and docs/format.md; this file says how it is done fast. Every
+type is worked on as fp32. What looks at all values of a block is a loop without branches or a comparison of
+a vector, and only the few values that escape are met one by one.
+
+Which of them do at some step is said by their magnitudes alone: a value escapes if it is at least
+``2**(core - 1) - r / 32`` coarse steps, and bit patterns compare as magnitudes do. With a fine bit it escapes if
+it would do so without one at the next finer step, from a core of one bit more.
 """
 
 # What Numba compiles has numbers of whatever width its operations give them.
@@ -17,53 +21,66 @@ import numpy as np
 
 from golden import StepFormat
 from golden.step import (
-    ALIGNED_BITS,
     BLOCK_STRIDE,
     FIELDS,
+    HALF,
     HEADER_BYTES,
-    MASKED,
-    MAX_CORE,
+    LEADING_BITS,
     MAX_FINER,
-    MAX_OFFSET,
-    PLACE_STRIDE,
+    MAX_MOVED,
+    MOST,
+    NOISE_SHARED,
+    POINT_BITS,
+    WORD_STRIDE,
 )
 
-from .instructions import bit_length, compiled, store_octets, store_plane, trailing_zeros
+from .instructions import (
+    bit_count,
+    bit_length,
+    bits_reversed,
+    compiled,
+    inlined,
+    load_octets,
+    load_plane,
+    store_not_below,
+    store_octets,
+    store_plane,
+    trailing_zeros,
+)
 
 _HEADER_BITS = 8 * HEADER_BYTES
 
 # Where the fields of the header begin, and what they are cut to.
-_OFFSET, _CORE, _SHORT, _WIDE = (sum(list(FIELDS.values())[:i]) for i in range(1, 5))
-_GRID_MASK, _OFFSET_MASK, _CORE_MASK = ((1 << FIELDS[name]) - 1 for name in ("grid", "offset", "core"))
-_OFFSET_BITS = FIELDS["offset"]
-_COARSEST = ALIGNED_BITS + 2  # bits below the step at which every value is 0
-_TOO_LONG = 1 << 40
+_MOVED, _MASKED, _CORE, _WIDE = (sum(list(FIELDS.values())[:i]) for i in range(1, 5))
+_GRID_MASK, _MOVED_MASK, _CORE_MASK = ((1 << FIELDS[name]) - 1 for name in ("grid", "moved", "core"))
+
+# Of fp32: bits of a mantissa, exponent field of 1, infinity, least normal number.
+_MANTISSA, _BIAS = 23, 127
+_INFINITY, _NORMAL = 255 << _MANTISSA, 1 << _MANTISSA
+_REBIASED = 112 << _MANTISSA  # from fp16's exponent field to that of fp32
+
+_NEVER, _NOTHING = (1 << 31) - 1, -100 << _MANTISSA  # above and below all magnitudes, whatever is compared
+_SMALL, _LIFT = -64, 64  # the exponents of blocks that are lifted, and by how much
+
+_TOGETHER = 16  # how many escapes are worked on at a time
+_ROWS = 16  # how many rows are decoded from a copy, so that what lies around each is known
+# Bytes before a row, as its last 8 are looked at even where it is shorter, and what is written behind it.
+_FRONT, _BEHIND = 8, 32
 
 
 class Layout(NamedTuple):
     """What the kernels have to know of a format; width and N are compiled into them."""
 
     mantissa_bits: int
-    exponent_max: int
     lowest: int
     stochastic: int
 
     @classmethod
     def of(cls, fmt: StepFormat) -> Layout:
-        ft = fmt.float_type
-        return cls(ft.mantissa_bits, ft.exponent_max, fmt.lowest_grid, int(fmt.rounding == "stochastic"))
+        return cls(fmt.float_type.mantissa_bits, fmt.lowest_grid, int(fmt.rounding == "stochastic"))
 
 
-class Fields(NamedTuple):
-    """What a block's header says, but for the grid."""
-
-    offset: int
-    core: int
-    short: int
-    wide: int
-
-
-@compiled
+@inlined
 def _mixed(x: np.uint32) -> np.uint32:
     x = np.uint32(x + np.uint32(x << np.uint32(12)))
     x = np.uint32(x ^ np.uint32(x >> np.uint32(19)))
@@ -73,492 +90,466 @@ def _mixed(x: np.uint32) -> np.uint32:
     return np.uint32(x ^ np.uint32(x >> np.uint32(16)))
 
 
-@compiled
-def _put(row: np.ndarray, place: int, value: int, width: int) -> int:
-    """OR a field of up to 32 bits into a row of zeros; the place behind it. What is outside is dropped."""
-    value <<= place & 7
-    octet = place >> 3
-    while value:
-        if octet < len(row):
-            row[octet] |= np.uint8(value & 255)
-        value >>= 8
-        octet += 1
-    return place + width
+@inlined
+def _low_bits(count: int) -> np.uint64:
+    """A word whose first bits are set: none below 0, all from 64 on."""
+    return ~np.uint64(0) >> np.uint64(64 - min(count, 64)) if count > 0 else np.uint64(0)
 
 
-@compiled
-def _farthest(short: int, wide: int) -> int:
-    """By how much a code may be beyond the least escape, so that its fields hold it."""
-    if short:
-        return 1 << wide
-    return (1 << wide - 1) - 1 if wide else -1
+@inlined
+def _power(exponent: int) -> np.float32:
+    """A power of two that fp32 has."""
+    return np.int32(exponent + _BIAS << _MANTISSA).view(np.float32)
 
 
-@compiled
-def _take(row: np.ndarray, place: int, width: int) -> int:
-    """A field of up to 32 bits; bits behind the row are 0."""
-    octet = place >> 3
-    value = 0
-    for i in range(5):
-        if octet + i < len(row):
-            value |= np.int64(row[octet + i]) << 8 * i
-    return value >> (place & 7) & (1 << width) - 1
+@inlined
+def _whole_parts(count: int) -> int:
+    return -(-count // _TOGETHER) * _TOGETHER
 
 
-@compiled
-def _compose(whole: int, exponent: int, mantissa_bits: int, exponent_max: int, width: int) -> int:
-    """The float nearest to ``whole * 2**exponent``, as ``golden.step.compose`` has it."""
-    last = 1 - (exponent_max >> 1) - mantissa_bits  # the exponent of a subnormal's last bit
-    size = abs(whole)
-    drop = max(bit_length(size) - 1 - mantissa_bits, last - exponent)
-    if drop > 0:
-        drop = min(drop, 62)
-        kept = size >> drop
-        rest, half = size - (kept << drop), np.int64(1) << drop - 1
-        kept += 1 if rest > half or (rest == half and kept & 1) else 0
-    else:
-        kept = size << -drop
-    if not kept:
-        return 0
-    found = min((exponent + drop - last << mantissa_bits) + kept, (exponent_max << mantissa_bits) - 1)
-    return found | np.int64(1) << width - 1 if whole < 0 else found
+@inlined
+def _wide_bits(leading: int, finer: int, core: int, stochastic: int) -> int:
+    """Bits of an escape's field, as ``golden.step.wide_bits`` has it."""
+    most_added = MOST if stochastic else HALF
+    beyond = ((leading << finer) - 1 + most_added >> POINT_BITS) - (1 << core - 1)
+    return bit_length(max(beyond, 0)) + 1 if finer > 0 else 1
+
+
+@inlined
+def _least(top: int, finer: int, core: int, stochastic: int) -> np.int32:
+    """What ``compare`` says of the least values that escape; or magnitudes do, for rounding to nearest."""
+    if finer == 0:
+        return np.int32(_NEVER)
+    least = top + 2 - POINT_BITS - finer << _MANTISSA
+    if not stochastic:
+        least += np.float32((1 << core - 1 + POINT_BITS) - HALF).view(np.int32)
+    return np.int32(min(least, _NEVER))
 
 
 @cache
 def kernels(width: int, n: int) -> tuple[Any, Any]:
     """Both directions for blocks of ``n`` words."""
-    log_n = n.bit_length() - 1
+    plane_words = max(n // 64, 1)
 
-    @compiled
-    def align(
-        words: np.ndarray, layout: Layout, aligned: np.ndarray, kinds: np.ndarray
-    ) -> tuple[int, int, bool]:
-        """A block as integers: the exponent of the largest, their sum, and whether there are specials.
+    # Encoding.
+
+    @inlined
+    def widened(word: int, mantissa_bits: int) -> np.int32:
+        """A word as a pattern of fp32."""
+        if width == 32:
+            return np.int32(word)
+        if mantissa_bits == 7:
+            return np.int32(np.int32(word) << np.int32(16))
+        bits = np.int32(np.int32(word) & np.int32(0x7FFF))
+        pattern = np.int32(np.int32(bits << np.int32(13)) + np.int32(_REBIASED))
+        subnormal = np.int32(np.float32(bits).view(np.int32) - np.int32(24 << _MANTISSA))
+        pattern = np.int32(pattern + np.int32(_REBIASED)) if bits >= np.int32(31 << 10) else pattern
+        pattern = subnormal if bits < np.int32(1 << 10) else pattern
+        pattern = pattern if bits > np.int32(0) else np.int32(0)
+        return np.int32(pattern | np.int32(np.int32(word >> 15) << np.int32(31)))
+
+    @inlined
+    def read(
+        words: np.ndarray, block: int, mantissa_bits: int, values: np.ndarray, magnitudes: np.ndarray
+    ) -> np.int32:
+        """A block as fp32, and its magnitudes as bit patterns; the largest of them."""
+        largest = np.int32(0)
+        for i in range(n):
+            pattern = widened(words[block, i], mantissa_bits)
+            values[i] = np.int32(pattern).view(np.float32)
+            magnitudes[i] = np.int32(pattern & np.int32(_INFINITY | _NORMAL - 1))
+            largest = max(largest, magnitudes[i])
+        return largest
+
+    @inlined
+    def set_aside(values: np.ndarray, magnitudes: np.ndarray, kinds: np.ndarray) -> tuple[np.int32, int]:
+        """Make specials zeros: the largest magnitude left, and how many of them are infinities.
 
         ``kinds`` becomes 0 for a finite value, 1 for a NaN, 2 and 3 for the infinities.
         """
+        largest, infinities = np.int32(0), 0
         for i in range(n):
             kinds[i] = 0
-        mantissa_bits, exponent_max, lowest, _ = layout
-        bias = exponent_max >> 1
-        infinity, hidden = np.int32(exponent_max << mantissa_bits), np.int32(1 << mantissa_bits)
-        below_hidden, magnitude_mask = np.int32(hidden - 1), np.int32(infinity | hidden - 1)
-        largest = np.int32(0)
-        for i in range(n):
-            largest = max(largest, np.int32(np.int32(words[i]) & magnitude_mask))
-        masked = largest >= infinity
-        if masked:
-            largest = np.int32(0)
-            for i in range(n):
-                magnitude = np.int32(np.int32(words[i]) & magnitude_mask)
-                largest = max(largest, magnitude if magnitude < infinity else np.int32(0))
-                negative = words[i] >> (width - 1) == 1
-                kinds[i] = 0 if magnitude < infinity else (1 if magnitude > infinity else 2 + negative)
-        top_field = max(np.int64(largest) >> mantissa_bits, 1)
-        if largest == 0:
-            top = np.int64(lowest - 1)
-        elif largest < hidden:
-            top = np.int64(max(bit_length(largest) - bias - mantissa_bits, lowest - 1))
-        else:
-            top = np.int64(top_field - bias)
-        to_unit = top - ALIGNED_BITS + bias + mantissa_bits
-        up_by = max(top_field - to_unit, 0)
-        total = np.int32(0)
-        up, down, shift = np.int32(up_by & 31), np.int32(to_unit + up_by), np.int32(mantissa_bits & 31)
-        for i in range(n):
-            word = np.int32(words[i])
-            magnitude = np.int32(word & magnitude_mask)
-            field = np.int32(magnitude >> shift)
-            significand = np.int32(
-                np.int32(magnitude & below_hidden) | (hidden if field > 0 else np.int32(0))
-            )
-            drop = min(np.int32(down - max(field, np.int32(1))), np.int32(31))
-            value = np.int32(np.int32(significand << up) >> np.int32(drop & np.int32(31)))
-            value = value if magnitude < infinity else np.int32(0)
-            value = np.int32(-value) if words[i] >> (width - 1) else value
-            aligned[i] = value
-            total = np.int32(total + value)
-        return top, np.int64(total), masked
+            if magnitudes[i] >= np.int32(_INFINITY):
+                kinds[i] = 1 if magnitudes[i] > np.int32(_INFINITY) else (3 if values[i] < 0 else 2)
+                infinities += kinds[i] > 1
+                values[i] = np.float32(-0.0) if kinds[i] == 3 else np.float32(0)
+                magnitudes[i] = 0
+            largest = max(largest, magnitudes[i])
+        return largest, infinities
 
-    @compiled
-    def count(aligned: np.ndarray, noise: np.ndarray, layout: Layout, below: int, whole: np.ndarray) -> None:
-        """Values in steps of 2**below."""
-        shift, half = np.int32(below & 31), np.int32(1 << (below - 1 & 31))
-        drop = np.uint32(32 - below & 31)
+    @inlined
+    def lift(values: np.ndarray, magnitudes: np.ndarray) -> None:
+        """Make small values larger, so that any step is a normal number, and zero what counts as that."""
         for i in range(n):
-            up_by = np.int32(noise[i] >> drop) if layout.stochastic else half
-            size = np.int32(np.int32(abs(aligned[i]) + up_by) >> shift)
-            whole[i] = np.int32(-size) if aligned[i] < 0 else size
+            counts = magnitudes[i] >= np.int32(_NORMAL)
+            values[i] = np.float32(values[i] * (np.float32(2.0**_LIFT) if counts else np.float32(0)))
+            magnitudes[i] = magnitudes[i] if counts else np.int32(_NOTHING)
 
-    @compiled
-    def seems_to_fit(away: np.ndarray, longest: int, core: int, step: int, room: int, masked: bool) -> bool:
-        """By how many values lie so far away that they may be escapes."""
-        wide = longest - step + 1
-        inside = step + core - 1 if core > 1 else step - 1
-        if wide >= MASKED or core < 1:
-            return False
-        if inside >= longest:
-            return True
-        least, escapes = np.int32(1 << inside), np.int32(0)
+    @inlined
+    def draw(key: np.uint32, added: np.ndarray) -> None:
+        """What is added to values for stochastic rounding, eight bytes a word: random bits, and half of one."""
+        for i in range(n // NOISE_SHARED):
+            share = np.uint32(np.uint32(i) * np.uint32(WORD_STRIDE))
+            x = np.uint64(_mixed(np.uint32(key ^ share)))
+            # Each half byte to a byte of its own.
+            x = (x | x << np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
+            x = (x | x << np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
+            x = (x | x << np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
+            added[i] = x << np.uint64(1) | np.uint64(0x0101010101010101)
+
+    @inlined
+    def compare(magnitudes: np.ndarray, added: np.ndarray, core: int, above: np.ndarray) -> None:
+        """How far values are above those that escape if 32 coarse steps are 1, as a difference of patterns."""
+        all_steps = np.int32(1 << core - 1 + POINT_BITS)
         for i in range(n):
-            escapes = np.int32(escapes + np.int32(away[i] >= least))
-        return n * core + escapes * (MASKED if masked else wide) <= room
+            least = np.float32(np.int32(all_steps - np.int32(added[i]))).view(np.int32)
+            above[i] = np.int32(magnitudes[i] - least)
 
-    @compiled
-    def likely(
-        aligned: np.ndarray,
-        total: int,
-        away: np.ndarray,
-        widest: int,
+    @inlined
+    def escapes(above: np.ndarray, least: np.int32, plane: np.ndarray) -> int:
+        """Which values escape, as bits, and how many do."""
+        store_not_below(above, n, least, plane, 0)
+        count = 0
+        for word in range(plane_words):
+            count += np.int64(bit_count(plane[word]))
+        return count
+
+    @inlined
+    def choose(
+        above_one: np.ndarray,
+        above_widest: np.ndarray,
+        largest: int,
+        top: int,
         finest: int,
-        room: int,
-        masked: bool,
-    ) -> int:
-        """The finest step, in bits of the aligned values, at which a block seems to fit."""
-        mean, present = np.int32(total + n // 2 >> log_n), np.int32(0)
-        for i in range(n):
-            away[i] = np.int32(abs(np.int32(aligned[i] - mean)))
-            present = np.int32(present | away[i])
-        longest = bit_length(present)
-        bound = max(finest, bit_length(abs(np.int64(mean))) - _OFFSET_BITS + 1)
-        step = _COARSEST
-        # A split that does not seem to fit at a step does so at no finer one.
-        for core in (widest, widest - 1):
-            while step > bound and seems_to_fit(away, longest, core, step - 1, room, masked):
-                step -= 1
-        if step > finest:
-            present = np.int32(0)
-            for i in range(n):
-                away[i] = np.int32(abs(aligned[i]))
-                present = np.int32(present | away[i])
-            longest = bit_length(present)
-            while step > finest and seems_to_fit(away, longest, min(widest, 1), step - 1, room, masked):
-                step -= 1
-        return step
+        guess: int,
+        space: int,
+        widest: int,
+        infinities: int,
+        stochastic: int,
+        plane_one: np.ndarray,
+        plane_widest: np.ndarray,
+    ) -> tuple[int, int, int, int]:
+        """The finest step that fits, its core, wide and the room left; a core of 0 if none fits.
 
-    @compiled
-    def measure(codes: np.ndarray, core: int, masked: bool) -> tuple[int, int, int]:
-        """The sections' bits, the mask not counted, without a short form or with one; and ``wide``."""
-        least = np.int32(1 << (core - 1 & 31))
-        escapes, exactly, largest = np.int32(0), np.int32(0), np.int32(0)
-        for i in range(n):
-            size = np.int32(abs(codes[i]))
-            escapes = np.int32(escapes + np.int32(size >= least))
-            exactly = np.int32(exactly + np.int32(size == least))
-            largest = max(largest, size)
-        beyond = np.int64(largest) - least
-        most = MASKED if masked else MASKED - 1
-        length, short, wide = _TOO_LONG, 0, 0
-        needed = bit_length(beyond) + 1 if beyond >= 0 else 0
-        bits = MASKED if masked else needed
-        if needed <= most:
-            length, wide = n * core + escapes * bits, bits
-        needed = bit_length(beyond - 1) if beyond >= 1 else 0
-        bits = MASKED if masked else needed
-        other = n * core + 2 * escapes + (escapes - exactly) * bits
-        if needed <= most and other < length:
-            length, short, wide = other, 1, bits
-        return length, short, wide
-
-    @compiled
-    def encode(whole: np.ndarray, offset: int, kinds: np.ndarray, masked: bool, codes: np.ndarray) -> None:
-        minus = np.int32(offset)
-        for i in range(n):
-            codes[i] = np.int32(whole[i] - minus)
-        if masked:
-            for i in range(n):
-                if kinds[i]:
-                    codes[i] = 0 if kinds[i] == 1 else (1 if kinds[i] == 2 else -1)
-
-    @compiled
-    def refine(
-        codes: np.ndarray,
-        whole: np.ndarray,
-        fine: np.ndarray,
-        kinds: np.ndarray,
-        more: np.ndarray,
-        fields: Fields,
-        used: int,
-        room: int,
-    ) -> None:
-        """Move the first values to the fine grid, in which ``whole`` counts, as many as there is room for.
-
-        Specials stay. ``more`` is overwritten.
+        The planes become those of the values that escape from either core.
         """
-        limit, minus = np.int32((1 << fields.core - 1) - 1), np.int32(fields.offset)
-        is_wide, farthest = np.int32(limit + fields.short), np.int32(limit + 1)
-        farthest = np.int32(farthest + _farthest(fields.short, fields.wide))
-        form_bits, wide_bits = np.int32(2 * fields.short), np.int32(fields.wide)
-        most = np.int32(0)
-        for i in range(n):
-            finely, code = whole[i], codes[i]
-            moved = np.int32(np.int32(finely >> np.int32(1)) - minus)
-            old, new = np.int32(abs(code)), np.int32(abs(moved))
-            moves = (new <= farthest) & (kinds[i] == 0)
-            moved = moved if moves else code
-            new = new if moves else old
-            bits = np.int32(form_bits if new > limit else np.int32(0)) + np.int32(1)
-            bits = np.int32(bits + (wide_bits if new > is_wide else np.int32(0)))
-            bits = np.int32(bits - (form_bits if old > limit else np.int32(0)))
-            more[i] = np.int32(bits - (wide_bits if old > is_wide else np.int32(0)))
-            most = np.int32(most + more[i])
-            fine[i] = np.int32(finely & np.int32(1)) if moves else np.int32(0)
-            whole[i] = moved
-        refined, used = n, used + most
-        while used > room:
-            refined -= 1
-            used -= more[refined]
-        for i in range(n):
-            codes[i] = whole[i] if i < refined else codes[i]
-            fine[i] = fine[i] if i < refined else np.int32(0)
+        leading = (largest >> _MANTISSA - LEADING_BITS + 1 & (1 << LEADING_BITS - 1) - 1) + 1 + (1 << LEADING_BITS - 1)
+        # A finer step never needs fewer bits, and the one above the guess most often does not fit.
+        finer, upwards = min(guess + 1, finest), True
+        while True:
+            count = escapes(above_one, _least(top, finer, 1, stochastic), plane_one) + infinities
+            core, wide = 1, _wide_bits(leading, finer, 1, stochastic)
+            rest = space - n - wide * count
+            if widest > 1:
+                count = escapes(above_widest, _least(top, finer, widest, stochastic), plane_widest)
+                needed = _wide_bits(leading, finer, widest, stochastic)
+                left = space - n * widest - needed * count
+                if left > rest:
+                    core, wide, rest = widest, needed, left
+            if rest >= 0 and (finer == finest or not upwards):
+                return finer, core, wide, rest
+            if rest >= 0:
+                finer += 1
+            elif finer > 0:
+                finer, upwards = finer - 1, False
+            else:
+                return 0, 0, 0, 0
 
-    @compiled
-    def put_core(codes: np.ndarray, core: int, spare: np.ndarray, out: np.ndarray, octet: int) -> int:
-        """Every value's field: eight of them are whole bytes."""
-        pairs = spare.view(np.uint64)
-        limit = np.int32((1 << core - 1) - 1)
-        for i in range(n):
-            inside = np.int32(abs(codes[i])) <= limit
-            spare[i] = np.int32(codes[i] + limit) if inside else np.int32(2 * limit + 1)
-        gap, mask = np.uint64(32 - core), np.uint64((1 << 2 * core) - 1)
-        for i in range(n // 2):
-            pairs[i] = (pairs[i] | pairs[i] >> gap) & mask
-        two, four, rest = np.uint64(2 * core), np.uint64(4 * core), np.uint64(64 - 4 * core)
-        for i in range(0, n // 2, 4):
-            low, high = pairs[i] | pairs[i + 1] << two, pairs[i + 2] | pairs[i + 3] << two
-            store_octets(out, octet, low | high << four)
-            if core > 8:
-                store_octets(out, octet + 8, high >> rest)
-            octet += core
-        return octet
+    @inlined
+    def moved_values(plane: np.ndarray, plane_fine: np.ndarray, wide: int, rest: int) -> int:
+        """How many values have a fine bit."""
+        moved = rest
+        for word in range(plane_words):
+            saves = plane[word] & ~plane_fine[word]
+            while saves and 64 * word + np.int64(trailing_zeros(saves)) <= moved:
+                moved += wide
+                saves &= saves - np.uint64(1)
+            if saves:
+                break
+        return min(moved, min(n, MAX_MOVED))
 
-    @compiled
-    def put_rest(
+    @inlined
+    def round_all(
+        values: np.ndarray,
+        added: np.ndarray,
+        places: np.ndarray,
+        finely: np.float32,
+        coarsely: np.float32,
+        moved: int,
+        core: int,
         codes: np.ndarray,
-        fine: np.ndarray,
-        fields: Fields,
-        spare: np.ndarray,
-        plane: np.ndarray,
-        out: np.ndarray,
-        octet: int,
-    ) -> int:
-        """What lies behind the core: forms, wide fields, fine bits. Bits wait until they are whole bytes."""
-        some = plane.view(np.uint64)
-        pending, waiting = np.uint64(0), 0
-        for forms in range(fields.short, -1, -1):
-            outside = np.int32((1 << fields.core - 1) + fields.short - forms)
-            bits = 2 if forms else fields.wide
-            for i in range(n):
-                spare[i] = np.int32(np.int32(abs(codes[i])) >= outside)
-            store_plane(spare, n, np.int32(1), plane, 0)
-            for word in range(len(some)):
-                left = some[word]
-                while left:
-                    code = np.int64(codes[64 * word + np.int64(trailing_zeros(left))])
-                    left &= left - np.uint64(1)
-                    beyond, negative = abs(code) - outside, code >> 63 & 1
-                    short_form = negative | (2 if beyond else 0)
-                    long_form = beyond if fields.short else beyond << 1 | negative
-                    pending |= np.uint64(short_form if forms else long_form) << np.uint64(waiting)
-                    waiting += bits
-                    store_octets(out, octet, pending)
-                    octet, pending = octet + (waiting >> 3), pending >> np.uint64(waiting & 24)
-                    waiting &= 7
-        store_plane(fine, n, np.int32(1), plane, 0)
-        for word in range(len(some)):
-            store_octets(out, octet, pending | some[word] << np.uint64(waiting))
-            octet, pending = octet + 8, some[word] >> np.uint64(63 - waiting) >> np.uint64(1)
-        store_octets(out, octet, pending)
-        return octet + 8
+    ) -> None:
+        """Core and fine bit in one field; behind the fine bits, any last bit."""
+        limit, some = (1 << core - 1) - 1, np.int32(moved)
+        fine_origin, coarse_origin = np.int32(2 * limit + 1 << POINT_BITS), np.int32(limit << POINT_BITS)
+        escape = np.uint32(4 * limit + 3)
+        for i in range(n):
+            fine = places[i] < some
+            whole = np.int32(np.float32(values[i] * (finely if fine else coarsely)))
+            # Rounded down, a negative number gets what is left to MOST.
+            up_by = np.int32(np.int32(added[i] ^ np.int32(whole >> np.int32(31))) & np.int32(MOST))
+            code = np.uint32(np.int32(np.int32(whole + up_by) + (fine_origin if fine else coarse_origin)))
+            code = np.uint32(code >> (np.uint32(POINT_BITS) if fine else np.uint32(POINT_BITS - 1)))
+            codes[i] = np.uint16(min(code, escape))
+
+    @inlined
+    def escape_fields(
+        found: np.ndarray,
+        found_added: np.ndarray,
+        places: np.ndarray,
+        count: int,
+        coarsely: np.float32,
+        core: int,
+        fields: np.ndarray,
+    ) -> None:
+        """What escapes' fields say, above a bit each, and zeros behind them."""
+        least, number = np.int32(1 << core - 1), np.int32(count)
+        for i in range(_whole_parts(count)):
+            whole = np.int32(np.float32(abs(found[i]) * coarsely))
+            size = np.int32(np.int32(whole + np.int32(found_added[i])) >> np.int32(POINT_BITS))
+            beyond = max(np.int32(size - least), np.int32(0))
+            sign = np.int32(np.float32(found[i]).view(np.int32) >> np.int32(31)) & np.int32(1)
+            field = np.uint16(np.int32(beyond << np.int32(2)) | np.int32(sign << np.int32(1)))
+            fields[i] = field if places[i] < number else np.uint16(0)
+
+    @inlined
+    def put(quads: np.ndarray, count: int, bits: int, out: np.ndarray, octet: int) -> int:
+        """Fields of up to 15 bits, of which a quad has four above a bit each: eight of them are whole bytes."""
+        field = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+        fields = field | field << np.uint64(32)
+        one, two, four = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits)
+        for i in range(count // 4):
+            pairs = quads[i] >> np.uint64(1) & fields | (quads[i] >> np.uint64(17) & fields) << one
+            quads[i] = pairs & np.uint64(0xFFFFFFFF) | pairs >> np.uint64(32) << two
+        for i in range(0, count // 4, 2):
+            store_octets(out, octet, quads[i] | quads[i + 1] << four)
+            if bits > 8:
+                store_octets(out, octet + 8, quads[i + 1] >> np.uint64(64) - four)
+            octet += bits
+        return octet
 
     @compiled
     def compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int, seed: int) -> None:
         """uint[blocks, N] -> uint8[blocks, target]; ``first`` is the number of the first block."""
+        mantissa_bits, lowest, stochastic = layout
         blocks, target = stored.shape
-        lowest = layout.lowest
-        all_room = 8 * (target - HEADER_BYTES)
-        aligned, kinds, noise = np.empty(n, np.int32), np.empty(n, np.int32), np.zeros(n, np.uint32)
-        whole, codes, fine = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
-        plane = np.zeros(max(n // 8, 8), np.uint8)
-        out = np.empty(target + n // 8 + 24, np.uint8)  # a row, and what is written behind it
+        room = 8 * (target - HEADER_BYTES)
+        many = n + _TOGETHER
+        values, magnitudes, added = np.empty(n, np.float32), np.empty(n, np.int32), np.full(n, HALF, np.uint8)
+        above_one, above_widest, above_fine = magnitudes, magnitudes, magnitudes
+        if stochastic:
+            above_one, above_widest, above_fine = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+        kinds, codes, fields = np.zeros(n, np.uint16), np.empty(n, np.uint16), np.empty(many, np.uint16)
+        found, found_added = np.zeros(many, np.float32), np.zeros(many, np.uint8)
+        places = np.arange(many).astype(np.int32)
+        added_words, code_quads, field_quads = added.view(np.uint64), codes.view(np.uint64), fields.view(np.uint64)
+        plane, plane_one = np.zeros(plane_words, np.uint64), np.zeros(plane_words, np.uint64)
+        plane_widest, plane_fine = np.zeros(plane_words, np.uint64), np.zeros(plane_words, np.uint64)
+        out = np.zeros(_FRONT + target + _BEHIND, np.uint8)
+        finer = 0
 
+        largest = read(words, 0, mantissa_bits, values, magnitudes) if blocks else np.int32(0)
         for block in range(blocks):
-            top, total, masked = align(words[block], layout, aligned, kinds)
-            if layout.stochastic:
-                key = _mixed(np.uint32((first + block) * BLOCK_STRIDE + seed & 0xFFFFFFFF))
-                for i in range(n):
-                    noise[i] = _mixed(np.uint32(key ^ np.uint32(np.uint32(i) * np.uint32(PLACE_STRIDE))))
-            room = all_room - n if masked else all_room
-            widest = min(room // n, MAX_CORE)
-            finest = max(_COARSEST - MAX_FINER, lowest - top + ALIGNED_BITS + 1)
-            guess = likely(aligned, total, whole, widest, finest, room, masked)
-            length, step, fields = room + 1, _COARSEST, Fields(0, 0, 0, MASKED)
-            for tried in (guess - 1, guess, guess + 1, _COARSEST):
-                if not finest <= tried <= _COARSEST or widest < 1:
-                    continue
-                mean = np.int64(0)
-                if tried == _COARSEST:
-                    whole[:] = 0
-                else:
-                    mean = total + (1 << tried + log_n - 1) >> tried + log_n
-                    mean = min(max(mean, -MAX_OFFSET), MAX_OFFSET)
-                    count(aligned, noise, layout, tried, whole)
-                for split in range(3):
-                    core, offset = (widest - 2 + split, mean) if split else (1, 0)
-                    if split < 2:
-                        encode(whole, offset, kinds, masked, codes)
-                    if core < 1:
-                        continue
-                    bits, short, wide = measure(codes, core, masked)
-                    if bits < length:
-                        length, step, fields = bits, tried, Fields(offset, core, short, wide)
-                if length <= room:
-                    break
-
-            if length > room:
-                out[:] = 0
-                kind_bits = 2 if all_room >= 2 * n else 1
-                place = _put(out, 0, MASKED << _WIDE, _HEADER_BITS)
-                for i in range(n):
-                    place = _put(out, place, min(kinds[i], (1 << kind_bits) - 1), kind_bits)
-                for i in range(target):
-                    stored[block, i] = out[i]
-                continue
-
-            encode(whole, fields.offset, kinds, masked, codes)
-            grid = top - ALIGNED_BITS - 1 + step
-            count(aligned, noise, layout, step - 1, whole)
-            refine(codes, whole, fine, kinds, aligned, fields, length, room)
-
-            header = (grid - lowest) | (fields.offset & _OFFSET_MASK) << _OFFSET
-            header |= fields.core << _CORE | fields.short << _SHORT | fields.wide << _WIDE
-            store_octets(out, 0, np.uint64(header))
-            octet = HEADER_BYTES
+            masked, infinities = largest >= np.int32(_INFINITY), 0
             if masked:
+                largest, infinities = set_aside(values, magnitudes, kinds)
+            top = max(np.int64(largest >> _MANTISSA) - _BIAS, lowest - 1)
+            lifted = _LIFT if top < _SMALL else 0
+            if lifted:
+                lift(values, magnitudes)
+            space = room - n if masked else room
+            widest = min(space // n, 1 if masked else MAX_FINER)
+            if stochastic:
+                draw(_mixed(np.uint32((first + block) * BLOCK_STRIDE + seed & 0xFFFFFFFF)), added_words)
+                compare(magnitudes, added, 1, above_one)
+                compare(magnitudes, added, widest, above_widest)
+            core, wide, rest, moved, count = 0, 0, 0, 0, 0
+            if widest > 0:
+                finest = min(top + 1 - lowest, MAX_FINER)
+                finer, core, wide, rest = choose(
+                    above_one, above_widest, largest, top, finest, finer, space, widest, infinities, stochastic, plane_one, plane_widest,
+                )
+            kind_bits = 2 if room >= 2 * n else 1
+            exponent = POINT_BITS - 1 - top + finer - lifted
+            finely, coarsely = _power(exponent), _power(exponent - 1) if finer else np.float32(0)
+            if core:
+                if stochastic:
+                    compare(magnitudes, added, core + 1, above_fine)
+                escapes(above_fine, _least(top, finer + 1, core + 1, stochastic), plane_fine)
+                for word in range(plane_words):
+                    plane[word] = plane_one[word] if core == 1 else plane_widest[word]
+                if masked:
+                    store_plane(kinds, n, np.uint16(2), plane_one, 0)
+                    for word in range(plane_words):
+                        plane[word] |= plane_one[word]
+                        plane_fine[word] |= plane_one[word]
+                moved = moved_values(plane, plane_fine, wide, rest)
+                round_all(values, added, places, finely, coarsely, moved, core, codes)
+                for word in range(plane_words):
+                    fine = _low_bits(moved - 64 * word)
+                    left = plane[word] & ~fine | plane_fine[word] & fine
+                    while left:
+                        i = np.uint64(64 * word) + trailing_zeros(left)
+                        left &= left - np.uint64(1)
+                        found[np.uint64(count)], found_added[np.uint64(count)] = values[i], added[i]
+                        count += 1
+                if masked:
+                    for i in range(n):
+                        codes[i] = 3 if kinds[i] > 1 else codes[i]
+            else:
                 for i in range(n):
-                    whole[i] = min(kinds[i], 1)
-                store_plane(whole, n, np.int32(1), out, octet)
+                    codes[i] = min(kinds[i], np.uint16((1 << kind_bits) - 1)) << 1
+
+            # The fields that were just written take a while until they can be read. So the next block comes
+            # before they are packed.
+            largest = read(words, min(block + 1, blocks - 1), mantissa_bits, values, magnitudes)
+            grid = top + 1 - finer - lowest if core else 0
+            header = grid | moved << _MOVED | masked << _MASKED | core << _CORE | wide << _WIDE
+            store_octets(out, _FRONT, np.uint64(header))
+            octet = _FRONT + HEADER_BYTES
+            if masked and core:
+                store_not_below(kinds, n, np.uint16(1), out, octet)
                 octet += n // 8
-            octet = put_core(codes, fields.core, whole, out, octet)
-            octet = put_rest(codes, fine, fields, whole, plane, out, octet)
+            store_plane(codes, n, np.uint16(1), plane, 0)
+            if core == 1:
+                store_plane(codes, n, np.uint16(2), out, octet)
+                octet += n // 8
+            else:
+                octet = put(code_quads, n, core if core else kind_bits, out, octet)
+            for place in range(octet, _FRONT + target, 8):
+                store_octets(out, place, np.uint64(0))
+            escape_fields(found, found_added, places, count, coarsely, core, fields)
+            put(field_quads, count + 7 & ~7, wide, out, octet)
+            for word in range(plane_words):
+                fine = bits_reversed(plane[word] & _low_bits(moved - 64 * word))
+                octet = _FRONT + target - 8 * (word + 1)
+                store_octets(out, octet, load_octets(out, octet) | fine)
             for i in range(target):
-                stored[block, i] = out[i] if i < octet else 0
+                stored[block, i] = out[_FRONT + i]
+
+    # Decoding.
+
+    @inlined
+    def take(row: np.ndarray, octet: int, count: int, bits: int, quads: np.ndarray) -> None:
+        """Fields of up to 15 bits, from some byte on: four to a quad, above a bit each."""
+        one, two = np.uint64(bits), np.uint64(2 * bits)
+        field, pair = (np.uint64(1) << one) - np.uint64(1), (np.uint64(1) << two) - np.uint64(1)
+        fields = field | field << np.uint64(32)
+        for i in range(0, count // 4, 2):
+            quads[i] = load_octets(row, octet)
+            quads[i + 1] = load_octets(row, octet + (4 * bits >> 3)) >> np.uint64(4 * bits & 7)
+            octet += bits
+        for i in range(count // 4):
+            pairs = quads[i] & pair | (quads[i] >> two & pair) << np.uint64(32)
+            quads[i] = (pairs & fields) << np.uint64(1) | (pairs >> one & fields) << np.uint64(17)
+
+    @inlined
+    def word_of(
+        whole: np.int32, scale: np.float32, other: np.float32, largest: np.float32, mantissa_bits: int
+    ) -> int:
+        """A number of steps as a word: to nearest, a tie to even; never infinite."""
+        value = np.float32(np.float32(np.float32(whole) * scale) * other)
+        value = np.float32(min(max(value, np.float32(-largest)), largest))
+        pattern = np.float32(value).view(np.int32)
+        if width == 32:
+            return np.uint32(pattern)
+        magnitude = np.int32(pattern & np.int32(0x7FFFFFFF))
+        lost = np.int32(_MANTISSA - mantissa_bits)
+        odd = np.int32(np.int32(magnitude >> lost) & np.int32(1))
+        almost_half = np.int32((1 << lost - 1) - 1)
+        rounded = np.int32(np.int32(np.int32(magnitude + almost_half) + odd) >> lost)
+        if mantissa_bits == 10:
+            normal = magnitude >= np.int32(1 - 15 + _BIAS << _MANTISSA)
+            subnormal = np.int32(np.float32(abs(value) * np.float32(1 << 24)))
+            rounded = np.int32(rounded - np.int32(_REBIASED >> 13)) if normal else subnormal
+        return np.uint16(rounded | np.int32(np.int32(pattern >> np.int32(16)) & np.int32(0x8000)))
 
     @compiled
     def decompress(stored: np.ndarray, words: np.ndarray, layout: Layout) -> int:
         """uint8[blocks, target] -> uint[blocks, N]; the first block that no encoder produces, or -1."""
-        mantissa_bits, exponent_max, lowest, _ = layout
+        mantissa_bits, lowest, _ = layout
         blocks, target = stored.shape
         room = 8 * (target - HEADER_BYTES)
-        word = words.dtype.type
-        sign_bit = np.int64(1) << width - 1
-        infinity = np.int64(exponent_max) << mantissa_bits
-        nan = infinity | np.int64(1) << mantissa_bits - 1
-        bias = exponent_max >> 1
-        codes, kinds, specials = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
-        floats = np.empty(n, np.float32)
-        patterns = floats.view(np.int32)
-        narrower = 23 - mantissa_bits
-        almost_half = np.int32((1 << narrower >> 1) - 1 if narrower else 0)
+        word_type = words.dtype.type
+        sign = np.int64(1 << width - 1)
+        infinity = sign - (1 << mantissa_bits)
+        nan = infinity | np.int64(1 << mantissa_bits - 1)
+        largest_pattern = np.int32(_INFINITY - (1 << _MANTISSA - mantissa_bits))
+        if mantissa_bits == 10:
+            largest_pattern = np.int32(_REBIASED + (31 << _MANTISSA) - (1 << 13))
+        largest = np.int32(largest_pattern).view(np.float32)
+        many = n + _TOGETHER
+        codes, kinds, fields = np.empty(n, np.uint16), np.empty(n, np.uint16), np.empty(many, np.uint16)
+        code_quads, kind_quads, field_quads = codes.view(np.uint64), kinds.view(np.uint64), fields.view(np.uint64)
+        found = np.empty(many, words.dtype)
+        last, escaped = np.zeros(plane_words, np.uint64), np.zeros(plane_words, np.uint64)
+        length = _FRONT + target + 2 * n + 16
+        rows = np.zeros(_ROWS * length, np.uint8)
 
         for block in range(blocks):
-            row = stored[block]
-            header = np.int64(row[0]) | np.int64(row[1]) << 8 | np.int64(row[2]) << 16
-            offset = header >> _OFFSET & _OFFSET_MASK
-            offset -= _OFFSET_MASK + 1 if offset > MAX_OFFSET else 0
-            core, short, wide = header >> _CORE & _CORE_MASK, header >> _SHORT & 1, header >> _WIDE
+            if block % _ROWS == 0:
+                for k in range(min(_ROWS, blocks - block)):
+                    for i in range(target):
+                        rows[k * length + _FRONT + i] = stored[block + k, i]
+            row = block % _ROWS * length + _FRONT
+            header = np.int64(load_octets(rows, row)) & (1 << _HEADER_BITS) - 1
+            moved, core, wide = header >> _MOVED & _MOVED_MASK, header >> _CORE & _CORE_MASK, header >> _WIDE
+            masked = header >> _MASKED & 1
+            octet = row + HEADER_BYTES
             if core == 0:
-                if header != MASKED << _WIDE:
+                if header != 1 << _MASKED:
                     return block
-                bits = 2 if room >= 2 * n else 1
+                take(rows, octet, n, 2 if room >= 2 * n else 1, kind_quads)
                 for i in range(n):
-                    kind = _take(row, _HEADER_BITS + i * bits, bits)
-                    words[block, i] = word(0)
-                    if kind == 1:
-                        words[block, i] = word(nan)
-                    elif kind > 1:
-                        words[block, i] = word(infinity if kind == 2 else infinity | sign_bit)
+                    kind = kinds[i] >> 1
+                    special = nan if kind == 1 else (infinity if kind == 2 else infinity | sign)
+                    words[block, i] = word_type(special if kind else 0)
                 continue
-            masked = wide == MASKED
-            place = _HEADER_BITS
-            for i in range(n):
-                kinds[i] = _take(row, place + i, 1) if masked else 0
-            place += n if masked else 0
-            if place + n * core > 8 * target:
+            if moved > n or n * (core + masked) + moved > room:
                 return block
-            limit = (np.int64(1) << core - 1) - 1
-            if core <= 8:
-                octet = place >> 3
-                for i in range(0, n, 8):
-                    packed = np.uint64(0)
-                    for k in range(core):
-                        packed |= np.uint64(row[octet + k]) << np.uint64(8 * k)
-                    octet += core
-                    for k in range(8):
-                        field = packed >> np.uint64(k * core) & np.uint64((1 << core) - 1)
-                        codes[i + k] = np.int32(np.int32(field) - np.int32(limit))
-            else:
-                for i in range(n):
-                    codes[i] = _take(row, place + i * core, core) - limit
-            escapes = 0
+            if masked:
+                take(rows, octet, n, 1, kind_quads)
+                octet += n // 8
+
+            # The last bit is 1 where none is stored. So an escape is the largest number of all.
+            take(rows, octet, n, core, code_quads)
+            octet += n * core // 8
+            for word in range(plane_words):
+                fine = bits_reversed(load_octets(rows, row + target - 8 * (word + 1)))
+                last[word] = fine | ~_low_bits(moved - 64 * word)
+            load_plane(codes, n, np.uint16(1), last, 0)
+            count = escapes(codes, np.uint16((2 << core) - 1), escaped)
+
+            # 2**exponent may be none that fp32 has; so in two steps.
+            exponent = min((header & _GRID_MASK) + lowest, _BIAS + 1)
+            half = exponent >> 1
+            scale, other = _power(half), _power(exponent - half)
+            origin, beyond = np.int32((1 << core) - 1), np.int32(1 << core)
             for i in range(n):
-                escapes += 1 if codes[i] > limit else 0
-            place += n * core
-            if escapes:
-                forms, wides = place, place + (2 * escapes if short else 0)
-                for i in range(n):
-                    if codes[i] > limit:
-                        negative, beyond = np.int64(0), np.int64(0)
-                        if short:
-                            form = _take(row, forms, 2)
-                            forms += 2
-                            negative = form & 1
-                            if form & 2:
-                                beyond = _take(row, wides, wide) + 1
-                                wides += wide
-                        else:
-                            field = _take(row, wides, wide)
-                            wides += wide
-                            negative, beyond = field & 1, field >> 1
-                        size = limit + 1 + beyond
-                        codes[i] = -size if negative else size
-                place = wides
-            if place > 8 * target:
-                return block
-            for i in range(n):
-                specials[i] = codes[i]
-            for i in range(0, n, 8):
-                bits = _take(row, place + i, 8)
-                for k in range(8):
-                    bit = np.int32(bits >> k & 1)
-                    codes[i + k] = np.int32(2 * (codes[i + k] + offset)) + bit
-            exponent = (header & _GRID_MASK) + lowest
-            # Codes have fewer than 20 bits. Where none can make a subnormal or an infinity, a conversion to
-            # float gives the significand, normalised, and its exponent only has to be moved.
-            if exponent > -bias and exponent + 20 < bias:
-                for i in range(n):
-                    floats[i] = np.float32(abs(codes[i]))
-                move = np.int32(exponent + bias - 127 << mantissa_bits)
-                for i in range(n):
-                    bits = patterns[i]
-                    odd = np.int32(bits >> np.int32(narrower) & np.int32(1))
-                    rounded = np.int32(np.int32(bits + almost_half) + (odd if narrower else np.int32(0)))
-                    found = np.int32(np.int32(rounded >> np.int32(narrower)) + move)
-                    found = found if codes[i] else np.int32(0)
-                    words[block, i] = word(found) | (word(sign_bit) if codes[i] < 0 else word(0))
-            else:
-                for i in range(n):
-                    words[block, i] = word(
-                        _compose(np.int64(codes[i]), exponent, mantissa_bits, exponent_max, width)
-                    )
+                whole = np.int32(np.int32(codes[i]) - origin)
+                words[block, i] = word_of(whole, scale, other, largest, mantissa_bits)
+            place, field_mask = np.uint64(8 * octet), _low_bits(wide)
+            for k in range(count):
+                octets = load_octets(rows, place >> np.uint64(3)) >> (place & np.uint64(7))
+                fields[k] = np.uint16(octets & field_mask)
+                place += np.uint64(wide)
+            for i in range(_whole_parts(count)):
+                minus = np.int32(-np.int32(np.int32(fields[i]) & np.int32(1)))
+                size = np.int32(np.int32(np.int32(fields[i]) & np.int32(-2)) + beyond)
+                found[i] = word_of(np.int32(np.int32(size ^ minus) - minus), scale, other, largest, mantissa_bits)
+            number = np.uint64(0)
+            for word in range(plane_words):
+                left = escaped[word]
+                while left:
+                    words[block, np.uint64(64 * word) + trailing_zeros(left)] = found[number]
+                    left &= left - np.uint64(1)
+                    number += np.uint64(1)
             if masked:
                 for i in range(n):
                     if kinds[i]:
-                        words[block, i] = word(
-                            nan
-                            if specials[i] == 0
-                            else (infinity if specials[i] > 0 else infinity | sign_bit)
-                        )
+                        word = np.int64(words[block, i])
+                        words[block, i] = word_type(word & sign | infinity if word else nan)
         return -1
 
     return compress, decompress

@@ -19,6 +19,11 @@ def compiled(function: Callable) -> Any:
         return numba.njit(function, nogil=True)
 
 
+def inlined(function: Callable) -> Any:
+    """Part of what is compiled: a call passes every array as many numbers, which takes as long as a loop."""
+    return numba.njit(function, forceinline=True)
+
+
 def _instruction(function: Callable) -> Any:
     """What a function of argument types returns: a signature, and what emits the LLVM code for a call."""
     return intrinsic(prefer_literal=True)(function)
@@ -32,9 +37,9 @@ def bit_count(_: Any, number: Any) -> Any:
 
 @_instruction
 def trailing_zeros(_: Any, number: Any) -> Any:
-    """Of a number other than 0."""
-    kind, true = numba.types.unliteral(number), ir.IntType(1)(1)
-    return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], true)
+    """As many as there are bits, of 0."""
+    kind, false = numba.types.unliteral(number), ir.IntType(1)(0)
+    return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], false)
 
 
 @_instruction
@@ -43,10 +48,16 @@ def _leading_zeros(_: Any, number: Any) -> Any:
     return kind(kind), lambda context, builder, signature, arguments: builder.ctlz(arguments[0], false)
 
 
-@compiled
+@inlined
 def bit_length(number: int) -> int:
     """int.bit_length of a number from 0 to 2**62."""
     return 64 - _leading_zeros(np.int64(number))
+
+
+@_instruction
+def bits_reversed(_: Any, number: Any) -> Any:
+    kind = numba.types.unliteral(number)
+    return kind(kind), lambda context, builder, signature, arguments: builder.bitreverse(arguments[0])
 
 
 @_instruction
@@ -55,18 +66,34 @@ def store_octets(_: Any, stored: Any, place: Any, octets: Any) -> Any:
     signature = numba.void(stored, place, numba.uint64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first = builder.gep(context.make_array(stored)(context, builder, arguments[0]).data, [arguments[1]])
-        number = arguments[2]
-        if sys.byteorder == "big":
-            number = builder.bswap(number)
-        builder.store(number, builder.bitcast(first, number.type.as_pointer()), align=1)
+        first = _octets_from(context, builder, signature, arguments)
+        number = builder.bswap(arguments[2]) if sys.byteorder == "big" else arguments[2]
+        builder.store(number, first, align=1)
         return context.get_dummy_value()
 
     return signature, generate
 
 
+@_instruction
+def load_octets(_: Any, stored: Any, place: Any) -> Any:
+    """``stored[place : place + 8]`` as a number of 64 bits, the lowest byte first."""
+    signature = numba.uint64(stored, place)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = builder.load(_octets_from(context, builder, signature, arguments), align=1)
+        return builder.bswap(number) if sys.byteorder == "big" else number
+
+    return signature, generate
+
+
+def _octets_from(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """A pointer to 64 bits of an array of bytes, from some place on."""
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+
+
 # A plane is all words of a block compared at once, which processors have instructions for and compilers
-# do not find in a loop. So these two are written in LLVM's language, where a comparison gives <N x i1>.
+# do not find in a loop. So these are written in LLVM's language, where a comparison gives <N x i1>.
 
 
 @_instruction
@@ -75,10 +102,23 @@ def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any
     signature = numba.void(words, n, words.dtype, stored, place)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block, weights, octets = _of_block(context, builder, signature, arguments)
-        values = builder.load(block, align=_alignment(words))
+        values, weights = _block(context, builder, signature, arguments)
         plane = builder.icmp_unsigned("!=", builder.and_(values, weights), values.type(None))
-        builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
+        _store_bits(context, builder, signature, arguments, plane)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@_instruction
+def store_not_below(_: Any, words: Any, n: Any, least: Any, stored: Any, place: Any) -> Any:
+    """``stored[place : place + n / 8] = words[:n] >= least``, a bit each."""
+    signature = numba.void(words, n, words.dtype, stored, place)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        compare = builder.icmp_signed if words.dtype.signed else builder.icmp_unsigned
+        plane = compare(">=", *_block(context, builder, signature, arguments))
+        _store_bits(context, builder, signature, arguments, plane)
         return context.get_dummy_value()
 
     return signature, generate
@@ -90,30 +130,44 @@ def load_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any)
     signature = numba.void(words, n, words.dtype, stored, place)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block, weights, octets = _of_block(context, builder, signature, arguments)
-        values = builder.load(block, align=_alignment(words))
-        plane = builder.bitcast(builder.load(octets, align=1), ir.VectorType(ir.IntType(1), n.literal_value))
+        values, weights = _block(context, builder, signature, arguments)
+        octets = _plane_at(context, builder, signature, arguments)
+        plane = builder.bitcast(builder.load(octets, align=1), ir.VectorType(ir.IntType(1), values.type.count))
         bits = builder.select(plane, weights, values.type(None))
-        builder.store(builder.or_(values, bits), block, align=_alignment(words))
+        block = _first_words(context, builder, signature, arguments)
+        builder.store(builder.or_(values, bits), block, align=_alignment(signature.args[0]))
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _of_block(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any, Any]:
-    """A pointer to ``words[:n]`` as a vector, n times the weight, a pointer to the plane as an integer."""
-    words, n, word, stored, _ = signature.args
-    vector = ir.VectorType(ir.IntType(word.bitwidth), n.literal_value)
-    block = context.make_array(words)(context, builder, arguments[0]).data
-    plane = builder.gep(context.make_array(stored)(context, builder, arguments[3]).data, [arguments[4]])
-    first = builder.insert_element(vector(None), arguments[2], ir.IntType(32)(0))
-    zeros = ir.VectorType(ir.IntType(32), n.literal_value)(None)
-    weights = builder.shuffle_vector(first, vector(None), zeros)
-    return (
-        builder.bitcast(block, vector.as_pointer()),
-        weights,
-        builder.bitcast(plane, ir.IntType(n.literal_value).as_pointer()),
+def _block(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
+    """``words[:n]`` as a vector, and n times the word that they meet."""
+    values = builder.load(
+        _first_words(context, builder, signature, arguments), align=_alignment(signature.args[0])
     )
+    first = builder.insert_element(values.type(None), arguments[2], ir.IntType(32)(0))
+    zeros = ir.VectorType(ir.IntType(32), values.type.count)(None)
+    return values, builder.shuffle_vector(first, values.type(None), zeros)
+
+
+def _first_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """A pointer to ``words[:n]`` as a vector."""
+    words, n = signature.args[:2]
+    vector = ir.VectorType(ir.IntType(words.dtype.bitwidth), n.literal_value)
+    return builder.bitcast(context.make_array(words)(context, builder, arguments[0]).data, vector.as_pointer())
+
+
+def _plane_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """A pointer to a plane as an integer of n bits."""
+    _, n, _, stored, _ = signature.args
+    plane = builder.gep(context.make_array(stored)(context, builder, arguments[3]).data, [arguments[4]])
+    return builder.bitcast(plane, ir.IntType(n.literal_value).as_pointer())
+
+
+def _store_bits(context: Any, builder: Any, signature: Any, arguments: Any, plane: Any) -> None:
+    octets = _plane_at(context, builder, signature, arguments)
+    builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
 
 
 def _alignment(array: Any) -> int:

@@ -20,7 +20,6 @@ from golden.step import (
     HALF,
     HEADER_BYTES,
     LEADING_BITS,
-    MAX_CORE,
     MAX_FINER,
     MAX_MOVED,
     MOST,
@@ -141,7 +140,7 @@ class StepCodec:
         """The finest steps at which blocks fit."""
         n, room = self.fmt.block, self.fmt.room
         infinities = _count(values.infinite)
-        cores = 1, min(room // n, MAX_CORE)
+        cores = 1, min(room // n, MAX_FINER)
         # A block with specials has the first core, if any.
         spaces = room - n * values.masked, room - (room + 1) * values.masked
         least = [(1 << core - 1 << POINT_BITS) - values.added for core in cores]

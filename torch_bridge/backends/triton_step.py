@@ -26,7 +26,6 @@ from golden.step import (
     HALF,
     HEADER_BYTES,
     LEADING_BITS,
-    MAX_CORE,
     MAX_FINER,
     MAX_MOVED,
     MOST,
@@ -74,7 +73,7 @@ def _constants(fmt: StepFormat) -> dict[str, int]:
         "STOCHASTIC": fmt.rounding == "stochastic",
         "N": fmt.block,
         "BLOCKS": _VALUES // fmt.block,  # of a program
-        "WIDEST": min(fmt.room // fmt.block, MAX_CORE),  # core
+        "WIDEST": min(fmt.room // fmt.block, MAX_FINER),  # core
         "ALONE": min(fmt.room // fmt.block, 2),  # bits of a value in a block that only says which are special
         "OCTETS": triton.next_power_of_2(fmt.target),
     }
