@@ -37,9 +37,9 @@ def bit_count(_: Any, number: Any) -> Any:
 
 @_instruction
 def trailing_zeros(_: Any, number: Any) -> Any:
-    """As many as there are bits, of 0."""
-    kind, false = numba.types.unliteral(number), ir.IntType(1)(0)
-    return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], false)
+    """Of a number other than 0."""
+    kind, true = numba.types.unliteral(number), ir.IntType(1)(1)
+    return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], true)
 
 
 @_instruction
