@@ -197,9 +197,14 @@ def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str
 
 
 def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[float, float, int]:
-    """Mean of the losses less those of the same seeds without compression, half its 95 % interval, seeds."""
+    """Mean of the losses less those of the same seeds without compression, half its 95 % interval, seeds.
+
+    The mean is infinite if a run ended without a finite loss.
+    """
     losses = {row["seed"]: row["val_loss"] for row in base}
     pairs = [row["val_loss"] - losses[row["seed"]] for row in rows if row["seed"] in losses]
+    if not all(map(math.isfinite, pairs)):
+        return math.inf, math.inf, len(pairs)
     if len(pairs) < 2:
         return (pairs[0] if pairs else math.nan), math.inf, len(pairs)
     half = stats.t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
@@ -218,13 +223,14 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
     ]
     for scheme, found in schemes.items():
         losses = [row["val_loss"] for row in found]
-        spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        finite = all(map(math.isfinite, losses))
+        spread = f"{statistics.stdev(losses):.4f}" if finite and len(losses) > 1 else ""
         cells = [
             scheme,
             f"{found[0]['bits_per_value']:.4g}",
             f"{found[0]['ratio']:.1f}x",
             str(len(found)),
-            f"{statistics.mean(losses):.4f}",
+            f"{statistics.mean(losses):.4f}" if finite else "diverges",
             spread,
         ]
         if scheme == "none":
@@ -233,8 +239,8 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
             middle, half, _ = difference(found, base)
             errors = [error for row in found for _, error in row["gradient_error"]]
             cells += [
-                f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}",
-                "" if half == math.inf else "yes" if middle + half < LIMIT else "no",
+                f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}" if finite else "",
+                "" if finite and half == math.inf else "yes" if middle + half < LIMIT else "no",
                 f"{statistics.mean(errors):.3f}",
                 f"{statistics.mean(row['effective_bits'] for row in found):.2f}",
             ]
@@ -253,6 +259,8 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
             if scheme != "none":
                 middle, half, _ = difference(found, schemes.get("none", []))
                 bits = found[0]["bits_per_value"]
+                if math.isinf(middle):  # what diverges leaves the picture
+                    continue
                 places[re.split("[ ,]", scheme)[0]].append((bits, middle, 0 if half == math.inf else half))
         for kind, points in places.items():
             bits, middles, halves = zip(*sorted(points), strict=True)

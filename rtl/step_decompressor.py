@@ -29,8 +29,8 @@ class StepDecompressor(wiring.Component):
     last word of its compressed bytes was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
-    A block with an invalid header (docs/format.md, "Invalid blocks") becomes zeros with ``error`` set; so does
-    one that the end of its tensor cuts short. The blocks after it are decoded as usual, and every
+    A block with an invalid header (docs/format.md, "Invalid blocks") becomes zeros with ``error`` set; so
+    does one that the end of its tensor cuts short. The blocks after it are decoded as usual, and every
     input word with ``last`` leads to exactly one output word with ``last``.
 
     Args:
