@@ -111,7 +111,8 @@ class Chooser(wiring.Component):
                         if left >= 0:
                             few = count <= min(left // width, engine.block)
                             fits.append(is_it.any() & few & (summary.masked == masked))
-                here = let(m, f"fits{core}_{finer}", Cat(fits).any() & (summary.top >= finer))
+                is_step = summary.top >= finer if finer else C(1)
+                here = let(m, f"fits{core}_{finer}", Cat(fits).any() & is_step)
                 wide = any_set(Mux(is_it.any(), width, 0) for width, is_it in is_width.items())
                 ways[finer].append({"fits": here, "escapes": count, "wide": wide})
         # What fits at a step fits at every coarser one.

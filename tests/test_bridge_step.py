@@ -1,6 +1,9 @@
 """The step format on the bridge: backends make golden's bytes, and gradients are those of what was stored."""
 
+import os
 import re
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -31,7 +34,7 @@ def extremes(dtype, block, seed):
     rng = np.random.default_rng(seed)
     info = np.finfo(np.float32) if dtype == "fp32" else ml_dtypes.finfo(ARRAYS[dtype])
     sign, infinity = 1 << 8 * UINTS[dtype]().itemsize - 1, int(as_pattern(dtype, np.inf))
-    rows = np.zeros((12, block), np.int64)
+    rows = np.zeros((13, block), np.int64)
     rows[:3] = rng.integers(0, 2 * sign, (3, block))
     rows[3:5] = rng.integers(0, 1 << info.nmant, (2, block))  # subnormals
     rows[4] >>= rng.integers(info.nmant)
@@ -42,6 +45,8 @@ def extremes(dtype, block, seed):
     rows[8] = infinity | rng.integers(0, 2, block) * sign
     rows[9] = np.where(rng.random(block) < 0.5, infinity + 1, rows[8])
     rows[10] = np.where(rng.random(block) < 0.1, rows[9], rows[6])
+    least = rng.integers(0, 4 << info.nmant, block) | rng.integers(0, 2, block) * sign
+    rows[11] = np.where(rng.random(block) < 0.1, rows[8], least)  # infinities beside the least numbers
     return rows.astype(UINTS[dtype])  # the last has only zeros
 
 
@@ -107,6 +112,20 @@ def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does(fmt, name):
             with pytest.raises(ValueError, match=re.escape(complaint)):
                 backend.decompress(torch.from_numpy(row[None].copy()), fmt.block)
     assert 20 < refused < 220
+
+
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
+    program = (
+        "import torch; from golden import StepFormat; from torch_bridge import backends\n"
+        "backend = backends.get('cpu', StepFormat('fp32', 16, 16))\n"
+        "values = torch.arange(16.0)\n"
+        "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
+        "print(sum(backend._compress.stats.cache_hits.values()))"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for hits in (0, 1):
+        run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert (run.returncode, run.stdout) == (0, f"{hits}\n"), run.stderr
 
 
 @pytest.mark.parametrize("name", FAST)

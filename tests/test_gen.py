@@ -112,7 +112,7 @@ def test_engines_of_the_step_format_have_streams_only(tmp_path):
     config = Config(StepFormat("bf16", 16, 8), bus_bytes=16)
     (entry,) = json.loads(verilog.write_presets([config], tmp_path).read_text())["configs"]
     latencies = {part: engine["latency_cycles"] for part, engine in entry["engines"].items()}
-    assert latencies == {"compressor": 24, "decompressor": 9}
+    assert latencies == {"compressor": 11, "decompressor": 5}
     assert {engine["uncompressed_bytes_per_cycle"] for engine in entry["engines"].values()} == {16}
     text = (tmp_path / entry["file"]).read_text()
     names = [f"bitstash_{part}_step_bf16_n16_t8_nearest_b16" for part in latencies]

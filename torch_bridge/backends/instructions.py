@@ -20,7 +20,7 @@ def compiled(function: Callable) -> Any:
 
 
 def inlined(function: Callable) -> Any:
-    """Part of what is compiled: a call passes every array as many numbers, which takes as long as a loop."""
+    """A part of what is compiled. A call would pass each array as seven numbers, which takes its time."""
     return numba.njit(function, forceinline=True)
 
 
@@ -66,9 +66,8 @@ def store_octets(_: Any, stored: Any, place: Any, octets: Any) -> Any:
     signature = numba.void(stored, place, numba.uint64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first = _octets_from(context, builder, signature, arguments)
         number = builder.bswap(arguments[2]) if sys.byteorder == "big" else arguments[2]
-        builder.store(number, first, align=1)
+        builder.store(number, _octets_at(context, builder, signature, arguments), align=1)
         return context.get_dummy_value()
 
     return signature, generate
@@ -80,31 +79,33 @@ def load_octets(_: Any, stored: Any, place: Any) -> Any:
     signature = numba.uint64(stored, place)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = builder.load(_octets_from(context, builder, signature, arguments), align=1)
+        number = builder.load(_octets_at(context, builder, signature, arguments), align=1)
         return builder.bswap(number) if sys.byteorder == "big" else number
 
     return signature, generate
 
 
-def _octets_from(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """A pointer to 64 bits of an array of bytes, from some place on."""
+def _octets_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """A pointer to the 64 bits that begin at some place of an array of bytes."""
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
     return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
 
 
 # A plane is all words of a block compared at once, which processors have instructions for and compilers
-# do not find in a loop. So these are written in LLVM's language, where a comparison gives <N x i1>.
+# do not find in a loop. So these are written in LLVM's language, where a comparison gives <N x i1>. What is
+# stored is an array of bytes or of longer words, and has room for n bits from ``place`` on.
 
 
 @_instruction
 def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
-    """``stored[place : place + n / 8] = `` the bits of that weight of ``words[:n]``."""
+    """``stored[place:] =`` the bits of that weight of ``words[:n]``."""
     signature = numba.void(words, n, words.dtype, stored, place)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, weights = _block(context, builder, signature, arguments)
+        block, weights, octets = _of_block(context, builder, signature, arguments)
+        values = builder.load(block, align=_alignment(words))
         plane = builder.icmp_unsigned("!=", builder.and_(values, weights), values.type(None))
-        _store_bits(context, builder, signature, arguments, plane)
+        builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
         return context.get_dummy_value()
 
     return signature, generate
@@ -112,13 +113,14 @@ def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any
 
 @_instruction
 def store_not_below(_: Any, words: Any, n: Any, least: Any, stored: Any, place: Any) -> Any:
-    """``stored[place : place + n / 8] = words[:n] >= least``, a bit each."""
+    """``stored[place:] = words[:n] >= least``."""
     signature = numba.void(words, n, words.dtype, stored, place)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block, limits, octets = _of_block(context, builder, signature, arguments)
         compare = builder.icmp_signed if words.dtype.signed else builder.icmp_unsigned
-        plane = compare(">=", *_block(context, builder, signature, arguments))
-        _store_bits(context, builder, signature, arguments, plane)
+        plane = compare(">=", builder.load(block, align=_alignment(words)), limits)
+        builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
         return context.get_dummy_value()
 
     return signature, generate
@@ -126,48 +128,34 @@ def store_not_below(_: Any, words: Any, n: Any, least: Any, stored: Any, place: 
 
 @_instruction
 def load_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
-    """Those of ``words[:n]`` whose bit in ``stored[place : place + n / 8]`` is 1 get a bit of that weight."""
+    """Those of ``words[:n]`` whose bit in ``stored[place:]`` is 1 get a bit of that weight."""
     signature = numba.void(words, n, words.dtype, stored, place)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, weights = _block(context, builder, signature, arguments)
-        octets = _plane_at(context, builder, signature, arguments)
-        plane = builder.bitcast(builder.load(octets, align=1), ir.VectorType(ir.IntType(1), values.type.count))
+        block, weights, octets = _of_block(context, builder, signature, arguments)
+        values = builder.load(block, align=_alignment(words))
+        plane = builder.bitcast(builder.load(octets, align=1), ir.VectorType(ir.IntType(1), n.literal_value))
         bits = builder.select(plane, weights, values.type(None))
-        block = _first_words(context, builder, signature, arguments)
-        builder.store(builder.or_(values, bits), block, align=_alignment(signature.args[0]))
+        builder.store(builder.or_(values, bits), block, align=_alignment(words))
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _block(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any]:
-    """``words[:n]`` as a vector, and n times the word that they meet."""
-    values = builder.load(
-        _first_words(context, builder, signature, arguments), align=_alignment(signature.args[0])
-    )
-    first = builder.insert_element(values.type(None), arguments[2], ir.IntType(32)(0))
-    zeros = ir.VectorType(ir.IntType(32), values.type.count)(None)
-    return values, builder.shuffle_vector(first, values.type(None), zeros)
-
-
-def _first_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """A pointer to ``words[:n]`` as a vector."""
-    words, n = signature.args[:2]
-    vector = ir.VectorType(ir.IntType(words.dtype.bitwidth), n.literal_value)
-    return builder.bitcast(context.make_array(words)(context, builder, arguments[0]).data, vector.as_pointer())
-
-
-def _plane_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """A pointer to a plane as an integer of n bits."""
-    _, n, _, stored, _ = signature.args
+def _of_block(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, Any, Any]:
+    """A pointer to ``words[:n]`` as a vector, n times one word, a pointer to the plane as an integer."""
+    words, n, word, stored, _ = signature.args
+    vector = ir.VectorType(ir.IntType(word.bitwidth), n.literal_value)
+    block = context.make_array(words)(context, builder, arguments[0]).data
     plane = builder.gep(context.make_array(stored)(context, builder, arguments[3]).data, [arguments[4]])
-    return builder.bitcast(plane, ir.IntType(n.literal_value).as_pointer())
-
-
-def _store_bits(context: Any, builder: Any, signature: Any, arguments: Any, plane: Any) -> None:
-    octets = _plane_at(context, builder, signature, arguments)
-    builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
+    first = builder.insert_element(vector(None), arguments[2], ir.IntType(32)(0))
+    zeros = ir.VectorType(ir.IntType(32), n.literal_value)(None)
+    weights = builder.shuffle_vector(first, vector(None), zeros)
+    return (
+        builder.bitcast(block, vector.as_pointer()),
+        weights,
+        builder.bitcast(plane, ir.IntType(n.literal_value).as_pointer()),
+    )
 
 
 def _alignment(array: Any) -> int:
