@@ -239,7 +239,7 @@ def test_with_all_the_forward_pass_waits_for_the_disk(tmp_path, monkeypatch):
 
 def test_the_adaptive_amount_is_what_a_slow_disk_can_hide(tmp_path, monkeypatch):
     def slow(real, *given):
-        time.sleep(0.01)
+        time.sleep(0.02)
         return real(*given)
 
     intercept(monkeypatch, "pwrite", slow)
