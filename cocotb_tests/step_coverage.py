@@ -16,9 +16,6 @@ from .coverage import Corner, Coverage, kinds_of
 class StepCoverage(Coverage):
     """Counts how often each bin of an engine of the step format was met; see :class:`Coverage`."""
 
-    def __init__(self, engine: StepEngine, part: str):
-        super().__init__(engine, part)
-
     def _meet_something(self) -> None:
         fmt = self._engine.fmt
         self.tensors([1])

@@ -7,8 +7,6 @@ from itertools import zip_longest
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data
 
-from .planes import any_set
-
 __all__ = [
     "Register",
     "count_before",
@@ -17,7 +15,6 @@ __all__ = [
     "leading_zeros",
     "let",
     "ones",
-    "pick",
     "total",
     "window",
 ]
@@ -136,8 +133,3 @@ def cut(bits: Value, widths: Mapping[int, Value], count: int) -> list[Value]:
         return Cat(bits[i] & is_it for i, is_it in places if i < len(bits)).any()
 
     return [Cat(bit(field, place) for place in range(max(widths))) for field in range(count)]
-
-
-def pick(fields: Sequence[Value], rank: Value) -> Value:
-    """The field of a number."""
-    return any_set(Mux(rank == i, field, 0) for i, field in enumerate(fields))

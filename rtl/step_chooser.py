@@ -2,11 +2,12 @@
 
 from itertools import pairwise
 
+import numpy as np
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.step import FIELDS, HALF, LEADING_BITS, MAX_FINER, MOST, POINT_BITS
+from golden.step import FIELDS, HALF, LEADING_BITS, MAX_FINER, MOST, wide_bits
 
 from .engine import StepEngine
 from .fields import let
@@ -92,6 +93,8 @@ class Chooser(wiring.Component):
         cores = engine.fmt.cores(masked=False)
         at_least = [C(1), *summary.leading, C(0)]
         is_leading = [let(m, f"leading{i}", at & ~more) for i, (at, more) in enumerate(pairwise(at_least))]
+        largest = (1 << LEADING_BITS - 1) + 1 + np.arange(len(is_leading))
+        most_added = MOST if engine.noise_bits else HALF
         ways: dict[int, list[dict[str, Value]]] = {}
         for finer in range(MAX_FINER + 1):
             ways[finer] = []
@@ -99,7 +102,7 @@ class Chooser(wiring.Component):
                 count = escapes[finer - 1] if finer else C(0)
                 if core == 1:
                     count = let(m, f"count{finer}", count + Mux(summary.masked, summary.infinities, 0))
-                widths = [_wide_bits(engine, leading, finer, core) for leading in range(len(is_leading))]
+                widths = wide_bits(largest, finer, core, most_added).tolist()
                 is_width = {
                     width: Cat(is_it for is_it, its in zip(is_leading, widths, strict=True) if its == width)
                     for width in sorted(set(widths))
@@ -160,11 +163,3 @@ def plan_of(m: Module, engine: StepEngine, choice) -> Signal:
             plan.wide.eq(Mux(takes_wide, wide.wide, narrow.wide)),
         ]
     return plan
-
-
-def _wide_bits(engine: StepEngine, leading: int, finer: int, core: int) -> int:
-    """Bits of an escape's field; ``leading`` are the bits behind the first of a block's largest magnitude."""
-    most_added = MOST if engine.noise_bits else HALF
-    above = leading + (1 << LEADING_BITS - 1) + 1
-    largest = (above << finer) - 1 + most_added >> POINT_BITS
-    return max(largest - (1 << core - 1), 0).bit_length() + 1 if finer else 1

@@ -24,7 +24,7 @@ def coded_layout(engine: StepEngine) -> data.StructLayout:
     """A step of values as they are stored, and their block's plan.
 
     Members:
-        valid, first, final: there is one, and which of its block it is.
+        tag: whether there is one (``valid``), and which of its block it is (``first``, ``final``).
         lanes: of each value its field in the core, whether it escapes, with which sign and how far beyond the
             core; whether it has a fine bit, and that; whether it is special, and which kind.
         plan: of the block; see :func:`rtl.step_chooser.plan_layout`.
@@ -174,10 +174,9 @@ def _counted_layout(engine: StepEngine) -> data.StructLayout:
 
 def _count(m: Module, engine: StepEngine, plan, value, lane, name: str) -> None:
     """Round a value to coarse and to fine steps."""
-    half = 1 << POINT_BITS - 1
-    added = Cat(C(1, 1), value.noise) if engine.noise_bits else C(half, POINT_BITS)
     point = value.magnitude
     if engine.noise_bits:
+        added = Cat(C(1, 1), value.noise)
         fine_up = let(m, f"fine_sum{name}", point[:POINT_BITS] + added)[POINT_BITS]
         coarse_up = let(m, f"coarse_sum{name}", point[1 : POINT_BITS + 1] + added)[POINT_BITS]
     else:
@@ -205,7 +204,6 @@ def _count(m: Module, engine: StepEngine, plan, value, lane, name: str) -> None:
             }
         )
     m.d.comb += [lane[part].eq(any_set(Value.cast(way[part]) for way in ways)) for part in ways[0]]
-    # The magnitude less the least that escapes, of which the step up takes one away.
     least = Mux(plan.narrow, 1, 1 << engine.fmt.cores(masked=False)[-1] - 1)
     beyond = let(m, f"beyond{name}", (coarse + coarse_up - least)[:BEYOND_BITS])
     m.d.comb += [

@@ -70,8 +70,8 @@ class Noise:
                 key.eq(next_key),
             ]
 
-        # The words of the step that comes next: after a block's last, the next block's first.
-        next_place = let(m, "next_place", Mux(takes & ~final, place + 1, 0)[: len(place)])
+        # The words of the step that comes next: after a block's last or while a tensor waits a block's first.
+        next_place = let(m, "next_place", Mux(final | ~self.ready, 0, place + 1)[: len(place)])
         its_key = let(m, "its_key", Mux(final, next_key, key))
         shared = []
         for word in range(-(-engine.lanes // NOISE_SHARED)):
@@ -81,7 +81,7 @@ class Noise:
             stride = any_set(Mux(next_place == i, C(value, SEED_BITS), 0) for i, value in enumerate(strides))
             ahead = Signal(SEED_BITS, name=f"word{word}_ahead", reset_less=True)
             kept = Signal(SEED_BITS, name=f"word{word}", reset_less=True)
-            with m.If(takes | starts):
+            with m.If(takes | ~self.ready):
                 m.d.sync += ahead.eq(_first_third(m, f"word{word}_a", its_key ^ stride))
             with m.If(flow):
                 m.d.sync += kept.eq(_second_third(m, f"word{word}_b", ahead))

@@ -1,7 +1,5 @@
 """The compressor of the step format, first part: at which steps how many of a block's values escape."""
 
-from collections.abc import Sequence
-
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -9,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden.step import HALF, LEADING_BITS, MAX_FINER, POINT_BITS
 
 from .engine import StepEngine
-from .fields import Register, leading_zeros, let, total
+from .fields import Register, leading_zeros, let, ones, total
 from .planes import any_set
 from .scanner import DelayLine, is_less, largest_of
 from .step_noise import Noise
@@ -124,10 +122,9 @@ class Scanner(wiring.Component):
         comes = let(m, "comes", self.i.valid | pads)
         ends = let(m, "ends", pads | self.i.p.last)
         takes = Signal()
-        noise: Sequence[Value] = [C(0, 0)] * engine.lanes
         ready = C(1)
         if stochastic:
-            found = Noise(
+            noise = Noise(
                 m,
                 engine,
                 starts=starts,
@@ -138,7 +135,7 @@ class Scanner(wiring.Component):
                 place=index,
                 flow=flow,
             )
-            noise, ready = found.bits, found.ready
+            ready = noise.ready
         m.d.comb += [takes.eq(comes & ready & flow), self.i.ready.eq(ready & flow & ~pads)]
         with m.If(takes):
             m.d.sync += [index.eq(Mux(final, 0, index + 1)), pads.eq(ends & ~final), starts.eq(ends & final)]
@@ -152,7 +149,7 @@ class Scanner(wiring.Component):
         if stochastic:
             with_noise = Signal(step_layout(engine))
             m.d.comb += with_noise.eq(held.step)
-            m.d.comb += [lane.noise.eq(bits) for lane, bits in zip(with_noise.lanes, noise, strict=True)]
+            m.d.comb += [lane.noise.eq(bits) for lane, bits in zip(with_noise.lanes, noise.bits, strict=True)]
             held = _Held(m, flow, "held_with_noise", with_noise, held.there, held.ends, held.others)
         *highest, special = held.others
         m.d.comb += [queue.i.valid.eq(held.there & flow), queue.i.payload.eq(held.step)]
@@ -343,12 +340,17 @@ def _count(m: Module, engine: StepEngine, compared, top: Value, top_before: Valu
         distance = let(m, f"distance{i}", (top - lane.exponent)[: len(top)])
         is_top = let(m, f"is_top{i}", lane.counts & (distance == 0))
         leading.append(Cat(is_top & (lane.leading >= number) for number in range(1, _LEADINGS + 1)))
+        further = ones(m, f"further{i}", distance[:5], MAX_FINER)
         near = let(m, f"near{i}", lane.counts & ~distance[5:].any())
         for core, of_core in zip(engine.fmt.cores(masked=False), lane.cores, strict=True):
-            at = distance[:5] + (core - _earliest(engine, core)) + of_core.below - of_core.zeros
-            at = let(m, f"at{core}_{i}", at.as_unsigned()[:6])
-            places = Cat(near & (at <= place) for place in range(_places(engine, core)))
-            reached.setdefault(core, []).append(let(m, f"reached{core}_{i}", places))
+            places = _places(engine, core)
+            if engine.noise_bits and core == 1:
+                at = distance[:5] + (core - _earliest(engine, core)) + of_core.below - of_core.zeros
+                at = let(m, f"at{core}_{i}", at.as_unsigned()[:6])
+                later = ones(m, f"later{core}_{i}", at, places)
+            else:
+                later = Mux(of_core.below, Cat(C(1), further), further)[:places]
+            reached.setdefault(core, []).append(let(m, f"reached{core}_{i}", ~later & near.replicate(places)))
     for core, columns in reached.items():
         for place, count in enumerate(counted[f"escapes{core}"]):
             m.d.comb += count.eq(total(m, f"escapes{core}_{place}", [column[place] for column in columns]))

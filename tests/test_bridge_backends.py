@@ -119,10 +119,11 @@ def test_stored_of_the_wrong_size_is_an_error(name):
         backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
 
 
-def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
+@pytest.mark.parametrize("fmt", ["PlaneFormat('bf16', 16, 16)", "StepFormat('bf16', 16, 16)"])
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(fmt, tmp_path):
     program = (
-        "import torch; from golden import PlaneFormat; from torch_bridge import backends\n"
-        "backend = backends.get('cpu', PlaneFormat('bf16', 16, 16))\n"
+        "import torch; from golden import PlaneFormat, StepFormat; from torch_bridge import backends\n"
+        f"backend = backends.get('cpu', {fmt})\n"
         "values = torch.arange(16.0).bfloat16()\n"
         "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
         "print(sum(backend._compress.stats.cache_hits.values()))"

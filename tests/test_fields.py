@@ -70,14 +70,6 @@ def test_fields_of_any_width_are_cut():
     assert results(Bench(count * longest - 3, 3, count * longest, cut), given) == expected
 
 
-def test_a_field_is_picked_by_its_number():
-    bench = Bench(
-        20, 3, 4, lambda m, bits, rank: fields.pick([bits[i : i + 4] for i in range(0, 20, 4)], rank)
-    )
-    given = random_pairs(20, range(5))
-    assert results(bench, given) == [bits >> 4 * rank & 15 for bits, rank in given]
-
-
 def test_ones_are_counted():
     given = random_pairs(21, [0])
     in_all = Bench(

@@ -32,7 +32,7 @@ CONFIGS: dict[str, dict[str, int]] = {
     "wide": {"n_layer": 3, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 256},
     "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
 }
-LEARNING_RATES = {"small": 1e-3, "medium": 1e-3, "wide": 3e-4, "gpt2": 3e-4}
+LEARNING_RATES = {"small": 1e-3, "medium": 5e-4, "wide": 3e-4, "gpt2": 3e-4}
 ATTENTIONS = ("eager", "sdpa")
 
 # Tokens of the held-out split that a validation looks at, at most.
