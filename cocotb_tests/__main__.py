@@ -22,7 +22,7 @@ from gen.verilog import parts
 
 from . import code_coverage, configs, mutation, reports, runner, stimulus
 
-MUTANTS = 100  # of each small engine and part: 200 of the compressor, and of the decompressor
+MUTANTS = 100  # of each small engine and part
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,7 +159,8 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 def _mutate(arguments: argparse.Namespace) -> None:
     folder = Path("build/mutate")
     run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
-    calls = [partial(run, config, part) for config, part in _engines(configs.SMALL)]
+    engines = _engines([*configs.SMALL, *configs.STEP_SMALL])
+    calls = [partial(run, config, part) for config, part in engines]
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
     (folder / "report.json").write_text(
         json.dumps([finding.as_row() for finding in findings], indent=2) + "\n"

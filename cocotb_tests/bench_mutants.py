@@ -12,6 +12,7 @@ import cocotb
 
 from cocotb_tests import bench_engines as benches
 from cocotb_tests.bench_engines import TASK
+from golden import StepFormat
 
 PAUSES = [("never", "often"), ("often", "bursts"), ("bursts", "never")]
 
@@ -37,9 +38,12 @@ BENCHES: dict[str, Callable] = {
     "reset": partial(benches.reset_leaves_no_trace.func, ends="often"),
 }
 if TASK.part == "decompressor":
+    is_step = isinstance(TASK.fmt, StepFormat)
     BENCHES |= {
         "no gap": benches.a_stall_leaves_no_gap.func,
-        "invalid headers": benches.invalid_headers_give_zeros_and_an_error.func,
+        "headers": partial(benches.decodes_every_header.func, ends="often")
+        if is_step
+        else benches.invalid_headers_give_zeros_and_an_error.func,
         "broken streams": benches.a_stream_that_breaks_off_ends_with_an_error.func,
         "any bytes": benches.any_bytes_give_one_last_word_a_tensor.func,
     }
