@@ -57,7 +57,7 @@ COVERED = [config for config in PLANE_PRESETS.values() if config.interface == "s
 
 # The same of the step format: one or several words to a block, blocks with room for a mask and without.
 STEP_SMALL = [
-    Config(StepFormat("fp16", 32, 19, "stochastic"), bus_bytes=32),
+    Config(StepFormat("fp16", 32, 21, "stochastic"), bus_bytes=32),
     Config(StepFormat("fp32", 16, 5), bus_bytes=64),
 ]
 

@@ -178,7 +178,7 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
         f"write_aiger {aiger}",
     ]
     run_yosys(commands, folder / "miter.log")
-    swept = f"read_aiger {aiger}; strash; scorr"
+    swept = f"&r {aiger}; &scorr; &put"
     proof = run([str(_ABC), "-q", f"{swept}; print_stats; pdr -T {seconds}"], folder / "proof.log")
     # No gate is left if the sweep merged the mutant with the engine.
     if "Property proved" in proof or re.search(r"and =\s+0\b", proof):

@@ -29,7 +29,7 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 # Bits per fp32 value to choose from, and the same shares of a shorter one; the middle one is the rate at
 # which a tensor's effect on the gradient is measured.
-_BITS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4)
+_BITS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 _MEASURED_BITS = 8
 _MIN_VALUES = 1024
 
@@ -76,8 +76,8 @@ def calibrate(
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
     batches = batch if isinstance(batch, list) else [batch]
     runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
-    formats = [replace(fmt, target=fmt.raw_bytes * bits // 32) for bits in _BITS]
-    formats = [one for one in formats if one.target >= fmt.min_target]  # type: ignore[operator]
+    targets = [fmt.raw_bytes * bits // 32 for bits in _BITS]
+    formats = [replace(fmt, target=target) for target in targets if target >= fmt.min_target]
     measured = min(formats, key=lambda one: abs(one.target * 32 / fmt.raw_bytes - _MEASURED_BITS))  # type: ignore[operator]
 
     kinds = _survey(runs, formats)
