@@ -52,14 +52,14 @@ SMALL = [
     Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
 ]
 
-# Those of the plane format's presets whose lines and toggles are counted.
-COVERED = [config for config in PLANE_PRESETS.values() if config.interface == "stream"]
-
 # The same of the step format: one or several words to a block, blocks with room for a mask and without.
 STEP_SMALL = [
-    Config(StepFormat("fp16", 32, 21, "stochastic"), bus_bytes=32),
+    Config(StepFormat("fp16", 32, 21, "stochastic"), bus_bytes=16),
     Config(StepFormat("fp32", 16, 5), bus_bytes=64),
 ]
+
+# Those of the plane format's presets whose lines and toggles are counted.
+COVERED = [config for config in PLANE_PRESETS.values() if config.interface == "stream"]
 
 # As gates; those of the AXI4-Stream presets differ from the others' in nothing but their ports.
 GATES = [*COVERED, *SMALL, *STEP_SMALL]
