@@ -241,7 +241,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
             cells += [
                 f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}" if finite else "",
                 "" if finite and half == math.inf else "yes" if middle + half < LIMIT else "no",
-                f"{statistics.mean(errors):.3f}",
+                f"{statistics.median(errors):.3g}",
                 f"{statistics.mean(row['effective_bits'] for row in found):.2f}",
             ]
         lines.append(f"| {' | '.join(cells)} |")
