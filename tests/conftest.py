@@ -1,6 +1,7 @@
 """What several test files need, made once: captured activations and Verilated libraries."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # make that call at once, as a large first tensor has them do, one in twenty processes gets results that
 # differ in their last bits from all later ones; and tests here compare to the last bit.
 torch.ones(8).sin()
+
+# A script that runs the tests in its background has them ignore Ctrl-C, and with them all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
