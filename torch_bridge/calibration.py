@@ -27,8 +27,8 @@ from .stash import Stash, compress_activations
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
-# Bits per fp32 value to choose from, and the same shares of a shorter one; the middle one is the rate at
-# which a tensor's effect on the gradient is measured.
+# Bits per fp32 value to choose from, and the same shares of a shorter one; and those at which a tensor's
+# effect on the gradient is measured.
 _BITS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 _MEASURED_BITS = 8
 _MIN_VALUES = 1024
