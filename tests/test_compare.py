@@ -113,7 +113,7 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     assert page.startswith("before\n")
     assert page.endswith("<!-- end -->\nafter\n")
     assert "old" not in page
-    line = "| step 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.300 | 3.50 |"
+    line = "| step 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.3 | 3.50 |"
     assert line in page
     assert (tmp_path / "convergence.png").exists()
 
