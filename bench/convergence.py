@@ -49,10 +49,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "step 10.7x": {"scheme": "step", "target": 48},
     "step 12.8x": {"scheme": "step", "target": 40},
     "step 16x": {"scheme": "step", "target": 32},
+    "step 8x, nearest": {"scheme": "step", "target": 64, "rounding": "nearest"},
+    "step 10.7x, nearest": {"scheme": "step", "target": 48, "rounding": "nearest"},
+    "step 12.8x, nearest": {"scheme": "step", "target": 40, "rounding": "nearest"},
+    "step 16x, nearest": {"scheme": "step", "target": 32, "rounding": "nearest"},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
 }
-COLOURS = {"none": "black", "planes": "tab:orange", "step": "tab:red", "quant": "tab:blue"}
+COLOURS = {"planes": "tab:orange", "step": "tab:red", "step, nearest": "tab:purple", "quant": "tab:blue"}
 LIMIT = 0.02  # of a loss that counts as the same
 DOCS, FOLDER = Path("docs"), Path("build/convergence")
 
@@ -127,7 +131,13 @@ def finished() -> list[dict[str, Any]]:
 
 def wanted(models: Any) -> list[tuple[str, str, int, int]]:
     """What identifies a run: the first seed of all schemes comes first."""
-    return [(model, scheme, seed, STEPS[model]) for model in models for seed in SEEDS for scheme in SCHEMES]
+    return [
+        (model, scheme, seed, STEPS[model])
+        for model in models
+        for seed in SEEDS
+        for scheme in SCHEMES
+        if model == "small" or not scheme.endswith("nearest")
+    ]
 
 
 def main() -> None:
@@ -261,7 +271,8 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
                 bits = found[0]["bits_per_value"]
                 if math.isinf(middle):  # what diverges leaves the picture
                     continue
-                places[re.split("[ ,]", scheme)[0]].append((bits, middle, 0 if half == math.inf else half))
+                kind = re.sub(",? [0-9.]+(x| bits)", "", scheme)
+                places[kind].append((bits, middle, 0 if half == math.inf else half))
         for kind, points in places.items():
             bits, middles, halves = zip(*sorted(points), strict=True)
             axis.errorbar(bits, middles, halves, fmt="o-", color=COLOURS[kind], label=kind, capsize=3, ms=5)
