@@ -52,10 +52,10 @@ SMALL = [
     Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
 ]
 
-# The same of the step format: one or several words to a block, blocks with room for a mask and without.
+# The same of the step format.
 STEP_SMALL = [
     Config(StepFormat("fp16", 32, 21, "stochastic"), bus_bytes=16),
-    Config(StepFormat("fp32", 16, 5), bus_bytes=64),
+    Config(StepFormat("fp32", 16, 12), bus_bytes=64),
 ]
 
 # Those of the plane format's presets whose lines and toggles are counted.
