@@ -1,10 +1,11 @@
 """Does it train as well? Loss by scheme and bits per value: ``python -m bench.convergence``.
 
-Trains two sizes of GPT-2 with every scheme and seeds 1 to 5; a seed gives every scheme the same weights and
-the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on each GPU
-under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and all rows
-come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it may be
-ended at any time, and go on elsewhere from what is committed.
+Trains two sizes of GPT-2 with every scheme and seeds 1 to 5, only the small one with the step format's
+rounding to nearest; a seed gives every scheme the same weights and the same batches. Each run is a process
+of its own, several at a time with ``--jobs``, or one on each GPU under ``torchrun``. A run that is finished
+is never run again: its row lies in build/convergence, and all rows come together in docs/convergence.json,
+from which docs/convergence.md and its plots are made. So it may be ended at any time, and go on elsewhere
+from what is committed.
 
 The gradient error, ``||g - g_exact|| / ||g_exact||``, is of one batch at every validation; effective bits are
 of all that this batch saves and the scheme compresses, at the last.
@@ -130,7 +131,10 @@ def finished() -> list[dict[str, Any]]:
 
 
 def wanted(models: Any) -> list[tuple[str, str, int, int]]:
-    """What identifies a run: the first seed of all schemes comes first."""
+    """What identifies a run: the first seed of all schemes comes first.
+
+    To nearest is how the presets of the hardware round; the small model is enough to see that it trains.
+    """
     return [
         (model, scheme, seed, STEPS[model])
         for model in models

@@ -52,7 +52,8 @@ SMALL = [
     Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
 ]
 
-# The same of the step format.
+# The same of the step format, but for blocks without room for a mask of specials, which are among those
+# above: a bit or so for each value leaves much of an engine unused, and faults there without effect.
 STEP_SMALL = [
     Config(StepFormat("fp16", 32, 21, "stochastic"), bus_bytes=16),
     Config(StepFormat("fp32", 16, 12), bus_bytes=64),
