@@ -21,8 +21,10 @@ import re
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
-    path.with_suffix(".new").write_text(json.dumps(row))
+    path.with_suffix(".new").write_text(as_json(row))
     path.with_suffix(".new").rename(path)
     return row
 
@@ -124,10 +126,32 @@ def gradient(
 def finished() -> list[dict[str, Any]]:
     """All rows that there are, in the order of models, schemes and seeds."""
     committed = DOCS / "convergence.json"
-    rows = json.loads(committed.read_text()) if committed.exists() else []
-    rows += [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    texts = [committed.read_text()] if committed.exists() else []
+    texts += [f"[{path.read_text()}]" for path in sorted(FOLDER.glob("*.json"))]
+    rows = [with_infinities(row) for text in texts for row in json.loads(text)]
     found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
     return [found[key] for key in wanted(STEPS) if key in found]
+
+
+def as_json(row: dict[str, Any]) -> str:
+    """A row as JSON, which has neither infinities nor NaNs: null in their place."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps({name: plain(value) for name, value in row.items()}, allow_nan=False)
+
+
+def with_infinities(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of JSON, with infinities where there was no finite loss or error."""
+
+    def number(value: float | None) -> float:
+        return math.inf if value is None else value
+
+    pairs = {name: [[step, number(of)] for step, of in row[name]] for name in ("curve", "gradient_error")}
+    return row | pairs | {"val_loss": number(row["val_loss"])}
 
 
 def wanted(models: Any) -> list[tuple[str, str, int, int]]:
@@ -185,7 +209,7 @@ def main() -> None:
 def document(rows: list[dict[str, Any]]) -> None:
     """Write docs/convergence.json, the tables of docs/convergence.md and the plots."""
     (DOCS / "convergence.json").write_text(
-        "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n" if rows else "[]\n"
+        "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n"
     )
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STEPS if by_scheme(rows, model)]
@@ -252,11 +276,12 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         else:
             middle, half, _ = difference(found, base)
             errors = [error for row in found for _, error in row["gradient_error"]]
+            effective = [row["effective_bits"] for row in found if row["effective_bits"] is not None]
             cells += [
                 f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}" if finite else "",
                 "" if finite and half == math.inf else "yes" if middle + half < LIMIT else "no",
                 f"{statistics.median(errors):.3g}",
-                f"{statistics.mean(row['effective_bits'] for row in found):.2f}",
+                f"{statistics.mean(effective):.2f}" if effective else "",
             ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -275,8 +300,7 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
                 bits = found[0]["bits_per_value"]
                 if math.isinf(middle):  # what diverges leaves the picture
                     continue
-                kind = re.sub(",? [0-9.]+(x| bits)", "", scheme)
-                places[kind].append((bits, middle, 0 if half == math.inf else half))
+                places[_kind(scheme)].append((bits, middle, 0 if half == math.inf else half))
         for kind, points in places.items():
             bits, middles, halves = zip(*sorted(points), strict=True)
             axis.errorbar(bits, middles, halves, fmt="o-", color=COLOURS[kind], label=kind, capsize=3, ms=5)
@@ -303,25 +327,46 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    """Validation loss against steps, the mean of the seeds."""
+    """Validation loss against steps, the mean of the seeds, and below it the same less that of none."""
     models = [model for model in STEPS if by_scheme(rows, model)]
-    figure, axes = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4.2), squeeze=False)
-    for axis, model in zip(axes[0], models, strict=True):
-        for number, (scheme, found) in enumerate(by_scheme(rows, model).items()):
-            steps = [step for step, _ in found[0]["curve"]]
-            losses = [statistics.mean(row["curve"][place][1] for row in found) for place in range(len(steps))]
-            axis.plot(steps, losses, label=scheme, lw=1.4, ls=("-", "--", ":")[number % 3])
-        baseline = [loss for row in by_scheme(rows, model).get("none", []) for _, loss in row["curve"]]
-        if baseline:  # what diverges leaves the picture
-            axis.set_ylim(min(baseline) - 0.05, max(baseline) + 0.1)
-        axis.set_xlabel("step")
-        axis.set_ylabel("validation loss, nats a byte")
+    figure, axes = plt.subplots(2, len(models), figsize=(5.5 * len(models), 8), squeeze=False, sharex=True)
+    for (axis, below), model in zip(axes.T, models, strict=True):
+        schemes = by_scheme(rows, model)
+        means = {
+            scheme: [statistics.mean(losses) for losses in zip(*map(_losses, found), strict=True)]
+            for scheme, found in schemes.items()
+        }
+        styles: dict[str, Iterator[str]] = defaultdict(lambda: cycle(("-", "--", "-.", ":")))
+        for scheme, losses in means.items():
+            steps = [step for step, _ in schemes[scheme][0]["curve"]]
+            kind = _kind(scheme)
+            style = {"color": COLOURS.get(kind, "black"), "ls": next(styles[kind]), "lw": 1.4}
+            axis.plot(steps, losses, label=scheme, **style)
+            if "none" in means:
+                less = [loss - exact for loss, exact in zip(losses, means["none"], strict=True)]
+                below.plot(steps, less, **style)
+        if "none" in means:  # what diverges leaves the picture
+            axis.set_ylim(min(means["none"]) - 0.05, max(means["none"]) + 0.1)
+            below.set_ylim(-0.06, 0.1)
         axis.set_title(model)
-        axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
+        below.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        below.grid(alpha=0.3)
+    axes[0][0].set_ylabel("validation loss, nats a byte")
+    axes[1][0].set_ylabel("less that without compression")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _losses(row: dict[str, Any]) -> list[float]:
+    return [loss for _, loss in row["curve"]]
+
+
+def _kind(scheme: str) -> str:
+    """A scheme's name without its rate."""
+    return re.sub(",? [0-9.]+(x| bits)", "", scheme)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from .synth import command as synth_command
 from .toolchain import ToolError
 
 FORMATS: dict[str, type[Format]] = {"planes": PlaneFormat, "step": StepFormat}
+OF_FORMAT = ("dtype", "block", "target", "rounding")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,12 +34,13 @@ def _parser() -> argparse.ArgumentParser:
     of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
     of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
     of_format.add_argument("--rounding", help="nearest or truncate (default: nearest)")
-    of_format.add_argument(
-        "--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)"
-    )
+    of_bus = argparse.ArgumentParser(add_help=False)
+    of_bus.add_argument("--bus-bytes", type=int, help="bytes of a bus word: 16, 32, 64 or 128 (default: 64)")
 
     make = commands.add_parser(
-        "verilog", parents=[of_format], help="write Verilog of both engines (default: of every preset)"
+        "verilog",
+        parents=[of_format, of_bus],
+        help="write Verilog of both engines (default: of every preset)",
     )
     make.add_argument("--interface", help="of the ports: stream, axi or runtime (default: stream)")
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
@@ -47,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     build = commands.add_parser(
-        "library", parents=[of_format], help="build the library of the verilated backend"
+        "library", parents=[of_format, of_bus], help="build the library of the verilated backend"
     )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
     build.set_defaults(interface=None)
@@ -55,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
 
     synth = commands.add_parser(
-        "synth", help="area, depth and speed of presets, in build/synth; $LIBERTY: a cell library to map to"
+        "synth",
+        parents=[of_format],
+        help="area, depth, speed (default: of every preset), in build/synth; $LIBERTY: a library to map to",
     )
     synth_command.add_arguments(synth)
 
@@ -64,14 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _format(arguments: argparse.Namespace) -> Format:
+    given = {name: getattr(arguments, name) for name in OF_FORMAT if getattr(arguments, name) is not None}
+    return FORMATS[arguments.scheme or "planes"](**given)
+
+
 def _config(arguments: argparse.Namespace) -> Config:
-    given = {
-        name: getattr(arguments, name)
-        for name in ("dtype", "block", "target", "rounding")
-        if getattr(arguments, name) is not None
-    }
-    fmt = FORMATS[arguments.scheme or "planes"](**given)
-    config = Config(fmt, arguments.bus_bytes or 64, arguments.interface or "stream")
+    config = Config(_format(arguments), arguments.bus_bytes or 64, arguments.interface or "stream")
     Engine(config.fmt, config.bus_bytes)  # raises if there is no such engine
     return config
 
@@ -79,13 +82,15 @@ def _config(arguments: argparse.Namespace) -> Config:
 def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
-    format_given = arguments.command in ("verilog", "library") and any(
-        getattr(arguments, name) is not None
-        for name in ("scheme", "dtype", "block", "target", "rounding", "bus_bytes", "interface")
-    )
+    given = {name for name, value in vars(arguments).items() if value is not None}
+    format_given = not given.isdisjoint({"scheme", *OF_FORMAT})
+    if arguments.command == "verilog":
+        format_given |= not given.isdisjoint({"bus_bytes", "interface"})
+    if format_given and "preset" in given:
+        parser.error("--preset stands for a whole format: give one or the other")
     try:
         if arguments.command == "synth":
-            synth_command.run(arguments)
+            synth_command.run(arguments, _format(arguments) if format_given else None)
             return
         if arguments.command == "formal":
             formal_command.run(arguments)
@@ -103,8 +108,6 @@ def main(argv: list[str] | None = None) -> None:
             library.build(config, path)
             print(path)
             return
-        if arguments.preset and format_given:
-            parser.error("--preset stands for a whole format: give one or the other")
         if arguments.preset or format_given or arguments.output:
             config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
             path = arguments.output or Path("build/verilog") / f"{config.name}.v"

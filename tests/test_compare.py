@@ -96,6 +96,16 @@ def test_differences_are_paired_by_seed():
     assert (middle, half, seeds) == (pytest.approx(-0.01), math.inf, 1)
 
 
+def test_a_run_that_diverges_is_kept_and_said():
+    lost = result("step 8x", 1, math.inf) | {"effective_bits": None}
+    lost["gradient_error"] = [[30, 0.5], [60, math.inf]]
+    text = convergence.as_json(lost | {"effective_bits": math.nan})
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"JSON has no {name}"))
+    assert convergence.with_infinities(json.loads(text)) == lost
+    table = convergence.table_of([*ROWS[:2], lost], "small")
+    assert "| step 8x | 4 | 8.0x | 1 | diverges |  |  | no | inf |  |" in table
+
+
 def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(convergence, "DOCS", tmp_path)
     monkeypatch.setattr(convergence, "FOLDER", tmp_path / "runs")

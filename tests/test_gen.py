@@ -153,9 +153,10 @@ def test_wrong_arguments_are_named(arguments, message):
     assert re.search(message, str(stop.value))
 
 
-def test_a_preset_and_a_format_exclude_each_other(capsys):
+@pytest.mark.parametrize("command", ["verilog", "synth"])
+def test_a_preset_and_a_format_exclude_each_other(command, capsys):
     with pytest.raises(SystemExit):
-        main(["verilog", "--preset", "gpt2-fp32-3.2x", "--block", "32"])
+        main([command, "--preset", "gpt2-fp32-3.2x", "--block", "32"])
     assert "--preset stands for a whole format" in capsys.readouterr().err
 
 

@@ -78,7 +78,10 @@ def test_an_engine_makes_whole_rows_once(elsewhere, monkeypatch):
 
     monkeypatch.setattr(jobs, "run", lambda todo, processes: {name: job() for name, job in todo.items()})
     monkeypatch.setattr(gates, "run_yosys", lambda *_: pytest.fail("measured a second time"))
-    assert report.synthesise([SMALL], 1, liberty=LIBRARY) == rows
+    monkeypatch.setenv("LIBERTY", str(LIBRARY))
+    Path("build/synth/report.json").unlink()
+    main(["synth", "--dtype", "bf16", "--block", "16", "--target", "16", "--bus-bytes", "16"])
+    assert json.loads(Path("build/synth/report.json").read_text()) == rows
 
 
 def test_gates_are_counted_as_the_table_says(tmp_path):
@@ -186,6 +189,7 @@ def test_registers_around_a_design_delay_it_by_two_cycles():
     [
         (["--bus-bytes", "48"], {}, r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
         (["--jobs", "0"], {}, "jobs must be at least 1, not 0"),
+        (["--scheme", "step", "--target", "1"], {}, "target must be .*, not 1"),
         ([], {"LIBERTY": "absent.lib"}, "LIBERTY must be a cell library's file, not 'absent.lib'"),
     ],
 )

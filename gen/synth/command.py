@@ -9,10 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from golden import Format, PlaneFormat
 from rtl import Engine
 from rtl.engine import BUS_BYTES
 
-from ..config import PLANE_PRESETS, PRESETS
+from ..config import PRESETS, Config
 from .report import synthesise
 from .scaling import measure_scaling
 
@@ -21,7 +22,7 @@ PLACED = (("gpt2-fp32-3.2x", 16), ("gpt2-fp32-3.2x", 64))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", nargs="+", choices=PRESETS, help="which (default: all)")
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, help="these presets instead of a format")
     parser.add_argument(
         "--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths; step format 64)"
     )
@@ -33,8 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
     """Do what was asked for.
+
+    Args:
+        arguments: those of :func:`add_arguments`.
+        fmt: what to measure instead of presets.
 
     Raises:
         ValueError: an argument or $LIBERTY is wrong.
@@ -42,9 +47,9 @@ def run(arguments: argparse.Namespace) -> None:
         SystemExit: Ctrl-C, or the end of a time limit; what was started has ended.
     """
     configs = [
-        replace(PRESETS[preset], bus_bytes=width)
-        for preset in arguments.preset or PRESETS
-        for width in arguments.bus_bytes or (BUS_BYTES if preset in PLANE_PRESETS else (64,))
+        replace(config, bus_bytes=width)
+        for config in ([Config(fmt)] if fmt else [PRESETS[name] for name in arguments.preset or PRESETS])
+        for width in arguments.bus_bytes or (BUS_BYTES if isinstance(config.fmt, PlaneFormat) else (64,))
     ]
     for config in configs:
         Engine(config.formats, config.bus_bytes)  # raises if there is no such engine
