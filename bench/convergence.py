@@ -5,7 +5,8 @@ rounding to nearest; a seed gives every scheme the same weights and the same bat
 of its own, several at a time with ``--jobs``, or one on each GPU under ``torchrun``. A run that is finished
 is never run again: its row lies in build/convergence, and all rows come together in docs/convergence.json,
 from which docs/convergence.md and its plots are made. So it may be ended at any time, and go on elsewhere
-from what is committed.
+from what is committed. A run that fails is said at once, and the others go on. Under ``torchrun`` the page
+has what was finished when rank 0 ended; ``--document`` writes it anew.
 
 The gradient error, ``||g - g_exact|| / ||g_exact||``, is of one batch at every validation; effective bits are
 of all that this batch saves and the scheme compresses, at the last.
@@ -18,14 +19,16 @@ import json
 import math
 import os
 import re
+import signal
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import cycle
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +110,15 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
-    path.with_suffix(".new").write_text(as_json(row))
-    path.with_suffix(".new").rename(path)
+    write(path, as_json(row))
     return row
+
+
+def write(path: Path, text: str) -> None:
+    """All of a file or nothing, whoever ends this or writes the same one."""
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(text)
+    new.replace(path)
 
 
 def gradient(
@@ -124,10 +133,10 @@ def gradient(
 
 
 def finished() -> list[dict[str, Any]]:
-    """All rows that there are, in the order of models, schemes and seeds."""
+    """All rows that there are, in the order of models, schemes and seeds; of two the committed one."""
+    texts = [f"[{path.read_text()}]" for path in sorted(FOLDER.glob("*.json"))]
     committed = DOCS / "convergence.json"
-    texts = [committed.read_text()] if committed.exists() else []
-    texts += [f"[{path.read_text()}]" for path in sorted(FOLDER.glob("*.json"))]
+    texts += [committed.read_text()] if committed.exists() else []
     rows = [with_infinities(row) for text in texts for row in json.loads(text)]
     found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
     return [found[key] for key in wanted(STEPS) if key in found]
@@ -175,12 +184,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of each (default: cores over jobs)")
     parser.add_argument("--document", action="store_true", help="run nothing, write docs/ from what there is")
     given = parser.parse_args()
-    rank, ranks = (int(os.environ.get(name, no)) for name, no in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    names = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
+    rank, ranks, ranks_here = (int(os.environ.get(name, number)) for name, number in names)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else None
     done = {(row["model"], row["scheme"], row["seed"], row["steps"]) for row in finished()}
-    left = [key for key in wanted(given.model) if key not in done][rank::ranks]
-    threads = given.threads or max(1, (os.cpu_count() or 1) // given.jobs)
-    interrupted = False
+    left = [key for key in wanted(given.model)[rank::ranks] if key not in done]
+    threads = given.threads or max(1, (os.cpu_count() or 1) // (given.jobs * ranks_here))
+    failed = interrupted = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if left and not given.document:
         # A process for each run: random numbers of the bridge depend on what a process did before.
         with (
@@ -191,16 +202,26 @@ def main() -> None:
             futures = {pool.submit(run, *key[:3], threads, device): key for key in left}
             try:
                 for future in as_completed(futures):
-                    if (row := future.result()) is not None:
-                        model, scheme, seed, _ = futures[future]
-                        bar.print(f"{model}, {scheme}, seed {seed}: {row['val_loss']:.4f}")
+                    name = "{}, {}, seed {}".format(*futures[future])
+                    try:
+                        if (row := future.result()) is not None:
+                            bar.print(f"{name}: {row['val_loss']:.4f}")
+                    except BrokenProcessPool:
+                        failed = True
+                        bar.print("a process that trained was killed")
+                        break
+                    except Exception as error:
+                        failed = True
+                        bar.print(f"{name} failed: {error!r}")
                     bar.advance(task)
             except KeyboardInterrupt:
                 interrupted = True
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in active_children():
+                    child.terminate()
     if rank == 0:
         document(finished())
-    sys.exit(130 if interrupted else 0)
+    sys.exit(130 if interrupted else int(failed))
 
 
 # What is made of the rows.
@@ -208,9 +229,7 @@ def main() -> None:
 
 def document(rows: list[dict[str, Any]]) -> None:
     """Write docs/convergence.json, the tables of docs/convergence.md and the plots."""
-    (DOCS / "convergence.json").write_text(
-        "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n"
-    )
+    write(DOCS / "convergence.json", "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n")
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STEPS if by_scheme(rows, model)]
     text, table = page.read_text(), "\n\n".join([f"{len(rows)} of {len(wanted(STEPS))} runs:", *tables])
@@ -219,7 +238,7 @@ def document(rows: list[dict[str, Any]]) -> None:
     )
     if found != 1:
         raise ValueError(f"{page} must have one place for the table, not {found}")
-    page.write_text(text)
+    write(page, text)
     if rows:
         plot_bits(rows, DOCS / "convergence.png")
         plot_curves(rows, DOCS / "convergence_steps.png")

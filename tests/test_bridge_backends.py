@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from golden import PlaneFormat
+from golden import PlaneFormat, StepFormat
 from torch_bridge import backends
 from torch_bridge.backends import instructions, threads
 from torch_bridge.dtypes import TORCH_DTYPES, format_for
@@ -68,6 +68,19 @@ def test_fast_backends_agree_with_golden_over_several_chunks_and_threads(dtype, 
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["golden", *FAST])
+@pytest.mark.parametrize("make", [PlaneFormat, StepFormat])
+@pytest.mark.parametrize(("dtype", "other"), [("fp16", "bf16"), ("bf16", "fp16"), ("fp32", "fp16")])
+def test_neither_autocast_nor_a_default_device_nor_strides_change_a_byte(dtype, other, make, name):
+    backend = backends.get(name, make(dtype, 16, 20))
+    values = torch.randn(3001).to(TORCH_DTYPES[dtype])[::2]
+    stored = backends.get("golden", backend.fmt).compress(values.clone())
+    with torch.autocast("cpu", TORCH_DTYPES[other]), torch.device("meta"):
+        assert torch.equal(backend.compress(values), stored)
+        decoded = backend.decompress(stored, len(values))
+    assert same_bits(decoded, backend.decompress(stored, len(values)))
 
 
 @pytest.mark.parametrize("name", ["golden", *FAST])

@@ -160,7 +160,7 @@ def test_each_tensor_and_each_step_rounds_with_bits_of_its_own():
         total.backward()
         found += [once.grad, again.grad]
     assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
-    assert all(torch.allclose(grad, 2 * values, atol=10) for grad in found)
+    assert all(np.corrcoef(grad, values)[0, 1] > 0.7 for grad in found)
 
 
 @pytest.mark.parametrize("name", ["golden", *FAST])

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -114,7 +116,8 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     (tmp_path / "convergence.json").write_text(json.dumps(ROWS[:2]))
     for number, one in enumerate([*ROWS[2:], {**ROWS[0], "steps": 7}]):
         (tmp_path / "runs" / f"{number}.json").write_text(json.dumps(one))
-    (tmp_path / "runs" / "half.new").write_text('{"model": "sm')
+    (tmp_path / "runs" / "half.1234").write_text('{"model": "sm')
+    (tmp_path / "runs" / "old.json").write_text(json.dumps({**ROWS[0], "val_loss": 99.0}))
     rows = convergence.finished()
     assert sorted(rows, key=str) == sorted(ROWS, key=str)
     convergence.document(rows)
@@ -126,6 +129,47 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     line = "| step 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
     assert line in page
     assert (tmp_path / "convergence.png").exists()
+
+
+@pytest.mark.parametrize("lost", [None, ValueError("no such thing"), KeyboardInterrupt()])
+def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, capsys):
+    ended = []
+
+    def run(model, scheme, seed, threads, device):
+        if (scheme, seed) == ("step 8x", 2) and lost is not None:
+            raise lost
+        ended.append((scheme, seed))
+        row = result(scheme, seed, 2.0)
+        (tmp_path / "runs" / f"{scheme}{seed}.json").write_text(convergence.as_json(row))
+        return row
+
+    def main(rank, status):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(SystemExit) as stop:
+            convergence.main()
+        assert stop.value.code == status
+
+    for name, value in {"DOCS": tmp_path, "FOLDER": tmp_path / "runs", "SEEDS": (1, 2), "run": run}.items():
+        monkeypatch.setattr(convergence, name, value)
+    two = {name: convergence.SCHEMES[name] for name in ("none", "step 8x")}
+    monkeypatch.setattr(convergence, "SCHEMES", two)
+    monkeypatch.setattr(convergence, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(convergence.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["convergence", "--model", "small"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
+    main(0, 0)
+    assert ended == [("none", 1), ("none", 2)]
+    main(1, {type(None): 0, ValueError: 1, KeyboardInterrupt: 130}[type(lost)])
+    assert ended[2:] == [("step 8x", 1)] + [("step 8x", 2)] * (lost is None)
+    printed = capsys.readouterr().err
+    assert "small, step 8x, seed 1: 2.0000" in printed
+    failed = "small, step 8x, seed 2 failed: ValueError('no such thing')"
+    assert (failed in printed) == isinstance(lost, ValueError)
+    main(0, 0)
+    assert len(json.loads((tmp_path / "convergence.json").read_text())) == len(ended)
+    assert len(ended) == 3 + (lost is None)
 
 
 def test_all_schemes_have_the_bits_that_their_names_say():

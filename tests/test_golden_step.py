@@ -192,13 +192,33 @@ def test_one_outlier_costs_the_others_little(rounding):
     assert error.mean() < 4 * without
 
 
+def bits_of(row, n):
+    """Of each part of a block, read from its bytes."""
+    bits = "".join(f"{byte:08b}"[::-1] for byte in row)
+    moved, masked, core, wide = (int(bits[a:b][::-1], 2) for a, b in ((8, 15), (15, 16), (16, 20), (20, 24)))
+    if core == 0:
+        return {"header": 24, "specials": (2 if len(bits) - 24 >= 2 * n else 1) * n}
+    begin, last = 24 + n * masked, "1" * core
+    escapes = sum(
+        bits[begin + i * core : begin + (i + 1) * core] == last and (i >= moved or bits[-1 - i] == "1")
+        for i in range(n)
+    )
+    parts = {"specials": n * masked, "core": n * core, "escapes": escapes * wide, "refinement": moved}
+    return {"header": 24} | parts
+
+
 @pytest.mark.parametrize("target", [24, 48, 64, 160, 512])
-def test_the_account_adds_up(target):
-    values = random_values("fp32", block=128, count=64)
+def test_the_account_is_of_the_bytes(target):
     fmt = StepFormat("fp32", 128, target)
+    values = as_values("fp32", blocks_of("fp32", 128, 64, seed=target))
+    stored = fmt.compress(values)
+    expected = dict.fromkeys(("header", "specials", "core", "escapes", "refinement", "padding"), 0)
+    for row in stored:
+        parts = bits_of(row, 128)
+        for part, bits in (parts | {"padding": 8 * target - sum(parts.values())}).items():
+            expected[part] += bits
     account = fmt.account(values)
-    assert sum(account.stored.values()) == 8 * fmt.compress(values).size
-    assert min(account.stored.values()) >= 0
+    assert account.stored == expected
     assert account.ratio == pytest.approx(512 / target)
 
 

@@ -41,6 +41,18 @@ def test_the_bytes_are_zero_point_step_and_integers():
     assert set(stored[0, 4:].tolist()) == {0b11_10_01_00}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "other"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)]
+)
+def test_autocast_changes_nothing(dtype, other):
+    values = torch.randn(1000).to(dtype)
+    stored, back = round_trip(values, 4)
+    with torch.autocast("cpu", other):
+        again = round_trip(values, 4)
+    assert torch.equal(again[0], stored)
+    assert torch.equal(again[1], back)
+
+
 def test_the_mean_of_many_seeds_is_the_value():
     values = torch.linspace(-1, 2, 256)
     mean = torch.stack([round_trip(values, 2, seed)[1] for seed in range(400)]).mean(0)

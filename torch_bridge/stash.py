@@ -273,9 +273,15 @@ class Stash:
         return self._rules[facts]
 
     def _seed(self) -> int:
-        """Of stochastic rounding: another for each tensor, the same in every run from the same seed."""
-        place = f"{torch.initial_seed()} {self._context} {next(self._stashed)}"
-        return int.from_bytes(blake2b(place.encode(), digest_size=4).digest(), "little")
+        """Of stochastic rounding: another for each tensor and rank, the same if a process does it all again.
+
+        Ranks often have one seed. If they rounded alike, their errors would not average out.
+        """
+        place = [torch.initial_seed(), self._context, next(self._stashed)]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            place.append(torch.distributed.get_rank())
+        text = " ".join(map(str, place))
+        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little")
 
     def _name(self, tensor: torch.Tensor, origin: Origin) -> str:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")

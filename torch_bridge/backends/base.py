@@ -21,7 +21,7 @@ class Backend(ABC):
 
     @abstractmethod
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
-        """Compress a flat, contiguous tensor of the format's dtype to uint8[blocks, target].
+        """Compress a flat tensor of the format's dtype to uint8[blocks, target].
 
         The result is on the device of the values; the tail block is padded with zeros. The seed, of 32 bits,
         is that of stochastic rounding; other roundings need none.

@@ -33,9 +33,9 @@ class CpuBackend(Backend):
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         block, bits = self.fmt.block, self.fmt.float_type.bits
-        here = values.cpu()
+        here = values.cpu().contiguous()
         words = octets(here).view(bits)
-        stored = torch.empty((self.fmt.blocks(len(words)), self._target), dtype=torch.uint8)
+        stored = torch.empty((self.fmt.blocks(len(words)), self._target), dtype=torch.uint8, device="cpu")
         rows, whole, step = stored.numpy(), len(words) // block, _CHUNK // block
         source = words[: whole * block].reshape(whole, block)
 
@@ -57,7 +57,7 @@ class CpuBackend(Backend):
                 f"stored must be uint8 of shape {(blocks, self._target)}, "
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
-        values = torch.empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
+        values = torch.empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype], device="cpu")
         words = (
             values.view(torch.uint8).numpy().view(self.fmt.float_type.bits).reshape(blocks, self.fmt.block)
         )

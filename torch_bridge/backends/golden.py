@@ -18,7 +18,7 @@ class GoldenBackend(Backend):
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         ft = self.fmt.float_type
-        array = values.view(torch.uint8).cpu().numpy().view(ft.array)
+        array = values.contiguous().view(torch.uint8).cpu().numpy().view(ft.array)
         seeds = (seed,) if isinstance(self.fmt, StepFormat) else ()
         stored = self.fmt.compress(array, *seeds)
         return torch.from_numpy(stored).to(values.device)

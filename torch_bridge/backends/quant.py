@@ -26,9 +26,10 @@ class QuantBackend(Backend):
         random = torch.Generator(values.device).manual_seed(seed)
         size = _GROUPS * self.fmt.block
         for some, rows in zip(values.split(size), stored.split(_GROUPS), strict=False):
+            some = some.float()
             if rest := -len(some) % self.fmt.block:
                 some = torch.cat([some, some[-1:].expand(rest)])
-            rows.copy_(self._quantised(some.view(-1, self.fmt.block).float(), random))
+            rows.copy_(self._quantised(some.view(-1, self.fmt.block), random))
         return stored
 
     def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
@@ -54,8 +55,9 @@ class QuantBackend(Backend):
         scaled = (groups - low.float()) / torch.where(step > 0, step.float(), 1.0)
         codes = (scaled + noise).floor_().clamp_(0, self._largest).to(torch.uint8)
         codes = codes.unflatten(1, (-1, self._places)) << self._shifts(groups.device)
-        head = torch.cat([low, step], 1).view(torch.uint8)
-        return torch.cat([head, codes.sum(2, dtype=torch.uint8)], 1)
+        # As bytes: autocast to fp16 takes no bf16.
+        head = [low.view(torch.uint8), step.view(torch.uint8)]
+        return torch.cat([*head, codes.sum(2, dtype=torch.uint8)], 1)
 
     def _shifts(self, device: torch.device) -> torch.Tensor:
         return torch.arange(0, 8, self.fmt.bits, dtype=torch.uint8, device=device)

@@ -109,7 +109,7 @@ class StepCodec:
         blocks = len(stored)
         missing = blocks * self.fmt.block - len(values)
         if missing:
-            values = torch.cat([values, values.new_zeros(missing)])
+            values = torch.nn.functional.pad(values, (0, missing))
         added = HALF if self.fmt.rounding == "nearest" else self._random(first, blocks, seed)
         rows = self._values(values.view(blocks, -1), added)
         self._lay_out(rows, self._choose(rows), stored)

@@ -76,7 +76,8 @@ class TritonBackend(Backend):
         count = values.numel()
         stored = values.new_empty((self.fmt.blocks(count), self._target), dtype=torch.uint8)
         if count:
-            words, signed = values.view(self._word_dtype), (seed ^ 1 << 31) - (1 << 31)  # an int32 to Triton
+            words = values.contiguous().view(self._word_dtype)
+            signed = (seed ^ 1 << 31) - (1 << 31)  # an int32 to Triton
             with _current(values.device):
                 self.kernels.compress[self._grid(count)](
                     words, stored, count, signed, **self._constants, num_warps=self.kernels.warps

@@ -46,10 +46,10 @@ class VerilatedBackend(Backend):
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         blocks = self.fmt.blocks(values.numel())
-        raw = torch.zeros(blocks * self.fmt.raw_bytes, dtype=torch.uint8)
-        taken = values.view(torch.uint8)
+        raw = torch.zeros(blocks * self.fmt.raw_bytes, dtype=torch.uint8, device="cpu")
+        taken = values.contiguous().view(torch.uint8)
         raw[: taken.numel()] = taken
-        stored = torch.empty((blocks, self._target), dtype=torch.uint8)
+        stored = torch.empty((blocks, self._target), dtype=torch.uint8, device="cpu")
         with self._lock:
             status = self._library.bitstash_compress(raw.data_ptr(), blocks, seed, stored.data_ptr())
         if status:
@@ -64,7 +64,7 @@ class VerilatedBackend(Backend):
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
         rows = stored.cpu().contiguous()
-        raw = torch.empty(blocks * self.fmt.raw_bytes, dtype=torch.uint8)
+        raw = torch.empty(blocks * self.fmt.raw_bytes, dtype=torch.uint8, device="cpu")
         with self._lock:
             status = self._library.bitstash_decompress(rows.data_ptr(), blocks, raw.data_ptr())
         if status != -1:
