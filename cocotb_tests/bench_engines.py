@@ -268,6 +268,30 @@ async def reset_leaves_no_trace(dut, ends):
     assert wrong == 0, f"{wrong} blocks differ after a reset (seed {TASK.seed})"
 
 
+@cocotb.test(skip=TASK.part != "compressor")
+async def tells_every_nan_from_an_infinity(dut):
+    """A NaN is one whichever bit of its mantissa is set, and wherever in its block it is."""
+    bench = await started(11)
+    bench.pause(never, never)
+    sent, expected = in_and_out(stimulus.lone_bits(TASK.fmt).tobytes())
+    bench.send(sent)
+    assert mismatches(await bench.receive(words_of(expected)), expected) == 0
+
+
+@cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, StepFormat))
+async def reads_zeros_behind_a_block(dut):
+    """Wide fields that begin in a block or behind it and reach farther have zeros there."""
+    fmt, rng = TASK.fmt, TASK.rng(12)
+    bench = await started(12)
+    bench.pause(never, never)
+    stored = step_stimulus.overfull_blocks(fmt, TASK.blocks, rng)
+    if not len(stored):
+        return
+    expected, errors = step_stimulus.decoded(fmt, stored)
+    bench.send(stored.tobytes())
+    assert mismatches(await bench.receive(words_of(expected)), expected, errors) == 0
+
+
 @cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, PlaneFormat))
 async def invalid_headers_give_zeros_and_an_error(dut):
     """A block with a header that no encoder produces is zeros with ``error``; its neighbours are intact."""

@@ -48,6 +48,10 @@ if TASK.part == "decompressor":
         "any bytes": benches.any_bytes_give_one_last_word_a_tensor.func,
     }
 BENCHES |= comparisons(TASK.blocks, [("never", "never")])
+if TASK.part == "compressor":
+    BENCHES["lone bits of NaNs"] = benches.tells_every_nan_from_an_infinity.func
+elif isinstance(TASK.fmt, StepFormat):
+    BENCHES["zeros behind a block"] = benches.reads_zeros_behind_a_block.func
 
 unfinished: dict[int, str] = {}  # mutant -> the bench that did not end well on it
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from golden import StepFormat
@@ -13,6 +15,24 @@ SHARES = (0, 0.02, 0.1, 0.5, 0.9, 1)  # of ones, of escapes or of specials
 def stored_blocks(fmt: StepFormat, count: int, rng: np.random.Generator) -> np.ndarray:
     """``count`` blocks of every header and with any number of escapes: uint8[count, target]."""
     return np.stack([_stored_block(fmt, rng) for _ in range(count)])
+
+
+def overfull_blocks(fmt: StepFormat, count: int, rng: np.random.Generator) -> np.ndarray:
+    """``count`` blocks with more escapes than there is room for: uint8[count, target].
+
+    Where the target leaves room for all, there are none.
+    """
+    rows = [np.empty((0, fmt.target), np.uint8)]
+    widest = (1 << FIELDS["wide"]) - 1
+    while len(rows) <= count and fmt.room < fmt.block * (MAX_CORE + widest):
+        core = int(rng.integers(1, min(fmt.room // fmt.block, MAX_CORE) + 1))
+        wide = int(rng.integers(1, widest + 1))
+        most = (fmt.room - fmt.block * core) // wide
+        if most < fmt.block:
+            fields = {"grid": int(rng.integers(10)), "moved": 0, "masked": 0, "core": core, "wide": wide}
+            escapes = int(rng.integers(most + 1, fmt.block + 1))
+            rows.append(_filled(fmt, fields, lambda left, escapes=escapes: escapes, rng)[None])
+    return np.concatenate(rows)
 
 
 def decoded(fmt: StepFormat, stored: np.ndarray) -> tuple[bytes, set[int]]:
@@ -38,7 +58,15 @@ def header_bytes(fields: dict[str, int]) -> np.ndarray:
 
 def _stored_block(fmt: StepFormat, rng: np.random.Generator) -> np.ndarray:
     fields = _header(fmt, rng)
-    core, wide, moved, n = fields["core"], fields["wide"], fields["moved"], fmt.block
+    wide = max(fields["wide"], 1)
+    return _filled(fmt, fields, lambda left: _escapes(left // wide, fmt.block, rng), rng)
+
+
+def _filled(
+    fmt: StepFormat, fields: dict[str, int], escapes: Callable[[int], int], rng: np.random.Generator
+) -> np.ndarray:
+    """A block with this header, and so many escapes for the bits that its cores and fine bits leave."""
+    core, moved, n = fields["core"], fields["moved"], fmt.block
     bits = rng.random(fmt.room) < rng.choice(SHARES)
     start = n * fields["masked"]
     if start:
@@ -46,7 +74,7 @@ def _stored_block(fmt: StepFormat, rng: np.random.Generator) -> np.ndarray:
     left = fmt.room - start - n * core - moved
     if core > 0 and moved <= n and left >= 0:
         escape = np.zeros(n, bool)
-        escape[rng.permutation(n)[: _escapes(left // max(wide, 1), n, rng)]] = True
+        escape[rng.permutation(n)[: escapes(left)]] = True
         values = rng.integers(0, (1 << core) - 1, n)
         values = np.where(rng.random() < 0.2, (1 << core - 1) - 1, values)  # sometimes all of them are 0
         values = np.where(escape, (1 << core) - 1, values)

@@ -104,6 +104,20 @@ def _fields(fmt: Format, sign, exponent, mantissa) -> Blocks:
     return wide[0] << np.uint64(ft.width - 1) | wide[1] << np.uint64(ft.mantissa_bits) | wide[2]
 
 
+def lone_bits(fmt: Format) -> np.ndarray:
+    """Blocks of NaNs that have one bit of their mantissa set, and of these beside infinities: [count, N]."""
+    ft = fmt.float_type
+    odd = np.arange(fmt.block) % 2
+    payloads = [1 << bit for bit in range(ft.mantissa_bits)]
+    blocks = [
+        _fields(fmt, sign, ft.exponent_max + 0 * odd, np.where(infinite, 0, payload))
+        for payload in payloads
+        for sign in (0 * odd, odd)
+        for infinite in (0 * odd, odd, 1 - odd)
+    ]
+    return np.stack(blocks).astype(ft.bits).view(ft.array)
+
+
 def _random_fields(fmt: Format, count: int, rng: np.random.Generator):
     shape = (count, fmt.block)
     sign = rng.integers(0, 2, shape)
