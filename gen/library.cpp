@@ -102,6 +102,9 @@ class Engine {
 
 extern "C" {
 
+// Another number whenever a function below takes or gives something else; who calls them asks for it.
+int bitstash_interface() { return 2; }
+
 // raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 if the engine
 // hangs or gives another number of bytes.
 int bitstash_compress(const uint8_t *raw, size_t blocks, uint32_t seed, uint8_t *stored) {

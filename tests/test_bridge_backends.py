@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from gen import toolchain
 from golden import PlaneFormat, StepFormat
 from torch_bridge import backends
 from torch_bridge.backends import instructions, threads
+from torch_bridge.backends.verilated import library_path
 from torch_bridge.dtypes import TORCH_DTYPES, format_for
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
@@ -177,6 +179,22 @@ def test_a_missing_library_names_the_command(tmp_path, monkeypatch):
     command = "python -m gen library --dtype bf16 --block 128 --target 160 --rounding truncate"
     with pytest.raises(FileNotFoundError, match=command):
         backends.get("verilated", PlaneFormat("bf16", 128, 160, "truncate"))
+
+
+def test_a_library_of_another_version_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(tmp_path))
+    fmt = PlaneFormat("bf16", 128, 160, "truncate")
+    path = library_path(fmt)
+    path.parent.mkdir()
+    source = tmp_path / "old.cpp"
+    source.write_text(
+        'extern "C" { int bitstash_compress() { return 0; } long bitstash_decompress() { return 0; } }'
+    )
+    subprocess.run([toolchain.cxx(), "-shared", "-fPIC", "-o", path, source], check=True)
+    with pytest.raises(
+        RuntimeError, match=r"another version of bitstash; build it with: python -m gen library"
+    ):
+        backends.get("verilated", fmt)
 
 
 def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, monkeypatch):

@@ -18,6 +18,9 @@ from golden import PlaneFormat, StepFormat
 from ..dtypes import TORCH_DTYPES
 from .base import Backend
 
+# What gen/library.cpp calls its functions as they are now.
+_INTERFACE = 2
+
 
 def library_path(fmt: PlaneFormat | StepFormat) -> Path:
     """Where the library of a format lies, below ``$BITSTASH_LIBRARIES`` or ``build/verilated``."""
@@ -31,18 +34,23 @@ class VerilatedBackend(Backend):
 
     Raises:
         FileNotFoundError: the format's library is not built; the message names the command.
+        RuntimeError: it was built by a version with another interface; likewise.
     """
 
     def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
         path = library_path(fmt)
+        scheme = "--scheme step " if isinstance(fmt, StepFormat) else ""
+        build = (
+            f"build it with: python -m gen library {scheme}--dtype {fmt.dtype} --block {fmt.block} "
+            f"--target {fmt.target} --rounding {fmt.rounding}"
+        )
         if not path.exists():
-            scheme = "--scheme step " if isinstance(fmt, StepFormat) else ""
-            raise FileNotFoundError(
-                f"{path} is not built; build it with: python -m gen library {scheme}--dtype {fmt.dtype} "
-                f"--block {fmt.block} --target {fmt.target} --rounding {fmt.rounding}"
-            )
+            raise FileNotFoundError(f"{path} is not built; {build}")
         self.fmt = fmt
         self._library, self._lock = _load(path.resolve())
+        interface = getattr(self._library, "bitstash_interface", lambda: 1)()
+        if interface != _INTERFACE:
+            raise RuntimeError(f"{path} was built by another version of bitstash; {build}")
 
     def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
         blocks = self.fmt.blocks(values.numel())
