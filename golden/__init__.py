@@ -1,9 +1,9 @@
 """The formats of bitstash, in NumPy. Everything else must match them bit for bit."""
 
 from .account import Account
+from .hadamard import HadamardFormat
 from .plane import PlaneFormat, RaggedBlocks
-from .step import StepAccount, StepFormat
 
-Format = PlaneFormat | StepFormat
+Format = PlaneFormat | HadamardFormat
 
-__all__ = ["Account", "Format", "PlaneFormat", "RaggedBlocks", "StepAccount", "StepFormat"]
+__all__ = ["Account", "Format", "HadamardFormat", "PlaneFormat", "RaggedBlocks"]

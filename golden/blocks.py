@@ -6,12 +6,11 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .floats import FLOAT_TYPES, FloatType
-
-BLOCKS = (16, 32, 64, 128)
 
 # Work in pieces of this many values, so that the temporary arrays stay in the cache.
 CHUNK_VALUES = 1 << 16
@@ -21,12 +20,18 @@ class BlockFormat(ABC):
     """A format that turns each block of ``block`` values into bytes, ``target`` of them if it is fixed.
 
     The base of the formats, which are frozen dataclasses and say what the parameters may be.
+
+    Blocks have numbers: that of block ``b`` of a call is ``(first + b) mod 2**32``. What a format makes of a
+    block may depend on it, so that whoever decompresses has to say the same ``first``.
+
+    Attributes:
+        scheme: name of the format on command lines and in reports.
     """
 
+    scheme: ClassVar[str]
     dtype: str
     block: int
     target: int | None
-    rounding: str
 
     @property
     def float_type(self) -> FloatType:
@@ -47,25 +52,57 @@ class BlockFormat(ABC):
     def min_target(self) -> int:
         """The smallest target that the format allows."""
 
+    @property
+    @abstractmethod
+    def max_target(self) -> int:
+        """The largest one."""
+
+    @abstractmethod
+    def compress(self, values: np.ndarray, first: int = 0) -> Any:
+        """Compress an array, its values taken in C order, the tail block padded with zeros.
+
+        Args:
+            values: array of any shape, of the format's NumPy type (``ml_dtypes.bfloat16`` for bf16).
+            first: number of its first block, from 0 to 2**32 - 1.
+
+        Returns:
+            uint8[blocks, target], if the format is fixed.
+
+        Raises:
+            ValueError: the array has another type, or no block has such a number.
+        """
+
+    @abstractmethod
+    def decompress(self, stored: Any, shape: int | Sequence[int], first: int = 0) -> np.ndarray:
+        """Decompress to an array of the given shape and the format's NumPy type.
+
+        Args:
+            stored: what :meth:`compress` returned for an array of that shape.
+            shape: shape of the result.
+            first: as :meth:`compress` was given.
+
+        Raises:
+            ValueError: ``stored`` has the wrong type or size for the shape, no block has such a number, or a
+                block is one that no encoder produces; the message names the block.
+        """
+
     def blocks(self, count: int) -> int:
         """Blocks that ``count`` values take; the last may be a padded tail."""
         return -(-count // self.block)
 
-    def _check_parameters(self, roundings: Sequence[str], least: str, lossless: bool) -> None:
+    def _check_parameters(self, blocks: Sequence[int], least: str, most: str, lossless: bool = False) -> None:
         """Raise ValueError for what is no parameter; make NumPy's integers Python's.
 
         Args:
-            roundings: those that the format has.
-            least: what ``min_target`` has room for, for the message.
+            blocks: the sizes of blocks that the format has.
+            least, most: what ``min_target`` and ``max_target`` have room for, for the message.
             lossless: whether ``target`` may be None.
         """
         block, target = as_integer(self.block), as_integer(self.target)
         if not isinstance(self.dtype, str) or self.dtype not in FLOAT_TYPES:
             raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
-        if block not in BLOCKS:
-            raise ValueError(f"block must be one of {BLOCKS}, not {self.block!r}")
-        if not isinstance(self.rounding, str) or self.rounding not in roundings:
-            raise ValueError(f"rounding must be one of {', '.join(roundings)}, not {self.rounding!r}")
+        if block not in blocks:
+            raise ValueError(f"block must be one of {tuple(blocks)}, not {self.block!r}")
         object.__setattr__(self, "block", block)
         if self.target is None and lossless:
             return
@@ -73,10 +110,10 @@ class BlockFormat(ABC):
             raise ValueError(
                 f"target must be a number of bytes{' or None' if lossless else ''}, not {self.target!r}"
             )
-        if not self.min_target <= target <= self.raw_bytes:
+        if not self.min_target <= target <= self.max_target:
             raise ValueError(
-                f"target must be from {self.min_target} ({least}) to "
-                f"{self.raw_bytes} bytes (the raw block) for {self.dtype} and block {block}, not {target}"
+                f"target must be from {self.min_target} ({least}) to {self.max_target} bytes ({most}) "
+                f"for {self.dtype} and block {block}, not {target}"
             )
         object.__setattr__(self, "target", target)
 
@@ -92,6 +129,10 @@ class BlockFormat(ABC):
             if len(chunk) % self.block:
                 chunk = np.pad(chunk, (0, -len(chunk) % self.block))
             yield chunk.reshape(-1, self.block)
+
+    def _numbers(self, first: int, blocks: int) -> np.ndarray:
+        """The numbers of so many blocks, uint32[blocks]; raises ValueError for what is no first number."""
+        return (as_block_number(first) + np.arange(blocks, dtype=np.int64)).astype(np.uint32)
 
     def _check_stored(self, stored: object, blocks: int) -> np.ndarray:
         """The rows of fixed-size blocks, uint8[blocks, target]; raises ValueError if they are not."""
@@ -135,6 +176,14 @@ def as_integer(number: object) -> int | None:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def as_block_number(number: object) -> int:
+    """The number of a first block as int; raises ValueError for what is none."""
+    whole = as_integer(number)
+    if whole is None or not 0 <= whole < 1 << 32:
+        raise ValueError(f"first must be a whole number from 0 to 2**32 - 1, not {number!r}")
+    return whole
 
 
 def bit_length(numbers: np.ndarray) -> np.ndarray:

@@ -32,6 +32,11 @@ class FloatType:
         return (1 << self.exponent_bits) - 1
 
     @property
+    def bias(self) -> int:
+        """What an exponent field has more than the exponent."""
+        return self.exponent_max >> 1
+
+    @property
     def mantissa_mask(self) -> int:
         return (1 << self.mantissa_bits) - 1
 

@@ -18,6 +18,7 @@ from .account import Account
 from .bitplanes import from_planes, to_planes
 from .blocks import BlockFormat, as_shape, bit_length, describe
 
+BLOCKS = (16, 32, 64, 128)
 ROUNDINGS = ("nearest", "truncate")
 
 
@@ -91,7 +92,9 @@ class PlaneFormat(BlockFormat):
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        self._check_parameters(ROUNDINGS, "header and two bits per value", lossless=True)
+        self._check_parameters(BLOCKS, "header and two bits per value", "the raw block", lossless=True)
+        if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
 
     # Derived parameters. The RTL and the kernels read these, so that no width is written twice.
 
@@ -112,6 +115,10 @@ class PlaneFormat(BlockFormat):
     @property
     def min_target(self) -> int:
         return self.header_bytes + self.block // 4
+
+    @property
+    def max_target(self) -> int:
+        return self.raw_bytes
 
     @property
     def slots(self) -> int:
