@@ -204,9 +204,7 @@ class HadamardFormat(BlockFormat):
     def _quantise(self, magnitude: np.ndarray, energy: np.ndarray) -> np.ndarray:
         """Which of its levels each coefficient is nearest to, int64[blocks, N]."""
         half = np.maximum(bit_length(energy) - 1, 0) // 2  # 4**half is the largest such power not above
-        leading = np.where(
-            half >= 3, energy >> np.maximum(2 * half - 6, 0), energy << np.maximum(6 - 2 * half, 0)
-        )
+        leading = energy << 6 >> 2 * half
         root = np.floor(np.sqrt(256.0 * leading)).astype(np.int64)
         index = np.zeros_like(magnitude)
         for width in np.unique(self.widths):
@@ -310,8 +308,8 @@ class HadamardFormat(BlockFormat):
 def transform(values: np.ndarray) -> np.ndarray:
     """The Walsh-Hadamard transform of each row, in its natural order and not normalised; int64 both.
 
-    Coefficient ``k`` is the sum of all values ``i``, negated where ``i & k`` has an odd number of ones. Twice it
-    is ``N`` times the values.
+    Coefficient ``k`` is the sum of all values ``i``, negated where ``i & k`` has an odd number of ones.
+    Applied twice it gives ``N`` times the values.
     """
     rows, size = values.shape
     for half in (1 << level for level in range(size.bit_length() - 1)):
