@@ -2,8 +2,9 @@
 
 from .account import Account
 from .plane import PlaneFormat, RaggedBlocks
-from .step import StepAccount, StepFormat
 
-Format = PlaneFormat | StepFormat
+Format = PlaneFormat
+# By their names on command lines and in reports.
+FORMATS: dict[str, type[Format]] = {kind.scheme: kind for kind in (PlaneFormat,)}
 
-__all__ = ["Account", "Format", "PlaneFormat", "RaggedBlocks", "StepAccount", "StepFormat"]
+__all__ = ["FORMATS", "Account", "Format", "PlaneFormat", "RaggedBlocks"]

@@ -6,6 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,8 +22,15 @@ class BlockFormat(ABC):
     """A format that turns each block of ``block`` values into bytes, ``target`` of them if it is fixed.
 
     The base of the formats, which are frozen dataclasses and say what the parameters may be.
+
+    Blocks have numbers: that of block ``b`` of a call is ``(first + b) mod 2**32``. What a format makes of a
+    block may depend on it, so that whoever decompresses has to say the same ``first``.
+
+    Attributes:
+        scheme: name of the format on command lines and in reports.
     """
 
+    scheme: ClassVar[str]
     dtype: str
     block: int
     target: int | None
@@ -46,6 +54,35 @@ class BlockFormat(ABC):
     @abstractmethod
     def min_target(self) -> int:
         """The smallest target that the format allows."""
+
+    @abstractmethod
+    def compress(self, values: np.ndarray, first: int = 0) -> Any:
+        """Compress an array, its values taken in C order, the tail block padded with zeros.
+
+        Args:
+            values: array of any shape, of the format's NumPy type (``ml_dtypes.bfloat16`` for bf16).
+            first: number of its first block, from 0 to 2**32 - 1.
+
+        Returns:
+            uint8[blocks, target], if the format is fixed.
+
+        Raises:
+            ValueError: the array has another type, or no block has such a number.
+        """
+
+    @abstractmethod
+    def decompress(self, stored: Any, shape: int | Sequence[int], first: int = 0) -> np.ndarray:
+        """Decompress to an array of the given shape and the format's NumPy type.
+
+        Args:
+            stored: what :meth:`compress` returned for an array of that shape.
+            shape: shape of the result.
+            first: as :meth:`compress` was given.
+
+        Raises:
+            ValueError: ``stored`` has the wrong type or size for the shape, no block has such a number, or a
+                block is one that no encoder produces; the message names the block.
+        """
 
     def blocks(self, count: int) -> int:
         """Blocks that ``count`` values take; the last may be a padded tail."""
@@ -135,6 +172,14 @@ def as_integer(number: object) -> int | None:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def as_block_number(number: object) -> int:
+    """The number of a first block as int; raises ValueError for what is none."""
+    whole = as_integer(number)
+    if whole is None or not 0 <= whole < 1 << 32:
+        raise ValueError(f"first must be a whole number from 0 to 2**32 - 1, not {number!r}")
+    return whole
 
 
 def bit_length(numbers: np.ndarray) -> np.ndarray:
