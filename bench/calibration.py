@@ -15,11 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 from torch_bridge import Policy, compress_activations, train
 
 OPTIONS = train.Options(batch=2, dropout=0.1, steps=2)
-FORMATS = {"planes": PlaneFormat("fp32", 64, 80), "step": StepFormat("fp32", 128, 64)}
+FORMATS = (PlaneFormat("fp32", 64, 80),)
 OUTPUT = Path("build/bench/calibration.json")
 
 
@@ -40,7 +40,7 @@ def main() -> None:
 
     exact, raw = gradient(Policy([]))
     rows = []
-    for name, fmt in FORMATS.items():
+    for fmt in FORMATS:
         uniform, size = gradient(fmt)
         start = time.perf_counter()
         policy = Policy.calibrate(model, [batch(2), batch(3)], budget=size, fmt=fmt)
@@ -49,7 +49,9 @@ def main() -> None:
         calibrated, fitted = gradient(policy)
         for rates, found, stored in (("one for all", uniform, size), ("calibrated", calibrated, fitted)):
             error = float((found - exact).norm() / exact.norm())
-            rows.append({"format": name, "rates": rates, "ratio": raw / stored, "gradient_error": error})
+            rows.append(
+                {"format": fmt.scheme, "rates": rates, "ratio": raw / stored, "gradient_error": error}
+            )
         rows[-1]["seconds"] = seconds
     table = Table("format", "rates", "ratio", "gradient error", "seconds to calibrate")
     for row in rows:

@@ -6,7 +6,7 @@ training, and the memory copy does too. The values are what the default GPT-2 sa
 the tensors that the bridge keeps exact. zfp runs at a fixed rate, in one dimension and on one thread: zfpy
 offers no more; it has no bf16, so it gets those values as fp32, converted beforehand. blosc2 is lossless,
 at its default level 5, so it has no target. ``planes-verilated`` is the simulated hardware, which ``make
-library`` builds. The step format rounds stochastically, as it does in training.
+library`` builds.
 
 ``--device cuda`` measures the Triton kernels instead, and writes build/bench/codec_gpu.json: there a row
 also has the share of the memory copy's rate.
@@ -30,15 +30,14 @@ import zfpy
 from rich.console import Console
 from rich.table import Table
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 from torch_bridge import backends
 from torch_bridge.capture import gpt2_activations
 from torch_bridge.dtypes import TORCH_DTYPES
 
 RAW_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 RUNS = {"cpu": 5, "cuda": 20}
-BLOCK, RATIOS = 64, (3.2, 2.0)  # of the plane format
-STEP_BLOCK, STEP_BITS = 128, (4, 3)  # of the step format, bits a value
+BLOCK, RATIOS = 64, (3.2, 2.0)
 SIMULATED = 1 << 19  # values, as a simulation is slow
 OUTPUT = {"cpu": Path("build/bench/codec.json"), "cuda": Path("build/bench/codec_gpu.json")}
 
@@ -67,16 +66,11 @@ def planes(dtype: str) -> list[Format]:
     return [PlaneFormat(dtype, BLOCK, int(raw / ratio)) for ratio in RATIOS]
 
 
-def steps(dtype: str) -> list[Format]:
-    targets = (bits * STEP_BLOCK // 8 for bits in STEP_BITS)
-    return [StepFormat(dtype, STEP_BLOCK, target, "stochastic") for target in targets]
-
-
 def bridge(backend: str, values: torch.Tensor, formats: Sequence[Format]) -> Iterator[Codec]:
     for fmt in formats:
         codec = backends.get(backend, fmt)
         yield Codec(
-            f"{'planes' if isinstance(fmt, PlaneFormat) else 'step'}-{backend}",
+            f"{fmt.scheme}-{backend}",
             lambda codec=codec: codec.compress(values),
             lambda stored, codec=codec: codec.decompress(stored, len(values)),
             torch.Tensor.numel,
@@ -113,9 +107,9 @@ def blosc(values: torch.Tensor, threads: int) -> Iterator[Codec]:
 def codecs(values: torch.Tensor, dtype: str, threads: int) -> Iterator[Codec]:
     yield Codec("memcpy", values.clone, torch.Tensor.clone, lambda stored: stored.nbytes)
     if values.device.type == "cuda":
-        yield from bridge("triton", values, [*planes(dtype), *steps(dtype)])
+        yield from bridge("triton", values, planes(dtype))
         return
-    yield from bridge("cpu", values, [*planes(dtype), *steps(dtype)])
+    yield from bridge("cpu", values, planes(dtype))
     if threads == 1:
         yield from zfp(values)
     yield from blosc(values, threads)

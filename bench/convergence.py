@@ -1,12 +1,12 @@
 """Does it train as well? Loss by scheme and bits per value: ``python -m bench.convergence``.
 
-Trains two sizes of GPT-2 with every scheme and seeds 1 to 5, only the small one with the step format's
-rounding to nearest; a seed gives every scheme the same weights and the same batches. Each run is a process
-of its own, several at a time with ``--jobs``, or one on each GPU under ``torchrun``. A run that is finished
-is never run again: its row lies in build/convergence, and all rows come together in docs/convergence.json,
-from which docs/convergence.md and its plots are made. So it may be ended at any time, and go on elsewhere
-from what is committed. A run that fails is said at once, and the others go on. Under ``torchrun`` the page
-has what was finished when rank 0 ended; ``--document`` writes it anew.
+Trains two sizes of GPT-2 with every scheme and seeds 1 to 5; a seed gives every scheme the same weights and
+the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on each GPU
+under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and all
+rows come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it may
+be ended at any time, and go on elsewhere from what is committed. A run that fails is said at once, and the
+others go on. Under ``torchrun`` the page has what was finished when rank 0 ended; ``--document`` writes it
+anew. Rows of formats that only an earlier release had stay where they are.
 
 The gradient error, ``||g - g_exact|| / ||g_exact||``, is of one batch at every validation; effective bits are
 of all that this batch saves and the scheme compresses, at the last.
@@ -51,17 +51,11 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
     "planes 6.4x": {"scheme": "planes", "target": 40},
-    "step 8x": {"scheme": "step", "target": 64},
-    "step 10.7x": {"scheme": "step", "target": 48},
-    "step 12.8x": {"scheme": "step", "target": 40},
-    "step 16x": {"scheme": "step", "target": 32},
-    "step 8x, nearest": {"scheme": "step", "target": 64, "rounding": "nearest"},
-    "step 10.7x, nearest": {"scheme": "step", "target": 48, "rounding": "nearest"},
-    "step 12.8x, nearest": {"scheme": "step", "target": 40, "rounding": "nearest"},
-    "step 16x, nearest": {"scheme": "step", "target": 32, "rounding": "nearest"},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
 }
+# Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
+EARLIER = {"step": "step format (release 0.1)"}
 COLOURS = {"planes": "tab:orange", "step": "tab:red", "step, nearest": "tab:purple", "quant": "tab:blue"}
 LIMIT = 0.02  # of a loss that counts as the same
 DOCS, FOLDER = Path("docs"), Path("build/convergence")
@@ -133,13 +127,17 @@ def gradient(
 
 
 def finished() -> list[dict[str, Any]]:
-    """All rows that there are, in the order of models, schemes and seeds; of two the committed one."""
+    """All rows that there are, of two the committed one.
+
+    They are in the order of models, schemes and seeds; those of earlier releases come behind, as committed.
+    """
     texts = [f"[{path.read_text()}]" for path in sorted(FOLDER.glob("*.json"))]
     committed = DOCS / "convergence.json"
     texts += [committed.read_text()] if committed.exists() else []
     rows = [with_infinities(row) for text in texts for row in json.loads(text)]
     found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
-    return [found[key] for key in wanted(STEPS) if key in found]
+    earlier = [row for row in found.values() if _is_earlier(row["scheme"])]
+    return [*(found[key] for key in wanted(STEPS) if key in found), *earlier]
 
 
 def as_json(row: dict[str, Any]) -> str:
@@ -164,17 +162,8 @@ def with_infinities(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def wanted(models: Any) -> list[tuple[str, str, int, int]]:
-    """What identifies a run: the first seed of all schemes comes first.
-
-    To nearest is how the presets of the hardware round; the small model is enough to see that it trains.
-    """
-    return [
-        (model, scheme, seed, STEPS[model])
-        for model in models
-        for seed in SEEDS
-        for scheme in SCHEMES
-        if model == "small" or not scheme.endswith("nearest")
-    ]
+    """What identifies a run: the first seed of all schemes comes first."""
+    return [(model, scheme, seed, STEPS[model]) for model in models for seed in SEEDS for scheme in SCHEMES]
 
 
 def main() -> None:
@@ -193,7 +182,7 @@ def main() -> None:
     failed = interrupted = False
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if left and not given.document:
-        # A process for each run: random numbers of the bridge depend on what a process did before.
+        # A process for each run, which then depends on nothing that another did.
         with (
             ProcessPoolExecutor(given.jobs, get_context("spawn"), max_tasks_per_child=1) as pool,
             Progress(console=Console(stderr=True)) as bar,
@@ -232,7 +221,8 @@ def document(rows: list[dict[str, Any]]) -> None:
     write(DOCS / "convergence.json", "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n")
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STEPS if by_scheme(rows, model)]
-    text, table = page.read_text(), "\n\n".join([f"{len(rows)} of {len(wanted(STEPS))} runs:", *tables])
+    done = sum(not _is_earlier(row["scheme"]) for row in rows)
+    text, table = page.read_text(), "\n\n".join([f"{done} of {len(wanted(STEPS))} runs:", *tables])
     text, found = re.subn(
         r"(<!-- table -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
     )
@@ -242,15 +232,16 @@ def document(rows: list[dict[str, Any]]) -> None:
     if rows:
         plot_bits(rows, DOCS / "convergence.png")
         plot_curves(rows, DOCS / "convergence_steps.png")
-    print(f"{len(rows)} of {len(wanted(STEPS))} runs are finished; wrote {page}")
+    print(f"{done} of {len(wanted(STEPS))} runs are finished; wrote {page}")
 
 
 def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a model, those of earlier releases last."""
     found = defaultdict(list)
     for row in rows:
         if row["model"] == model:
             found[row["scheme"]].append(row)
-    return {scheme: found[scheme] for scheme in SCHEMES if scheme in found}
+    return {scheme: found[scheme] for scheme in (*SCHEMES, *filter(_is_earlier, found)) if scheme in found}
 
 
 def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[float, float, int]:
@@ -283,7 +274,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         finite = all(map(math.isfinite, losses))
         spread = f"{statistics.stdev(losses):.4f}" if finite and len(losses) > 1 else ""
         cells = [
-            scheme,
+            _label(scheme),
             f"{found[0]['bits_per_value']:.4g}",
             f"{found[0]['ratio']:.1f}x",
             str(len(found)),
@@ -322,7 +313,9 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
                 places[_kind(scheme)].append((bits, middle, 0 if half == math.inf else half))
         for kind, points in places.items():
             bits, middles, halves = zip(*sorted(points), strict=True)
-            axis.errorbar(bits, middles, halves, fmt="o-", color=COLOURS[kind], label=kind, capsize=3, ms=5)
+            axis.errorbar(
+                bits, middles, halves, fmt="o-", color=COLOURS[kind], label=_label(kind), capsize=3, ms=5
+            )
         axis.axhspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
         axis.axvline(10, color="tab:orange", ls=":", label="the paper's rate, 3.2x")
         axis.set_xscale("log", base=2)
@@ -360,7 +353,7 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
             steps = [step for step, _ in schemes[scheme][0]["curve"]]
             kind = _kind(scheme)
             style = {"color": COLOURS.get(kind, "black"), "ls": next(styles[kind]), "lw": 1.4}
-            axis.plot(steps, losses, label=scheme, **style)
+            axis.plot(steps, losses, label=_label(scheme), **style)
             if "none" in means:
                 less = [loss - exact for loss, exact in zip(losses, means["none"], strict=True)]
                 below.plot(steps, less, **style)
@@ -381,6 +374,18 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
 
 def _losses(row: dict[str, Any]) -> list[float]:
     return [loss for _, loss in row["curve"]]
+
+
+def _is_earlier(scheme: str) -> bool:
+    """Whether only an earlier release had a scheme."""
+    return scheme.startswith(tuple(EARLIER))
+
+
+def _label(scheme: str) -> str:
+    """What tables and plots call a scheme, or a kind of schemes."""
+    return next(
+        (scheme.replace(*names, 1) for names in EARLIER.items() if scheme.startswith(names[0])), scheme
+    )
 
 
 def _kind(scheme: str) -> str:

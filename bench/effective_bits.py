@@ -6,8 +6,6 @@ all float tensors that autograd saves and the default policy compresses:
 
 - effective bits, ``0.5 * log2(variance / mean squared error)`` of each 64 values, at most 24, the mean over
   those that vary, weighted by bytes: the rate at which an ideal code for Gaussian values would do as well;
-- the kind of tensor at which the step format is worst beside the plane format, among blocks that the planes
-  do not store exactly;
 - the gradient error ``||g - g_exact|| / ||g_exact||`` over all parameters, with the same dropout masks.
 
 Rows go to build/bench/effective_bits.json.
@@ -29,12 +27,12 @@ from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from torch_bridge import backends, compress_activations, train
 from torch_bridge.capture import Saved, visit
 from torch_bridge.dtypes import Format
 
-BITS = (10, 8, 6, 4, 3, 2.5, 2)
+BITS = (10, 8, 6, 4, 3)
 STEPS = 20
 SAMPLE = 1 << 15  # values of a tensor
 OUTPUT = Path("build/bench/effective_bits.json")
@@ -112,27 +110,21 @@ def main() -> None:
         kinds = tensors(model, lambda model=model, batch=batch: loss_of(model, batch))
         exact = gradient(model, batch, None)
         for bits in track(BITS, name, console=Console(stderr=True), transient=True):
-            planes = PlaneFormat("fp32", 64, max(int(8 * bits), PlaneFormat("fp32", 64, None).min_target))
-            step_format = StepFormat("fp32", 128, int(16 * bits))
-            found = {"planes": quality(planes, kinds), "step": quality(step_format, kinds)}
-            behind = worst(found["planes"], found["step"])
-            for kind, fmt in (("planes", planes), ("step", step_format)):
-                error = gradient(model, batch, fmt)
-                rows.append(
-                    {
-                        "model": name,
-                        "format": kind,
-                        "bits": 8 * fmt.target / fmt.block,
-                        "effective_bits": mean(found[kind]),
-                        "gradient_error": float((error - exact).norm() / exact.norm()),
-                    }
-                )
-            rows[-1] |= {"least_ahead": behind[0], "least_ahead_at": behind[1]}
-    table = Table("model", "format", title="N = 64 for planes, 128 for step")
-    for heading in ("bits", "effective", "gap", "gradient error", "least ahead of planes, in bits, at"):
+            fmt = PlaneFormat("fp32", 64, 8 * bits)
+            error = gradient(model, batch, fmt)
+            rows.append(
+                {
+                    "model": name,
+                    "format": fmt.scheme,
+                    "bits": 8 * fmt.target / fmt.block,
+                    "effective_bits": mean(quality(fmt, kinds)),
+                    "gradient_error": float((error - exact).norm() / exact.norm()),
+                }
+            )
+    table = Table("model", "format", title="blocks of 64")
+    for heading in ("bits", "effective", "gap", "gradient error"):
         table.add_column(heading, justify="right")
     for before, row in pairwise([{}, *rows]):
-        least = f"{row['least_ahead']:+.1f} {row['least_ahead_at']}" if "least_ahead" in row else ""
         model_name = row["model"] if before.get("model") != row["model"] else ""
         gap = row["bits"] - row["effective_bits"]
         table.add_row(
@@ -142,7 +134,6 @@ def main() -> None:
             f"{row['effective_bits']:.2f}",
             f"{gap:.2f}",
             f"{row['gradient_error']:.2g}",
-            least,
         )
     Console(width=130).print(table)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
@@ -187,17 +178,6 @@ def quality(fmt: Format, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.nda
 
 def mean(found: dict[str, np.ndarray]) -> float:
     return float(np.nanmean(np.concatenate(list(found.values()))))
-
-
-def worst(planes: dict[str, np.ndarray], step: dict[str, np.ndarray]) -> tuple[float, str]:
-    """By how many bits step is ahead of planes where it is least, and at which operation."""
-    ahead = {}
-    for op, bits in planes.items():
-        inexact = bits < 24
-        if inexact.any():
-            ahead[op] = float((step[op][inexact] - bits[inexact]).mean())
-    op = min(ahead, key=lambda op: ahead[op])
-    return ahead[op], op
 
 
 def gradient(

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import FORMATS, Format, PlaneFormat
 from rtl import Engine
 
 from . import library, verilog
@@ -15,7 +15,6 @@ from .formal import command as formal_command
 from .synth import command as synth_command
 from .toolchain import ToolError
 
-FORMATS: dict[str, type[Format]] = {"planes": PlaneFormat, "step": StepFormat}
 OF_FORMAT = ("dtype", "block", "target", "rounding")
 
 
@@ -24,12 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     of_format = argparse.ArgumentParser(add_help=False)
-    of_format.add_argument(
-        "--scheme",
-        choices=FORMATS,
-        help="the format: planes, or step with a block of 128, a target of 64 and a rounding of nearest or "
-        "stochastic (default: planes)",
-    )
+    of_format.add_argument("--scheme", choices=FORMATS, help="the format (default: planes)")
     of_format.add_argument("--dtype", help="fp32, bf16 or fp16 (default: fp32)")
     of_format.add_argument("--block", type=int, help="values in a block: 16, 32, 64 or 128 (default: 64)")
     of_format.add_argument("--target", type=int, help="bytes of a compressed block (default: 80)")
@@ -70,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _format(arguments: argparse.Namespace) -> Format:
     given = {name: getattr(arguments, name) for name in OF_FORMAT if getattr(arguments, name) is not None}
-    return FORMATS[arguments.scheme or "planes"](**given)
+    return FORMATS[arguments.scheme or PlaneFormat.scheme](**given)
 
 
 def _config(arguments: argparse.Namespace) -> Config:

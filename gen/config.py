@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 
 INTERFACES = ("stream", "axi", "runtime")
 
@@ -17,13 +17,12 @@ class Config:
         fmt: a format with a fixed target.
         bus_bytes: bytes of a word on either side.
         interface: "stream", Amaranth's streams (:mod:`rtl.stream`), "axi", AXI4-Stream (:mod:`rtl.axi`), or
-            "runtime", the first with one more for the choice of a format (:mod:`rtl.runtime`). Engines of the
-            step format have only the first.
+            "runtime", the first with one more for the choice of a format (:mod:`rtl.runtime`).
         further: formats besides ``fmt`` to choose from at run time.
         preset: the name it is known by, if it is a preset.
 
     Raises:
-        ValueError: the interface is none that the format has, or gives no choice between several formats.
+        ValueError: the interface is none of these, or gives no choice between several formats.
     """
 
     fmt: Format = field(default_factory=PlaneFormat)
@@ -35,8 +34,6 @@ class Config:
     def __post_init__(self) -> None:
         if self.interface not in INTERFACES:
             raise ValueError(f"interface must be one of {', '.join(INTERFACES)}, not {self.interface!r}")
-        if isinstance(self.fmt, StepFormat) and self.interface != "stream":
-            raise ValueError(f"interface must be stream for a step format, not {self.interface!r}")
         if self.further and self.interface != "runtime":
             raise ValueError(f"interface must be runtime for several formats, not {self.interface!r}")
 
@@ -51,8 +48,7 @@ class Config:
         fmt = self.fmt
         interface = "" if self.interface == "stream" else f"_{self.interface}"
         interface += "".join(f"_{other.dtype}_t{other.target}_{other.rounding}" for other in self.further)
-        kind = "step_" if isinstance(fmt, StepFormat) else ""
-        return f"{kind}{fmt.dtype}_n{fmt.block}_t{fmt.target}_{fmt.rounding}_b{self.bus_bytes}{interface}"
+        return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{fmt.rounding}_b{self.bus_bytes}{interface}"
 
     @property
     def name(self) -> str:
@@ -87,11 +83,5 @@ PRESETS = {
             ),
             preset="gpt2-runtime",
         ),
-        Config(StepFormat("fp32", block=128, target=64), preset="gpt2-fp32-8x"),
-        Config(StepFormat("fp32", block=128, target=48), preset="gpt2-fp32-10.7x"),
-        Config(StepFormat("bf16", block=128, target=64), preset="gpt2-bf16-4x"),
     )
 }
-
-# Those of the plane format.
-PLANE_PRESETS = {name: config for name, config in PRESETS.items() if isinstance(config.fmt, PlaneFormat)}

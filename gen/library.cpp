@@ -1,7 +1,5 @@
 // The Verilated engines as a library with a plain C interface: whole tensors in, whole tensors out.
 // Built by gen/library.py, which defines RAW_BYTES, TARGET_BYTES and BUS_BYTES.
-//
-// A compressor that rounds stochastically has a wider input, which has room for a seed.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +18,7 @@ namespace {
 constexpr int kMostIdleCycles = 10000;
 
 // What a payload holds behind its data: rtl/stream.py, word_layout.
-constexpr uint64_t kLast = 1, kEmpty = 2, kError = kEmpty * BUS_BYTES, kSeed = kError;
+constexpr uint32_t kLast = 1, kEmpty = 2, kError = kEmpty * BUS_BYTES;
 
 // A model with its clock: reset once, then reused for every tensor.
 template <class Model>
@@ -35,7 +33,7 @@ class Engine {
     // Send `in_bytes` through the engine as one tensor and gather the `out_bytes` that it becomes;
     // `on_word(offset, flags)` sees each of their words.
     template <class OnWord>
-    void stream(const uint8_t *in, size_t in_bytes, uint32_t seed, uint8_t *out, size_t out_bytes, OnWord on_word) {
+    void stream(const uint8_t *in, size_t in_bytes, uint8_t *out, size_t out_bytes, OnWord on_word) {
         size_t taken = 0, given = 0;
         int idle = 0;
         bool offered = false, ended = in_bytes == 0;
@@ -46,8 +44,8 @@ class Engine {
                 uint8_t word[BUS_BYTES] = {};
                 std::memcpy(word, in + taken, in_size);
                 const bool last = taken + in_size == in_bytes;
-                put(model_.i___05Fpayload, word,
-                    last * kLast + (BUS_BYTES - in_size) * kEmpty + seed * kSeed);
+                std::memcpy(model_.i___05Fpayload.data(), word, BUS_BYTES);
+                model_.i___05Fpayload[BUS_BYTES / 4] = last * kLast + (BUS_BYTES - in_size) * kEmpty;
                 offered = true;
             }
             model_.i___05Fvalid = has_input;
@@ -77,16 +75,6 @@ class Engine {
     }
 
    private:
-    // Behind the data there are one or two of the payload's words, in its last of which no bit is set
-    // that it does not have.
-    template <std::size_t kWords>
-    static void put(VlWide<kWords> &payload, const uint8_t *word, uint64_t flags) {
-        constexpr std::size_t kData = BUS_BYTES / 4;
-        std::memcpy(payload.data(), word, BUS_BYTES);
-        if constexpr (kWords == kData + 1) flags &= kError - 1;
-        for (std::size_t i = kData; i < kWords; ++i, flags >>= 32) payload[i] = static_cast<uint32_t>(flags);
-    }
-
     void tick() {
         model_.clk = 0;
         model_.eval();
@@ -103,14 +91,14 @@ class Engine {
 extern "C" {
 
 // Another number whenever a function below takes or gives something else; who calls them asks for it.
-int bitstash_interface() { return 2; }
+int bitstash_interface() { return 3; }
 
 // raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 if the engine
 // hangs or gives another number of bytes.
-int bitstash_compress(const uint8_t *raw, size_t blocks, uint32_t seed, uint8_t *stored) {
+int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
     thread_local auto engine = std::make_unique<Engine<Vcompressor>>();
     try {
-        engine->stream(raw, blocks * RAW_BYTES, seed, stored, blocks * TARGET_BYTES, [](size_t, uint32_t) {});
+        engine->stream(raw, blocks * RAW_BYTES, stored, blocks * TARGET_BYTES, [](size_t, uint32_t) {});
     } catch (const std::runtime_error &) {
         engine.reset(new Engine<Vcompressor>());
         return -1;
@@ -124,7 +112,7 @@ long bitstash_decompress(const uint8_t *stored, size_t blocks, uint8_t *raw) {
     thread_local auto engine = std::make_unique<Engine<Vdecompressor>>();
     long first_bad = -1;
     try {
-        engine->stream(stored, blocks * TARGET_BYTES, 0, raw, blocks * RAW_BYTES,
+        engine->stream(stored, blocks * TARGET_BYTES, raw, blocks * RAW_BYTES,
                        [&first_bad](size_t offset, uint32_t flags) {
                            const bool error = flags & kError;
                            if (error && first_bad < 0) first_bad = static_cast<long>(offset / RAW_BYTES);

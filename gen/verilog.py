@@ -15,7 +15,7 @@ from amaranth.back import verilog
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 from rtl import (
     AxiStreamCompressor,
     AxiStreamDecompressor,
@@ -24,8 +24,6 @@ from rtl import (
     Engine,
     RuntimeCompressor,
     RuntimeDecompressor,
-    StepCompressor,
-    StepDecompressor,
 )
 
 from . import toolchain
@@ -44,26 +42,28 @@ WAIVERS = {
 # A field of which an engine's parameters leave no bits: to Verilog these are two, that nothing drives.
 _NO_BITS = re.compile(r"^ *wire \[-1:0\] [^;]*;\n", re.MULTILINE)
 
-# The engines of each format, by what they are: "compressor" or "decompressor".
-ENGINES: dict[type[Format], dict[str, Any]] = {
-    PlaneFormat: {"compressor": Compressor, "decompressor": Decompressor},
-    StepFormat: {"compressor": StepCompressor, "decompressor": StepDecompressor},
-}
-# The same with another interface; only those of the plane format have one.
-WRAPPED: dict[str, dict[str, Any]] = {
-    "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
-    "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
+# The engines of each format and interface, by what they are: "compressor" or "decompressor".
+ENGINES: dict[type[Format], dict[str, dict[str, Any]]] = {
+    PlaneFormat: {
+        "stream": {"compressor": Compressor, "decompressor": Decompressor},
+        "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
+        "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
+    }
 }
 
 
 def parts(config: Config) -> dict[str, Any]:
-    """The engines that there are of a configuration's format, by what they are."""
-    return next(engines for kind, engines in ENGINES.items() if isinstance(config.fmt, kind))
+    """The engines of a configuration's format behind whatever interface, by what they are."""
+    return _engines(config.fmt)["stream"]
+
+
+def _engines(fmt: Format) -> dict[str, dict[str, Any]]:
+    return next(engines for kind, engines in ENGINES.items() if isinstance(fmt, kind))
 
 
 def make_component(config: Config, part: str) -> wiring.Component:
     """A part of a configuration, with the ports of its interface."""
-    engine = WRAPPED.get(config.interface, parts(config))[part]
+    engine = _engines(config.fmt)[config.interface][part]
     return engine(config.formats if config.interface == "runtime" else config.fmt, config.bus_bytes)
 
 

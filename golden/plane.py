@@ -10,13 +10,13 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from .account import Account
 from .bitplanes import from_planes, to_planes
-from .blocks import BlockFormat, as_shape, bit_length, describe
+from .blocks import BlockFormat, as_block_number, as_shape, bit_length, describe
 
 BLOCKS = (16, 32, 64, 128)
 ROUNDINGS = ("nearest", "truncate")
@@ -86,6 +86,7 @@ class PlaneFormat(BlockFormat):
         True
     """
 
+    scheme: ClassVar[str] = "planes"
     dtype: str = "fp32"
     block: int = 64
     target: int | None = 80
@@ -153,18 +154,20 @@ class PlaneFormat(BlockFormat):
 
     # The codec.
 
-    def compress(self, values: np.ndarray) -> np.ndarray | RaggedBlocks:
+    def compress(self, values: np.ndarray, first: int = 0) -> np.ndarray | RaggedBlocks:
         """Compress an array, its values taken in C order, the tail block padded with zeros.
 
         Args:
             values: array of any shape, of the format's NumPy type (``ml_dtypes.bfloat16`` for bf16).
+            first: number of the first block, from 0 to 2**32 - 1; on which no byte depends.
 
         Returns:
             uint8[blocks, target], or :class:`RaggedBlocks` in the lossless mode.
 
         Raises:
-            ValueError: the array has another type.
+            ValueError: the array has another type, or no block has such a number.
         """
+        as_block_number(first)
         chunks = [self._lay_out(self.encode(words)) for words in self._chunks(np.asarray(values))]
         if self.target is not None:
             return np.concatenate([np.empty((0, self.target), np.uint8), *(rows for rows, _ in chunks)])
@@ -172,17 +175,21 @@ class PlaneFormat(BlockFormat):
         offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(sizes for _, sizes in chunks)]))
         return RaggedBlocks(np.concatenate([np.empty(0, np.uint8), *data]), offsets)
 
-    def decompress(self, stored: np.ndarray | RaggedBlocks, shape: int | Sequence[int]) -> np.ndarray:
+    def decompress(
+        self, stored: np.ndarray | RaggedBlocks, shape: int | Sequence[int], first: int = 0
+    ) -> np.ndarray:
         """Decompress to an array of the given shape and the format's NumPy type.
 
         Args:
             stored: what :meth:`compress` returned for an array of that shape.
             shape: shape of the result.
+            first: number of the first block, from 0 to 2**32 - 1; on which no value depends.
 
         Raises:
-            ValueError: ``stored`` has the wrong type or size for the shape, or a block's header
-                is one that no encoder produces; the message names the block.
+            ValueError: ``stored`` has the wrong type or size for the shape, no block has such a number, or a
+                block's header is one that no encoder produces; the message names the block.
         """
+        as_block_number(first)
         shape = as_shape(shape)
         blocks = self.blocks(prod(shape))
         rows = self._rows(stored, blocks)

@@ -5,8 +5,6 @@ from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
 from .runtime import RuntimeCompressor, RuntimeDecompressor
-from .step_compressor import StepCompressor
-from .step_decompressor import StepDecompressor
 
 __all__ = [
     "AxiStreamCompressor",
@@ -16,6 +14,4 @@ __all__ = [
     "Engine",
     "RuntimeCompressor",
     "RuntimeDecompressor",
-    "StepCompressor",
-    "StepDecompressor",
 ]

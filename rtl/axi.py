@@ -12,8 +12,7 @@ from golden import PlaneFormat
 from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
-from .fields import leading_zeros
-from .planes import all_ones
+from .planes import all_ones, leading_zeros
 
 __all__ = ["AxiStreamCompressor", "AxiStreamDecompressor"]
 

@@ -6,14 +6,12 @@ from typing import TypeVar
 
 from amaranth import C, Cat, Mux, Signal, Value
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 from golden.floats import FLOAT_TYPES, FloatType
-from golden.step import MAX_CORE, NOISE_BITS
 
 from .planes import any_set
-from .stream import SEED_BITS
 
-__all__ = ["BUS_BYTES", "Engine", "PlaneEngine", "StepEngine", "rows_of"]
+__all__ = ["BUS_BYTES", "Engine", "PlaneEngine", "rows_of"]
 
 BUS_BYTES = (16, 32, 64, 128)
 
@@ -132,35 +130,3 @@ class PlaneEngine(Engine):
         first_mantissa = 1 + self.float_type.exponent_bits
         exponent = range(first_mantissa - float_type.exponent_bits, first_mantissa)
         return [0, *exponent, *range(first_mantissa, first_mantissa + float_type.mantissa_bits)]
-
-
-class StepEngine(Engine):
-    """An engine of the step format.
-
-    Args:
-        fmt: a :class:`golden.StepFormat`.
-        bus_bytes: as of :class:`Engine`.
-
-    Attributes:
-        room: bits of a block behind the header.
-        sections: the most bits that each value can have in mask and core together.
-        max_core: the widest core that fits.
-        rest: the most bits behind mask and core, with the smallest of cores.
-        bits_alone: bits of each value in a block that only says which are special.
-        noise_bits: random bits that a value is rounded with, 0 if to nearest.
-        key_bits: of what they follow from in each block, 0 as well.
-
-    Raises:
-        ValueError: see :class:`Engine`.
-    """
-
-    def __init__(self, fmt: StepFormat, bus_bytes: int):
-        super().__init__(fmt, bus_bytes)
-        self.room = fmt.room
-        self.sections = min(self.room // self.block, MAX_CORE + 1)
-        self.max_core = min(self.sections, MAX_CORE)
-        self.rest = self.room - self.block
-        self.bits_alone = min(self.sections, 2)
-        stochastic = fmt.rounding == "stochastic"
-        self.noise_bits = NOISE_BITS if stochastic else 0
-        self.key_bits = SEED_BITS if stochastic else 0

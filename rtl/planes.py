@@ -18,6 +18,7 @@ __all__ = [
     "count_in_groups",
     "counts_from_groups",
     "lanes_to_planes",
+    "leading_zeros",
     "planes_to_lanes",
     "select_planes",
 ]
@@ -33,6 +34,23 @@ def any_set(values) -> Value:
 
 def all_ones(width: int) -> Value:
     return C((1 << width) - 1, width)
+
+
+def leading_zeros(bits: Value) -> Value:
+    """How many zeros lie above the highest one, as a tree; without a one, all but one of them.
+
+    Args:
+        bits: a power of two of them.
+    """
+
+    def count(bits: Value) -> tuple[Value, Value]:
+        if len(bits) == 2:
+            return ~bits.any(), ~bits[1]
+        half = len(bits) // 2
+        (no_low, below), (no_high, above) = count(bits[:half]), count(bits[half:])
+        return no_low & no_high, Cat(Mux(no_high, below, above), no_high)
+
+    return count(bits)[1]
 
 
 def lanes_to_planes(lanes: list[Value]) -> list[Value]:

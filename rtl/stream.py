@@ -9,31 +9,24 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-__all__ = ["SEED_BITS", "Joiner", "Splitter", "word_layout"]
-
-# Of what stochastic rounding takes its random bits from.
-SEED_BITS = 32
+__all__ = ["Joiner", "Splitter", "word_layout"]
 
 
-def word_layout(size: int, *, error: bool = False, seed: bool = False) -> data.StructLayout:
+def word_layout(size: int, *, error: bool = False) -> data.StructLayout:
     """Payload of a stream of words.
 
     Args:
         size: bytes of a word.
         error: whether the word also carries a flag that its block could not be decoded.
-        seed: whether it carries one for stochastic rounding.
 
     Members:
         data: the bytes.
         last: this word ends its tensor.
         empty: how many bytes at the word's end do not belong to the tensor; they are zero. 0 unless ``last``.
         error: see above.
-        seed: of the tensor, in its first word; in others it means nothing.
     """
     members = {"data": 8 * size, "last": 1, "empty": range(size)}
-    return data.StructLayout(
-        members | ({"error": 1} if error else {}) | ({"seed": SEED_BITS} if seed else {})
-    )
+    return data.StructLayout(members | ({"error": 1} if error else {}))
 
 
 class Splitter(wiring.Component):

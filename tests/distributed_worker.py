@@ -4,7 +4,6 @@
 
 Every rank writes FOLDER/RANK.json: for each parallelism and each kind of hooks the losses of some steps, the
 bytes of two matrices between the last forward and backward pass, and the rows of the bridge's last report.
-And FOLDER/rounded_RANK.json: what the backward pass sees of the same values, rounded stochastically.
 """
 
 import json
@@ -24,7 +23,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from golden import StepFormat
 from torch_bridge import compress_activations
 
 from .plain_stash import COARSE, is_log_softmax, reference, untouched
@@ -104,18 +102,8 @@ def train(parallel: str, hooks: str) -> dict[str, Any]:
     return {"losses": losses, "rows": rows, "bytes_between": bytes_between}
 
 
-def rounded() -> list[float]:
-    torch.manual_seed(0)
-    values = torch.randn(2048, requires_grad=True)
-    with compress_activations(nn.Identity(), StepFormat("fp32", 128, 32, "stochastic")):
-        total = values.square().sum()
-    total.backward()
-    return values.grad.tolist()
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     results = {p: {h: train(p, h) for h in HOOKS} for p in PARALLEL}
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
-    Path(sys.argv[1], f"rounded_{os.environ['RANK']}.json").write_text(json.dumps(rounded()))
     dist.destroy_process_group()

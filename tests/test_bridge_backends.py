@@ -1,6 +1,7 @@
 """Every backend makes golden's bytes, and golden's values from them."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from gen import toolchain
-from golden import PlaneFormat, StepFormat
-from torch_bridge import backends
+from golden import PlaneFormat
+from torch_bridge import QuantFormat, backends
 from torch_bridge.backends import instructions, threads
 from torch_bridge.backends.verilated import library_path
 from torch_bridge.dtypes import TORCH_DTYPES, format_for
@@ -73,10 +74,9 @@ def test_fast_backends_agree_with_golden_over_several_chunks_and_threads(dtype, 
 
 
 @pytest.mark.parametrize("name", ["golden", *FAST])
-@pytest.mark.parametrize("make", [PlaneFormat, StepFormat])
 @pytest.mark.parametrize(("dtype", "other"), [("fp16", "bf16"), ("bf16", "fp16"), ("fp32", "fp16")])
-def test_neither_autocast_nor_a_default_device_nor_strides_change_a_byte(dtype, other, make, name):
-    backend = backends.get(name, make(dtype, 16, 20))
+def test_neither_autocast_nor_a_default_device_nor_strides_change_a_byte(dtype, other, name):
+    backend = backends.get(name, PlaneFormat(dtype, 16, 20))
     values = torch.randn(3001).to(TORCH_DTYPES[dtype])[::2]
     stored = backends.get("golden", backend.fmt).compress(values.clone())
     with torch.autocast("cpu", TORCH_DTYPES[other]), torch.device("meta"):
@@ -127,6 +127,62 @@ def test_an_invalid_header_names_the_block(name):
         backends.get(name, fmt).decompress(stored, 200_000)
 
 
+@pytest.mark.parametrize("name", ["auto", "golden", *FAST])
+@pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 16, 20), QuantFormat("fp32", 8)])
+def test_every_backend_takes_the_number_of_the_first_block(fmt, name):
+    backend, values = backends.get(name, fmt), torch.randn(600)
+    stored = backend.compress(values, np.uint32(7))
+    again = backend.decompress(stored, 600, first=7)
+    for last in ((1 << 32) - 1, np.int64((1 << 32) - 1)):
+        assert torch.equal(backend.compress(values, first=last), stored)  # no byte of these depends on it
+        assert same_bits(backend.decompress(stored, 600, last), again)
+    for wrong in (-1, 1 << 32, 1.5, "0", None, True):
+        message = re.escape(f"first must be a whole number from 0 to 2**32 - 1, not {wrong!r}")
+        with pytest.raises(ValueError, match=message):
+            backend.compress(values, wrong)
+        with pytest.raises(ValueError, match=message):
+            backend.decompress(stored, 600, first=wrong)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_blocks_are_numbered_through_whatever_thread_has_them(name, monkeypatch):
+    monkeypatch.setattr(threads, "_LEAST_SHARE", 1)
+    backend, first = backends.get(name, PlaneFormat("fp32", 16, 64)), (1 << 32) - 5000
+    values = (torch.arange(200_003) // 16).float()  # those of a block say which it is
+    seen = []
+
+    def compress(real):
+        def spy(words, stored, *rest):
+            seen.append((int(np.asarray(words).reshape(-1)[:1].view(np.float32)[0]), rest[-1]))
+            return real(words, stored, *rest)
+
+        return spy
+
+    def decompress(real):
+        def spy(stored, words, *rest):
+            result = real(stored, words, *rest)
+            seen.append((int(np.asarray(words).reshape(-1)[:1].view(np.float32)[0]), rest[-1]))
+            return result
+
+        return spy
+
+    worker, names = backend, ("_encode", "_decode")
+    if name == "torch":
+        worker, names = backend._codec(torch.device("cpu")), ("compress", "decompress")
+    for attribute, spy in zip(names, (compress, decompress), strict=True):
+        monkeypatch.setattr(worker, attribute, spy(getattr(worker, attribute)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        decoded = backend.decompress(backend.compress(values, first), len(values), first)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(decoded, values)
+    assert len(seen) >= 4
+    assert [number for _, number in seen] == [(first + block) % (1 << 32) for block, _ in seen]
+    assert max(block for block, _ in seen) > 5000
+
+
 @pytest.mark.parametrize("name", ["golden", *FAST])
 def test_stored_of_the_wrong_size_is_an_error(name):
     backend = backends.get(name, PlaneFormat("fp32", 64, 80))
@@ -134,14 +190,13 @@ def test_stored_of_the_wrong_size_is_an_error(name):
         backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
 
 
-@pytest.mark.parametrize("fmt", ["PlaneFormat('bf16', 16, 16)", "StepFormat('bf16', 16, 16)"])
-def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(fmt, tmp_path):
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
     program = (
-        "import torch; from golden import PlaneFormat, StepFormat; from torch_bridge import backends\n"
-        f"backend = backends.get('cpu', {fmt})\n"
+        "import torch; from golden import PlaneFormat; from torch_bridge import backends\n"
+        "backend = backends.get('cpu', PlaneFormat('bf16', 16, 16))\n"
         "values = torch.arange(16.0).bfloat16()\n"
         "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
-        "print(sum(backend._compress.stats.cache_hits.values()))"
+        "print(sum(backend._encode.stats.cache_hits.values()))"
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     for hits in (0, 1):
@@ -176,7 +231,9 @@ def test_other_types_get_the_same_ratio():
 
 def test_a_missing_library_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(tmp_path))
-    command = "python -m gen library --dtype bf16 --block 128 --target 160 --rounding truncate"
+    command = (
+        "python -m gen library --scheme planes --dtype bf16 --block 128 --target 160 --rounding truncate"
+    )
     with pytest.raises(FileNotFoundError, match=command):
         backends.get("verilated", PlaneFormat("bf16", 128, 160, "truncate"))
 

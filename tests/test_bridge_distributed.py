@@ -10,15 +10,10 @@ PARALLEL = ("ddp", "fsdp", "fsdp, bf16", "fsdp, kept after forward")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def ranks(tmp_path_factory):
     """What the ranks of tests/distributed_worker.py wrote; see there."""
     folder = tmp_path_factory.mktemp("ranks")
     python(*TORCHRUN, "-m", "tests.distributed_worker", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ranks(folder):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -58,9 +53,3 @@ def test_activations_are_stashed_alike(ranks):
 
     assert activations("fsdp") == activations("ddp") == activations("fsdp, kept after forward")
     assert any(kept == "compressed" for _, kept, _ in activations("ddp"))
-
-
-def test_each_rank_rounds_with_bits_of_its_own(folder):
-    ranks = [json.loads((folder / f"rounded_{rank}.json").read_text()) for rank in range(2)]
-    differ = sum(a != b for a, b in zip(*ranks, strict=True))
-    assert differ > len(ranks[0]) / 4

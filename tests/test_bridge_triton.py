@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from torch_bridge import backends
 from torch_bridge.dtypes import TORCH_DTYPES
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
-from .test_bridge_step import any_rows, decoded_by_golden, extremes
-from .test_golden_step import blocks_of
 
 # The interpreter warns of what is meant to: a value too large for a float becomes infinite, and then finite.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply")
@@ -42,8 +40,6 @@ def kernels(name):
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
 TritonBackend = kernels("triton_kernels").TritonBackend
-step_kernels = kernels("triton_step")
-TritonStepBackend = step_kernels.TritonStepBackend
 
 
 def spread_of_targets(dtype, block):
@@ -86,10 +82,6 @@ def refuse(backend, stored, count):
     return str(error.value)
 
 
-def backend_of(fmt):
-    return TritonBackend(fmt) if isinstance(fmt, PlaneFormat) else TritonStepBackend(fmt)
-
-
 def message(block, header):
     return f"block {block}: no encoder produces the header {bytes(header.tolist()).hex(' ')}"
 
@@ -108,35 +100,22 @@ def test_the_bytes_and_values_are_goldens(dtype, block, rounding):
         assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bytes_and_values_of_steps_are_goldens(dtype, block, monkeypatch):
-    if DEVICE == "cpu":  # one program takes the interpreter less time than many
-        monkeypatch.setattr(step_kernels, "_VALUES", 32 * block)
-    raw = target_range(dtype, block)[1]
-    targets = (3 + block // 8, 4 + block // 4, block // 2, raw)
-    for target, rounding in zip(targets, 2 * ("nearest", "stochastic"), strict=True):
-        fmt = StepFormat(dtype, block, target, rounding)
-        words = np.concatenate([extremes(dtype, block, target), blocks_of(dtype, block, 9, seed=target)])
-        values = as_tensor(fmt, words)[: -block // 3]
-        golden, ours = backends.get("golden", fmt), TritonStepBackend(fmt)
-        stored = golden.compress(values, seed=1 << 31)
-        found = ours.compress(values.to(DEVICE), seed=1 << 31).cpu()
-        assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
-        assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
+def test_the_number_of_the_first_block_changes_nothing_about_planes():
+    fmt = PlaneFormat("fp32", 64, 80)
+    backend, values = TritonBackend(fmt), torch.randn(1000, device=DEVICE)
+    stored = backend.compress(values)
+    for first in (1, 1 << 31, (1 << 32) - 1):
+        assert torch.equal(backend.compress(values, first), stored)
+        decoded = backend.decompress(stored, 1000, first)
+        assert_same_bits(fmt, decoded.cpu(), backend.decompress(stored, 1000).cpu())
+    with pytest.raises(ValueError, match=r"first must be a whole number from 0 to 2\*\*32 - 1, not -1"):
+        backend.compress(values, -1)
 
 
-@pytest.mark.parametrize(
-    "fmt",
-    [
-        PlaneFormat("fp32", 32, 60),
-        PlaneFormat("fp16", 128, 96),
-        StepFormat("bf16", 64, 30, "stochastic"),
-    ],
-)
+@pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 32, 60), PlaneFormat("fp16", 128, 96)])
 def test_programs_side_by_side_make_what_one_makes(fmt):
-    values = as_tensor(fmt, hostile(fmt, 300 if isinstance(fmt, PlaneFormat) else 11, seed=0))[:-1]
-    golden, ours = backends.get("golden", fmt), backend_of(fmt)
+    values = as_tensor(fmt, hostile(fmt, 300, seed=0))[:-1]
+    golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
     stored = golden.compress(values)
     assert torch.equal(compress(ours, values), stored)
     assert_same_bits(fmt, decompress(ours, stored, len(values)), golden.decompress(stored, len(values)))
@@ -168,9 +147,9 @@ def test_tails_and_empty_tensors_keep_their_length(count, block):
     assert torch.equal(decompress(backend, stored, count), values)
 
 
-@pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 64, 41), StepFormat("bf16", 64, 41)])
-def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(fmt, monkeypatch):
-    ours = backend_of(fmt)
+def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(monkeypatch):
+    fmt = PlaneFormat("bf16", 64, 41)
+    ours = TritonBackend(fmt)
     values = as_tensor(fmt, hostile(fmt, 5, seed=2))[:-30].to(DEVICE)
     stored = ours.compress(values)
     decoded = ours.decompress(stored, len(values))
@@ -223,23 +202,6 @@ def test_the_headers_that_golden_rejects_are_rejected(fmt):
         assert refuse(backend, row[None], fmt.block) == message(0, row[: fmt.header_bytes])
 
 
-@pytest.mark.parametrize("fmt", [StepFormat("fp16", 16, 6), StepFormat("fp32", 32, 61)])
-def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does(fmt):
-    rows = any_rows(fmt, 60, seed=1)
-    expected, complaints = zip(*(decoded_by_golden(fmt, row) for row in rows), strict=True)
-    accepted = torch.from_numpy(rows[[complaint is None for complaint in complaints]])
-    assert 5 < len(accepted) < 55
-    ours = TritonStepBackend(fmt)
-    found = decompress(ours, accepted, len(accepted) * fmt.block)
-    assert_same_bits(fmt, found, as_tensor(fmt, np.concatenate([e for e in expected if e is not None])))
-    refused = [(row, complaint) for row, complaint in zip(rows, complaints, strict=True) if complaint]
-    for row, complaint in refused[:12]:
-        assert refuse(ours, torch.from_numpy(row[None]), fmt.block) == complaint
-    assert refuse(ours, torch.from_numpy(rows), len(rows) * fmt.block) == next(
-        fmt.complaint(block, rows[block]) for block, complaint in enumerate(complaints) if complaint
-    )
-
-
 def test_the_first_invalid_block_is_named():
     fmt = PlaneFormat("fp32", 64, 80)
     backend = TritonBackend(fmt)
@@ -279,7 +241,6 @@ def test_stored_of_the_wrong_size_or_type_is_an_error():
 def test_it_is_a_backend_of_the_bridge():
     assert "triton" in backends.NAMES
     assert type(backends.get("triton", PlaneFormat())).__name__ == "TritonBackend"
-    assert type(backends.get("triton", StepFormat())).__name__ == "TritonStepBackend"
 
 
 def test_a_missing_triton_is_named(monkeypatch):
@@ -301,7 +262,7 @@ def run_native(program, **environment):
 def test_cpu_tensors_need_the_interpreter():
     program = """
 import torch
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from torch_bridge import backends
 for fmt in (PlaneFormat(), StepFormat()):
     backend = backends.get("triton", fmt)
@@ -322,7 +283,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
     program = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from torch_bridge import backends
 
 aligned = {(i,): [["tt.divisibility", 16]] for i in (0, 1)}  # as tensors are, both values and stored
@@ -331,18 +292,16 @@ for fmt in (
     PlaneFormat("fp32", 16, 64, "truncate"),
     PlaneFormat("bf16", 128, 36),
     PlaneFormat("fp16", 16, 7),
-    StepFormat("fp32", 128, 64),
-    StepFormat("bf16", 16, 7, "stochastic"),
-    StepFormat("fp16", 64, 99),
 ):
-    kernels = backends.get("triton", fmt).kernels
+    kernels = backends.get("triton", fmt)._kernels
     constants = kernels.constants(fmt)
     words = "*u32" if fmt.dtype == "fp32" else "*u16"
     for kernel, arguments in (
-        (kernels.compress, {"values": words, "stored": "*u8", "count": "i32", "seed": "i32"}),
+        (kernels.compress, {"values": words, "stored": "*u8", "count": "i32", "first": "i32"}),
         (
             kernels.decompress,
-            {"stored": "*u8", "values": words, "count": "i64", "record": "*i64", "call": "i32"},
+            {"stored": "*u8", "values": words, "count": "i64", "first": "i32"}
+            | {"record": "*i64", "call": "i32"},
         ),
     ):
         signature = arguments | dict.fromkeys(constants, "constexpr")
@@ -355,4 +314,4 @@ for fmt in (
         assert lines < 6000, (fmt, kernel, lines)
         print(kernel.__name__)
 """
-    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 7 * "_compress\n_decompress\n"
+    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 4 * "_compress\n_decompress\n"

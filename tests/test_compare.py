@@ -66,7 +66,7 @@ def test_wrong_arguments_are_named(given, message, capsys, tmp_path):
 
 
 def result(scheme, seed, loss, model="small"):
-    bits = {"none": 32.0, "step 8x": 4.0}[scheme]
+    bits = {"none": 32.0, "planes 3.2x": 10.0, "step 8x": 4.0}[scheme]
     return {
         "model": model,
         "scheme": scheme,
@@ -84,8 +84,8 @@ def result(scheme, seed, loss, model="small"):
 ROWS = [
     result("none", 1, 2.0),
     result("none", 2, 3.0),
-    result("step 8x", 1, 2.01),
-    result("step 8x", 2, 2.99),
+    result("planes 3.2x", 1, 2.01),
+    result("planes 3.2x", 2, 2.99),
 ]
 
 
@@ -94,18 +94,18 @@ def test_differences_are_paired_by_seed():
     assert (middle, seeds) == (pytest.approx(0.0), 2)
     # The t distribution with one degree of freedom is Cauchy's.
     assert half == pytest.approx(math.tan(math.pi * 0.475) * 0.01, rel=1e-6)
-    middle, half, seeds = convergence.difference([*ROWS[3:], result("step 8x", 3, 9.0)], ROWS[:2])
+    middle, half, seeds = convergence.difference([*ROWS[3:], result("planes 3.2x", 3, 9.0)], ROWS[:2])
     assert (middle, half, seeds) == (pytest.approx(-0.01), math.inf, 1)
 
 
 def test_a_run_that_diverges_is_kept_and_said():
-    lost = result("step 8x", 1, math.inf) | {"effective_bits": None}
+    lost = result("planes 3.2x", 1, math.inf) | {"effective_bits": None}
     lost["gradient_error"] = [[30, 0.5], [60, math.inf]]
     text = convergence.as_json(lost | {"effective_bits": math.nan})
     json.loads(text, parse_constant=lambda name: pytest.fail(f"JSON has no {name}"))
     assert convergence.with_infinities(json.loads(text)) == lost
     table = convergence.table_of([*ROWS[:2], lost], "small")
-    assert "| step 8x | 4 | 8.0x | 1 | diverges |  |  | no | inf |  |" in table
+    assert "| planes 3.2x | 10 | 3.2x | 1 | diverges |  |  | no | inf |  |" in table
 
 
 def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
@@ -126,9 +126,24 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     assert page.startswith("before\n")
     assert page.endswith("<!-- end -->\nafter\n")
     assert "old" not in page
-    line = "| step 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
+    line = "| planes 3.2x | 10 | 3.2x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
     assert line in page
     assert (tmp_path / "convergence.png").exists()
+
+
+def test_what_an_earlier_release_had_stays_and_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(convergence, "DOCS", tmp_path)
+    monkeypatch.setattr(convergence, "FOLDER", tmp_path / "runs")
+    (tmp_path / "convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
+    earlier = [result("step 8x", 1, 2.01), result("step 8x", 2, 2.99)]
+    (tmp_path / "convergence.json").write_text(json.dumps(earlier + ROWS))
+    convergence.document(convergence.finished())
+    assert sorted(json.loads((tmp_path / "convergence.json").read_text()), key=str) == sorted(
+        ROWS + earlier, key=str
+    )
+    page = (tmp_path / "convergence.md").read_text()
+    assert "| step format (release 0.1) 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 |" in page
+    assert f"4 of {len(convergence.wanted(convergence.STEPS))} runs" in page
 
 
 @pytest.mark.parametrize("lost", [None, ValueError("no such thing"), KeyboardInterrupt()])
@@ -136,7 +151,7 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
     ended = []
 
     def run(model, scheme, seed, threads, device):
-        if (scheme, seed) == ("step 8x", 2) and lost is not None:
+        if (scheme, seed) == ("planes 3.2x", 2) and lost is not None:
             raise lost
         ended.append((scheme, seed))
         row = result(scheme, seed, 2.0)
@@ -151,7 +166,7 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
 
     for name, value in {"DOCS": tmp_path, "FOLDER": tmp_path / "runs", "SEEDS": (1, 2), "run": run}.items():
         monkeypatch.setattr(convergence, name, value)
-    two = {name: convergence.SCHEMES[name] for name in ("none", "step 8x")}
+    two = {name: convergence.SCHEMES[name] for name in ("none", "planes 3.2x")}
     monkeypatch.setattr(convergence, "SCHEMES", two)
     monkeypatch.setattr(convergence, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(convergence.signal, "signal", lambda *_: None)
@@ -162,10 +177,10 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
     main(0, 0)
     assert ended == [("none", 1), ("none", 2)]
     main(1, {type(None): 0, ValueError: 1, KeyboardInterrupt: 130}[type(lost)])
-    assert ended[2:] == [("step 8x", 1)] + [("step 8x", 2)] * (lost is None)
+    assert ended[2:] == [("planes 3.2x", 1)] + [("planes 3.2x", 2)] * (lost is None)
     printed = capsys.readouterr().err
-    assert "small, step 8x, seed 1: 2.0000" in printed
-    failed = "small, step 8x, seed 2 failed: ValueError('no such thing')"
+    assert "small, planes 3.2x, seed 1: 2.0000" in printed
+    failed = "small, planes 3.2x, seed 2 failed: ValueError('no such thing')"
     assert (failed in printed) == isinstance(lost, ValueError)
     main(0, 0)
     assert len(json.loads((tmp_path / "convergence.json").read_text())) == len(ended)
@@ -180,5 +195,4 @@ def test_all_schemes_have_the_bits_that_their_names_say():
             assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-    # To nearest only on the small model.
-    assert len(convergence.wanted(convergence.STEPS)) == 5 * (13 + 9)
+    assert len(convergence.wanted(convergence.STEPS)) == 5 * (5 + 5)

@@ -11,7 +11,7 @@ import pytest
 from gen import toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from rtl import Engine
 
 
@@ -88,39 +88,6 @@ def test_presets_have_the_formats_that_their_names_say():
     assert {fmt.rounding for fmt in fp32} == {"nearest", "truncate"}
 
 
-def test_presets_of_the_step_format_have_the_formats_that_their_names_say():
-    ratios = {"gpt2-fp32-8x": 8, "gpt2-fp32-10.7x": 10.7, "gpt2-bf16-4x": 4}
-    for name, ratio in ratios.items():
-        fmt = PRESETS[name].fmt
-        assert isinstance(fmt, StepFormat)
-        assert fmt.dtype in name
-        assert fmt.raw_bytes / fmt.target == pytest.approx(ratio, abs=0.05)
-
-
-def test_a_stochastic_compressor_takes_a_seed(tmp_path, capsys):
-    given = ["--scheme", "step", "--dtype", "bf16", "--block", "16", "--target", "5", "--bus-bytes", "16"]
-    path = tmp_path / "step.v"
-    main(["verilog", *given, "--rounding", "stochastic", "-o", str(path)])
-    text = path.read_text()
-    assert "bf16, 16 values (32 bytes) to 5 bytes, stochastic" in text
-    config = Config(StepFormat("bf16", 16, 5, "stochastic"), bus_bytes=16)
-    ports = verilog.manifest_entry(config, path)["engines"]["compressor"]["ports"]
-    assert ports["i__payload"]["fields"]["seed"] == "[164:133]"
-
-
-def test_engines_of_the_step_format_have_streams_only(tmp_path):
-    config = Config(StepFormat("bf16", 16, 8), bus_bytes=16)
-    (entry,) = json.loads(verilog.write_presets([config], tmp_path).read_text())["configs"]
-    latencies = {part: engine["latency_cycles"] for part, engine in entry["engines"].items()}
-    assert latencies == {"compressor": 11, "decompressor": 5}
-    assert {engine["uncompressed_bytes_per_cycle"] for engine in entry["engines"].values()} == {16}
-    text = (tmp_path / entry["file"]).read_text()
-    names = [f"bitstash_{part}_step_bf16_n16_t8_nearest_b16" for part in latencies]
-    assert re.findall(r"module (bitstash_\w+)\(", text) == names
-    with pytest.raises(ValueError, match="interface must be stream for a step format, not 'axi'"):
-        Config(StepFormat("bf16", 16, 8), interface="axi")
-
-
 def test_several_formats_need_the_interface_that_chooses_between_them():
     further = (PlaneFormat("fp16", 16, 20, "truncate"),)
     with pytest.raises(ValueError, match="interface must be runtime for several formats, not 'axi'"):
@@ -142,8 +109,6 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         (["--target", "20"], "target must be from 21 .* to 256 bytes .*, not 20"),
         (["--rounding", "up"], "rounding must be one of nearest, truncate, not 'up'"),
         (["--bus-bytes", "48"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
-        (["--scheme", "step", "--rounding", "truncate"], "nearest, stochastic, not 'truncate'"),
-        (["--scheme", "step", "--interface", "axi"], "interface must be stream for a step format, not 'axi'"),
         (["--interface", "wishbone"], "interface must be one of stream, axi, runtime, not 'wishbone'"),
     ],
 )
@@ -151,6 +116,13 @@ def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(SystemExit) as stop:
         main(["verilog", *arguments])
     assert re.search(message, str(stop.value))
+
+
+@pytest.mark.parametrize("command", ["verilog", "library", "synth"])
+def test_an_unknown_format_is_named(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--scheme", "zip"])
+    assert "argument --scheme: invalid choice: 'zip'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["verilog", "synth"])

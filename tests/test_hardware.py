@@ -9,9 +9,8 @@ from cocotb_tests import configs, mutation, reports, runner
 from cocotb_tests.coverage import Coverage
 from gen.config import Config
 from gen.verilog import parts
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from rtl import Engine
-from rtl.engine import StepEngine
 
 SLICE = [
     Config(PlaneFormat("fp32", 64, 80), bus_bytes=64),
@@ -19,8 +18,6 @@ SLICE = [
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
     configs.SWITCHED,
-    Config(StepFormat("fp16", 32, 19, "stochastic"), bus_bytes=32),
-    Config(StepFormat("fp32", 16, 5), bus_bytes=64),
 ]
 ENGINES = [
     pytest.param(config, part, id=f"{config.slug}-{part}") for config in SLICE for part in parts(config)
@@ -144,27 +141,13 @@ def test_a_waveform_is_left_on_request(build):
 
 
 def test_the_spread_has_every_dtype_block_bus_and_rounding():
-    formats = [config.fmt for config in configs.ALL if isinstance(config.fmt, PlaneFormat)]
+    formats = [config.fmt for config in configs.ALL]
     assert {fmt.dtype for fmt in formats} == {"fp32", "bf16", "fp16"}
     assert {fmt.block for fmt in formats} == {16, 32, 64, 128}
     assert {fmt.rounding for fmt in formats} == {"nearest", "truncate"}
     assert {config.bus_bytes for config in configs.ALL} == {16, 32, 64, 128}
     assert any(fmt.has_specials_blocks for fmt in formats)
     assert any(fmt.target == fmt.raw_bytes for fmt in formats)
-
-
-def test_the_spread_of_the_step_format_has_every_dtype_block_bus_and_rounding():
-    engines = [config for config in configs.ALL if isinstance(config.fmt, StepFormat)]
-    assert {config.fmt.dtype for config in engines} == {"fp32", "bf16", "fp16"}
-    assert {config.fmt.block for config in engines} == {16, 32, 64, 128}
-    assert {config.bus_bytes for config in engines} == {16, 32, 64, 128}
-    kinds = {(config.fmt.dtype, config.fmt.rounding) for config in engines}
-    assert kinds == {
-        (dtype, rounding) for dtype in ("fp32", "bf16", "fp16") for rounding in ("nearest", "stochastic")
-    }
-    sections = {StepEngine(config.fmt, config.bus_bytes).sections for config in engines}
-    assert {1, 2} < sections
-    assert max(sections) >= 15
 
 
 def test_wrong_parameters_are_named():

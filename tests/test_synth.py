@@ -189,7 +189,7 @@ def test_registers_around_a_design_delay_it_by_two_cycles():
     [
         (["--bus-bytes", "48"], {}, r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
         (["--jobs", "0"], {}, "jobs must be at least 1, not 0"),
-        (["--scheme", "step", "--target", "1"], {}, "target must be .*, not 1"),
+        (["--scheme", "planes", "--target", "1"], {}, "target must be .*, not 1"),
         ([], {"LIBERTY": "absent.lib"}, "LIBERTY must be a cell library's file, not 'absent.lib'"),
     ],
 )

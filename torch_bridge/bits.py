@@ -42,7 +42,7 @@ class BitsCodec:
             return None
         return cls(torch.stack([low, high]), values.dtype)
 
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, first: int = 0) -> torch.Tensor:
         """A flat tensor -> uint8[blocks, 64], 512 values a block, the first in bit 0."""
         count, block = len(values), 8 * self.BLOCK_BYTES
         is_one = values.new_zeros(-(-count // block) * block, dtype=torch.bool)
@@ -50,7 +50,7 @@ class BitsCodec:
         gathered = is_one.view(torch.int64) * _GATHER >> 56
         return gathered.to(torch.uint8).view(-1, self.BLOCK_BYTES)
 
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
+    def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
         """The inverse: the first ``count`` values, bit for bit."""
         is_one = (stored.view(-1).long() * _SPREAD & _PICK).view(torch.uint8)[:count] != 0
         if self._dtype == torch.bool:

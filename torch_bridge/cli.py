@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from golden import plane, step
+from golden import plane
 from golden.blocks import BLOCKS
 from golden.floats import FLOAT_TYPES
 
@@ -50,20 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="FILE", help="text to train on; by default Python's help topics")
     add("--scheme", choices=schemes.NAMES, default=default.scheme, help="how activations are kept")
     add("--dtype", choices=FLOAT_TYPES, default=default.dtype, help="of format and activations")
-    add(
-        "--block", type=int, choices=BLOCKS, help="values in a block; by default 64 for planes, 128 for steps"
-    )
+    add("--block", type=int, choices=BLOCKS, help="values in a block; by default 64")
     add(
         "--target",
         type=int,
         metavar="BYTES",
-        help="of a compressed block; by default 3.2x or, for 16 bits, 2x; for steps 4 bits a value",
+        help="of a compressed block; by default 3.2x or, for 16 bits, 2x",
     )
-    add(
-        "--rounding",
-        choices=sorted({*plane.ROUNDINGS, *step.ROUNDINGS}),
-        help="of values that lose bits; by default nearest for planes, stochastic for steps",
-    )
+    add("--rounding", choices=plane.ROUNDINGS, help="of values that lose bits; by default nearest")
     add("--bits", type=int, choices=BITS, default=default.bits, help="of a value, for quantisation")
     add("--backend", choices=backends.NAMES, default=default.backend, help="codec to run")
     add("--offload-dir", type=Path, metavar="DIR", default=default.offload_dir, help="on an SSD")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from golden import PlaneFormat, StepFormat
+import golden
 
 from .quant import QuantFormat
 
-Format = PlaneFormat | StepFormat | QuantFormat
+Format = golden.Format | QuantFormat
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import PlaneFormat, StepFormat
+import golden
+from golden import PlaneFormat
 
 from .dtypes import Format
 from .quant import BITS as QUANT_BITS
@@ -144,7 +145,7 @@ class Policy:
         batch: Any,
         *,
         budget: int,
-        fmt: PlaneFormat | StepFormat | None = None,
+        fmt: golden.Format | None = None,
         loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
     ) -> Policy:
         """The policy with the least gradient error whose stash fits a budget: see :mod:`.calibration`.
@@ -206,7 +207,5 @@ def _name(keep: Keep) -> str:
     if isinstance(keep, str):
         return keep
     assert keep.target is not None
-    kind = {PlaneFormat: "planes", StepFormat: "step", QuantFormat: "quant"}[type(keep)]
-    return (
-        f"{kind}, {8 * keep.target / keep.block:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"
-    )
+    bits = 8 * keep.target / keep.block
+    return f"{keep.scheme}, {bits:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"

@@ -8,6 +8,7 @@ a step in bf16, and of each value an integer of 2, 4 or 8 bits, rounded stochast
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from golden.floats import FLOAT_TYPES
 
@@ -30,6 +31,7 @@ class QuantFormat:
         132
     """
 
+    scheme: ClassVar[str] = "quant"
     dtype: str = "fp32"
     bits: int = 4
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
+import golden
+
 from . import compact, pool
 from .dtypes import Format
 from .offload import Offload
 from .policy import Policy
+from .quant import QuantFormat
 from .recompute import recompute_activations
 from .stash import Stash, compress_activations
 
-FORMATS = ("planes", "step", "quant")
+FORMATS = (*golden.FORMATS, QuantFormat.scheme)
 
 # "keep" is what "none" is: the name that it has beside offloading and recomputing.
 NAMES = (
@@ -32,7 +35,7 @@ class Scheme:
 
     Args:
         name: of these.
-        fmt: what "planes", "step" or "quant" compress to.
+        fmt: what a scheme of ``FORMATS`` compresses to.
         backend: of the codec.
         offload: where "offload" goes to.
         rank: of "compact", as of :func:`compact.convert`.

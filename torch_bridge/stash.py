@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import count
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,9 +22,6 @@ from .offload import Handle, Offload, Step
 from .policy import Policy, Rule
 from .report import BITS, COMPRESSED, Report, Tally
 from .trace import Origin, Trace
-
-# Contexts that were entered in this process.
-_contexts = count()
 
 # Decompressed storages that are kept until others are needed: nodes that follow each other in the
 # backward pass often need the same one. More would give back the memory that compressing saved.
@@ -153,7 +148,6 @@ class Stash:
         self._entries: weakref.WeakValueDictionary[Hashable, _Source] = weakref.WeakValueDictionary()
         self._decompressed: deque[weakref.ref[_Entry]] = deque()
         self._lock = threading.RLock()
-        self._context, self._stashed = next(_contexts), count()
 
     @property
     def raw_bytes(self) -> int:
@@ -228,7 +222,7 @@ class Stash:
             name = self._name(tensor, origin) if self._verify or step is not None else ""
             stored = values
             if codec is not None:
-                stored = codec.compress(values, self._seed())
+                stored = codec.compress(values)
             elif is_part:
                 stored = values.clone()
             sums = checksums(stored) if codec is not None and self._verify else None
@@ -271,17 +265,6 @@ class Stash:
         if facts not in self._rules:
             self._rules[facts] = [rule for rule in self._policy.rules if rule.fits(*facts)]
         return self._rules[facts]
-
-    def _seed(self) -> int:
-        """Of stochastic rounding: another for each tensor and rank, the same if a process does it all again.
-
-        Ranks often have one seed. If they rounded alike, their errors would not average out.
-        """
-        place = [torch.initial_seed(), self._context, next(self._stashed)]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            place.append(torch.distributed.get_rank())
-        text = " ".join(map(str, place))
-        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little")
 
     def _name(self, tensor: torch.Tensor, origin: Origin) -> str:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from amaranth import Cat, Value
 from amaranth.lib import wiring
 
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from rtl import Compressor, Decompressor, Engine
 from rtl.axi import AxiStreamCompressor, AxiStreamDecompressor
 from rtl.chooser import Chooser
@@ -22,7 +22,7 @@ from rtl.runtime import RuntimeCompressor, RuntimeDecompressor
 from rtl.scanner import DelayLine, Scanner
 from rtl.stream import Joiner, Splitter
 
-from ..config import PLANE_PRESETS, Config
+from ..config import PRESETS, Config
 from ..verilog import make_component, parts
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
@@ -44,9 +44,6 @@ SWITCHED = Config(
     further=(PlaneFormat("fp32", block=16, target=24, rounding="truncate"),),
     preset="bf16_n16_t20_or_fp32_n16_t24_b16",
 )
-
-STEP = Config(StepFormat("bf16", block=16, target=9, rounding="stochastic"), bus_bytes=16)
-STEP_NARROW = Config(StepFormat("fp32", block=16, target=5), bus_bytes=64)
 
 NUMBER = "number, latency"
 
@@ -130,16 +127,15 @@ def _delays(name: str, make: Maker) -> Proof:
 
 def _of_engines() -> Iterator[Proof]:
     """No control depends on data, so that the datapaths fall away here and the engines may have full size."""
-    presets = [config for config in PLANE_PRESETS.values() if config.interface == "stream"]
-    engines = [*presets, SMALL, NARROW, STEP, STEP_NARROW]
+    presets = [config for config in PRESETS.values() if config.interface == "stream"]
+    engines = [*presets, SMALL, NARROW]
     for config in engines:
         yield _counts(config, "compressor", whole_blocks=True)
         yield _counts(config, "compressor", whole_blocks=False)
         yield _counts(config, "decompressor")
         yield _never_hangs(config)
-    for config in (presets[0], STEP):
-        yield _counts(config, "compressor", whole_blocks=True, less=1)
-        yield _counts(config, "decompressor", less=1)
+    yield _counts(presets[0], "compressor", whole_blocks=True, less=1)
+    yield _counts(presets[0], "decompressor", less=1)
     for part in ("compressor", "decompressor"):
         for config in engines:
             yield _engine_contract(config, part)

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from golden import Format, PlaneFormat
+from golden import Format
 from rtl import Engine
 from rtl.engine import BUS_BYTES
 
@@ -23,9 +23,7 @@ PLACED = (("gpt2-fp32-3.2x", 16), ("gpt2-fp32-3.2x", 64))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="these presets instead of a format")
-    parser.add_argument(
-        "--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths; step format 64)"
-    )
+    parser.add_argument("--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths)")
     parser.add_argument("--gates-only", action="store_true", help="no place and route, which takes minutes")
     parser.add_argument("--paths", action="store_true", help="also print the longest paths")
     parser.add_argument(
@@ -49,7 +47,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
     configs = [
         replace(config, bus_bytes=width)
         for config in ([Config(fmt)] if fmt else [PRESETS[name] for name in arguments.preset or PRESETS])
-        for width in arguments.bus_bytes or (BUS_BYTES if isinstance(config.fmt, PlaneFormat) else (64,))
+        for width in arguments.bus_bytes or BUS_BYTES
     ]
     for config in configs:
         Engine(config.formats, config.bus_bytes)  # raises if there is no such engine

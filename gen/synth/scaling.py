@@ -14,7 +14,7 @@ from ..config import Config
 from ..verilog import ENGINES
 from . import jobs
 
-PARTS = ENGINES[PlaneFormat]
+PARTS = ENGINES[PlaneFormat]["stream"]
 RATIO = 3.2
 BLOCKS = (16, 32, 64, 128)
 BLOCK, WIDTH = 64, 64  # what stays when the other is varied

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from golden import PlaneFormat, StepFormat
+import golden
 
 from ..dtypes import Format
 from ..quant import QuantFormat
@@ -33,14 +33,13 @@ __all__ = ["NAMES", "AutoBackend", "Backend", "get"]
 class AutoBackend(Backend):
     """The fastest backend for each tensor, by its device."""
 
-    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
-        self._fmt = fmt
+    fmt: golden.Format
 
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
-        return self._for(values.device).compress(values, seed)
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
+        return self._for(values.device).compress(values, first)
 
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        return self._for(stored.device).decompress(stored, count)
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
+        return self._for(stored.device).decompress(stored, count, first)
 
     def check(self) -> None:
         if "_cuda" in self.__dict__:
@@ -53,25 +52,24 @@ class AutoBackend(Backend):
 
     @cached_property
     def _cpu(self) -> Backend:
-        return CpuBackend(self._fmt)
+        return CpuBackend(self.fmt)
 
     @cached_property
     def _cuda(self) -> Backend:
-        return _triton(self._fmt) if find_spec("triton") else self._other
+        return _triton(self.fmt) if find_spec("triton") else self._other
 
     @cached_property
     def _other(self) -> Backend:
-        return TorchBackend(self._fmt)
+        return TorchBackend(self.fmt)
 
 
-def _triton(fmt: PlaneFormat | StepFormat) -> Backend:
+def _triton(fmt: golden.Format) -> Backend:
     """The backend that needs Triton, which is not there on every system."""
     try:
         from .triton_kernels import TritonBackend
-        from .triton_step import TritonStepBackend
     except ModuleNotFoundError as error:
         raise ImportError("the triton backend needs Triton, for Linux only: pip install triton") from error
-    return TritonBackend(fmt) if isinstance(fmt, PlaneFormat) else TritonStepBackend(fmt)
+    return TritonBackend(fmt)
 
 
 _BACKENDS: dict[str, Callable[[Any], Backend]] = {

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from golden.blocks import as_block_number
+
 from ..dtypes import Format
 
 
@@ -16,26 +18,45 @@ class Backend(ABC):
         fmt: has a target.
     """
 
-    @abstractmethod
-    def __init__(self, fmt: Format) -> None: ...
+    def __init__(self, fmt: Format) -> None:
+        assert fmt.target is not None
+        self.fmt, self._target = fmt, fmt.target
 
-    @abstractmethod
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def compress(self, values: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Compress a flat tensor of the format's dtype to uint8[blocks, target].
 
-        The result is on the device of the values; the tail block is padded with zeros. The seed, of 32 bits,
-        is that of stochastic rounding; other roundings need none.
-        """
-
-    @abstractmethod
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        """Decompress uint8[blocks, target] to a flat tensor of ``count`` values, on the same device.
+        The result is on the device of the values; the tail block is padded with zeros. Block ``b`` of it has
+        the number ``(first + b) mod 2**32``, on which the bytes of some formats depend.
 
         Raises:
-            ValueError: ``stored`` has the wrong shape for the count, or a block has a header that
-                no encoder produces; the message names the block. What runs on a GPU may leave the
-                second to :meth:`check`.
+            ValueError: ``first`` is no whole number from 0 to 2**32 - 1.
         """
+        return self._compress(values, as_block_number(first))
+
+    def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
+        """Decompress uint8[blocks, target] to a flat tensor of ``count`` values, on the same device.
+
+        ``first`` is what :meth:`compress` was given.
+
+        Raises:
+            ValueError: ``stored`` has the wrong shape for the count, ``first`` is no whole number from 0 to
+                2**32 - 1, or a block has a header that no encoder produces; the message names the block. What
+                runs on a GPU may leave the last to :meth:`check`.
+        """
+        first = as_block_number(first)
+        blocks = self.fmt.blocks(count)
+        if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
+            raise ValueError(
+                f"stored must be uint8 of shape {(blocks, self._target)}, "
+                f"not {stored.dtype} of {tuple(stored.shape)}"
+            )
+        return self._decompress(stored, count, first)
+
+    @abstractmethod
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor: ...
 
     def check(self) -> None:  # noqa: B027  # most have nothing left to check
         """Wait for the GPU, and raise what :meth:`decompress` did not wait for.
@@ -43,3 +64,8 @@ class Backend(ABC):
         Raises:
             ValueError: a block that was decompressed has a header that no encoder produces.
         """
+
+
+def number_of(first: int, block: int) -> int:
+    """The number of a block of a call."""
+    return (first + block) % (1 << 32)

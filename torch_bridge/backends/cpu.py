@@ -5,16 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from golden import PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
-from . import cpu_plane, cpu_step
-from .base import Backend
+from . import cpu_plane
+from .base import Backend, number_of
 from .memory import octets
 from .threads import for_each
 
 # Values a thread works on at a time: enough to make a call cheap, few enough to share out evenly.
 _CHUNK = 1 << 16
+
+# The module of each format's kernels, and of the ``Layout`` that these have to know of it. A kernel is also
+# given the number of its first block.
+_KERNELS = {PlaneFormat: cpu_plane}
 
 
 class CpuBackend(Backend):
@@ -24,14 +28,15 @@ class CpuBackend(Backend):
     compiled beside these files or, if that folder is read-only, in the user's cache (``NUMBA_CACHE_DIR``).
     """
 
-    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
-        assert fmt.target is not None
-        self.fmt, self._target = fmt, fmt.target
-        kernels = cpu_plane if isinstance(fmt, PlaneFormat) else cpu_step
-        self._layout = kernels.Layout.of(fmt)
-        self._compress, self._decompress = kernels.kernels(fmt.float_type.width, fmt.block)
+    fmt: Format
 
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def __init__(self, fmt: Format) -> None:
+        super().__init__(fmt)
+        kernels = _KERNELS[type(fmt)]
+        self._layout = kernels.Layout.of(fmt)
+        self._encode, self._decode = kernels.kernels(fmt.float_type.width, fmt.block)
+
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         block, bits = self.fmt.block, self.fmt.float_type.bits
         here = values.cpu().contiguous()
         words = octets(here).view(bits)
@@ -41,22 +46,17 @@ class CpuBackend(Backend):
 
         def work(start: int) -> None:
             stop = min(start + step, whole)
-            self._compress(source[start:stop], rows[start:stop], self._layout, start, seed)
+            self._encode(source[start:stop], rows[start:stop], self._layout, number_of(first, start))
 
         for_each(work, range(0, whole, step))
         if whole < len(rows):
             tail = np.zeros((1, block), bits)
             tail[0, : len(words) % block] = words[whole * block :]
-            self._compress(tail, rows[whole:], self._layout, whole, seed)
+            self._encode(tail, rows[whole:], self._layout, number_of(first, whole))
         return stored.to(values.device)
 
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        blocks, step = self.fmt.blocks(count), _CHUNK // self.fmt.block
-        if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
-            raise ValueError(
-                f"stored must be uint8 of shape {(blocks, self._target)}, "
-                f"not {stored.dtype} of {tuple(stored.shape)}"
-            )
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
+        blocks, step = len(stored), _CHUNK // self.fmt.block
         values = torch.empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype], device="cpu")
         words = (
             values.view(torch.uint8).numpy().view(self.fmt.float_type.bits).reshape(blocks, self.fmt.block)
@@ -65,7 +65,8 @@ class CpuBackend(Backend):
 
         def work(start: int) -> None:
             stop = start + step
-            invalid = self._decompress(rows[start:stop], words[start:stop], self._layout)
+            number = number_of(first, start)
+            invalid = self._decode(rows[start:stop], words[start:stop], self._layout, number)
             if invalid >= 0:
                 raise ValueError(self.fmt.complaint(start + invalid, rows[start + invalid]))
 

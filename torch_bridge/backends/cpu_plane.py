@@ -53,7 +53,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
     header, plane_bytes = 1 + width // 8, n // 8
 
     @compiled
-    def compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int, seed: int) -> None:
+    def compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int) -> None:
         """uint[blocks, N] -> uint8[blocks, target]."""
         mantissa_bits, exponent_max, slots, partial, nearest = layout
         blocks, target = stored.shape
@@ -152,7 +152,7 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                 octets[start_of_block + 1 + i] = np.uint8(header_flags >> 8 * i)
 
     @compiled
-    def decompress(stored: np.ndarray, words: np.ndarray, layout: Layout) -> int:
+    def decompress(stored: np.ndarray, words: np.ndarray, layout: Layout, first: int) -> int:
         """uint8[blocks, target] -> uint[blocks, N]; the first block with an invalid header, or -1."""
         mantissa_bits, exponent_max, slots, partial, _ = layout
         blocks, target = stored.shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,46 +53,8 @@ def bit_length(number: int) -> int:
     return 64 - _leading_zeros(np.int64(number))
 
 
-@_instruction
-def bits_reversed(_: Any, number: Any) -> Any:
-    kind = numba.types.unliteral(number)
-    return kind(kind), lambda context, builder, signature, arguments: builder.bitreverse(arguments[0])
-
-
-@_instruction
-def store_octets(_: Any, stored: Any, place: Any, octets: Any) -> Any:
-    """``stored[place : place + 8] =`` the bytes of a number of 64 bits, the lowest first."""
-    signature = numba.void(stored, place, numba.uint64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = builder.bswap(arguments[2]) if sys.byteorder == "big" else arguments[2]
-        builder.store(number, _octets_at(context, builder, signature, arguments), align=1)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@_instruction
-def load_octets(_: Any, stored: Any, place: Any) -> Any:
-    """``stored[place : place + 8]`` as a number of 64 bits, the lowest byte first."""
-    signature = numba.uint64(stored, place)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = builder.load(_octets_at(context, builder, signature, arguments), align=1)
-        return builder.bswap(number) if sys.byteorder == "big" else number
-
-    return signature, generate
-
-
-def _octets_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """A pointer to the 64 bits that begin at some place of an array of bytes."""
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
-
-
 # A plane is all words of a block compared at once, which processors have instructions for and compilers
-# do not find in a loop. So these are written in LLVM's language, where a comparison gives <N x i1>. What is
-# stored is an array of bytes or of longer words, and has room for n bits from ``place`` on.
+# do not find in a loop. So these two are written in LLVM's language, where a comparison gives <N x i1>.
 
 
 @_instruction
@@ -105,21 +66,6 @@ def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any
         block, weights, octets = _of_block(context, builder, signature, arguments)
         values = builder.load(block, align=_alignment(words))
         plane = builder.icmp_unsigned("!=", builder.and_(values, weights), values.type(None))
-        builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@_instruction
-def store_not_below(_: Any, words: Any, n: Any, least: Any, stored: Any, place: Any) -> Any:
-    """``stored[place:] = words[:n] >= least``."""
-    signature = numba.void(words, n, words.dtype, stored, place)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block, limits, octets = _of_block(context, builder, signature, arguments)
-        compare = builder.icmp_signed if words.dtype.signed else builder.icmp_unsigned
-        plane = compare(">=", builder.load(block, align=_alignment(words)), limits)
         builder.store(builder.bitcast(plane, octets.type.pointee), octets, align=1)
         return context.get_dummy_value()
 

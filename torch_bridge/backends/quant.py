@@ -13,16 +13,23 @@ _GROUPS = 1 << 12
 
 
 class QuantBackend(Backend):
-    """Group quantisation. A group with a NaN or an infinity comes back as NaN, all of it."""
+    """Group quantisation. A group with a NaN or an infinity comes back as NaN, all of it.
+
+    The random numbers of its rounding follow from the values: other tensors, steps and ranks have others, and
+    a process that does it all again has the same.
+    """
+
+    fmt: QuantFormat
 
     def __init__(self, fmt: QuantFormat) -> None:
-        self.fmt = fmt
+        super().__init__(fmt)
         self._places = 8 // fmt.bits  # of integers in a byte
         self._largest = (1 << fmt.bits) - 1
 
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         groups = self.fmt.blocks(len(values))
         stored = torch.empty(groups, self.fmt.target, dtype=torch.uint8, device=values.device)
+        seed = int(values.view(torch.int32 if values.element_size() == 4 else torch.int16).sum())
         random = torch.Generator(values.device).manual_seed(seed)
         size = _GROUPS * self.fmt.block
         for some, rows in zip(values.split(size), stored.split(_GROUPS), strict=False):
@@ -32,14 +39,9 @@ class QuantBackend(Backend):
             rows.copy_(self._quantised(some.view(-1, self.fmt.block), random))
         return stored
 
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
-        groups = self.fmt.blocks(count)
-        if stored.dtype != torch.uint8 or stored.shape != (groups, self.fmt.target):
-            raise ValueError(
-                f"stored must be uint8 of shape {(groups, self.fmt.target)}, "
-                f"not {stored.dtype} of {tuple(stored.shape)}"
-            )
-        values = torch.empty(groups, self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype], device=stored.device)
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
+        dtype = TORCH_DTYPES[self.fmt.dtype]
+        values = torch.empty(len(stored), self.fmt.block, dtype=dtype, device=stored.device)
         for rows, some in zip(stored.split(_GROUPS), values.split(_GROUPS), strict=True):
             low, step = rows[:, :4].contiguous().view(torch.bfloat16).float().split(1, dim=1)
             codes = (rows[:, 4:, None] >> self._shifts(stored.device)) & self._largest

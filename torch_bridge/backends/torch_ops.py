@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 import torch
 
-from golden import PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
-from .base import Backend
+from .base import Backend, number_of
 from .threads import for_each
-from .torch_step import StepCodec
 
 # Values worked on at a time: on the CPU the temporaries stay in the cache, on a GPU they stay small
 # beside the activations while a chunk still fills the device.
@@ -36,35 +35,32 @@ class TorchBackend(Backend):
     On CUDA nothing is copied to the host while compressing; decompressing waits, to raise on invalid blocks.
     """
 
-    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
-        assert fmt.target is not None
-        self.fmt, self._target = fmt, fmt.target
-        self._codecs: dict[torch.device, _Codec | StepCodec] = {}
+    fmt: Format
 
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def __init__(self, fmt: Format) -> None:
+        super().__init__(fmt)
+        self._codecs: dict[torch.device, _PlaneCodec] = {}
+
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         codec, step = self._codec(values.device), self._chunk_blocks(values.device)
         stored = values.new_empty((self.fmt.blocks(values.numel()), self._target), dtype=torch.uint8)
 
         def work(start: int) -> None:
             chunk = values[start * self.fmt.block : (start + step) * self.fmt.block]
-            codec.compress(chunk, stored[start : start + step], start, seed)
+            codec.compress(chunk, stored[start : start + step], number_of(first, start))
 
         self._for_each(work, range(0, len(stored), step), values.device)
         return stored
 
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         codec, step = self._codec(stored.device), self._chunk_blocks(stored.device)
-        blocks = self.fmt.blocks(count)
-        if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
-            raise ValueError(
-                f"stored must be uint8 of shape {(blocks, self._target)}, "
-                f"not {stored.dtype} of {tuple(stored.shape)}"
-            )
+        blocks = len(stored)
         values = stored.new_empty(blocks * self.fmt.block, dtype=TORCH_DTYPES[self.fmt.dtype])
         rows = values.view(codec.word_dtype).view(blocks, self.fmt.block)
 
         def work(start: int) -> None:
-            invalid = codec.decompress(stored[start : start + step], rows[start : start + step])
+            chunk, words = stored[start : start + step], rows[start : start + step]
+            invalid = codec.decompress(chunk, words, number_of(first, start))
             if invalid.any():
                 block = start + int(invalid.nonzero()[0])
                 raise ValueError(self.fmt.complaint(block, stored[block].cpu().numpy()))
@@ -82,16 +78,14 @@ class TorchBackend(Backend):
     def _chunk_blocks(self, device: torch.device) -> int:
         return (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // self.fmt.block
 
-    def _codec(self, device: torch.device) -> _Codec | StepCodec:
+    def _codec(self, device: torch.device) -> _PlaneCodec:
         if device not in self._codecs:
-            fmt = self.fmt
-            codec = _Codec(fmt, device) if isinstance(fmt, PlaneFormat) else StepCodec(fmt, device)
-            self._codecs[device] = codec
+            self._codecs[device] = _CODECS[type(self.fmt)](self.fmt, device)
         return self._codecs[device]
 
 
-class _Codec:
-    """The codec of one format on one device, with the constants it needs there."""
+class _PlaneCodec:
+    """The codec of one plane format on one device, with the constants it needs there."""
 
     def __init__(self, fmt: PlaneFormat, device: torch.device) -> None:
         assert fmt.target is not None
@@ -124,7 +118,7 @@ class _Codec:
 
     # Compressing.
 
-    def compress(self, values: torch.Tensor, stored: torch.Tensor, first: int, seed: int) -> None:
+    def compress(self, values: torch.Tensor, stored: torch.Tensor, first: int) -> None:
         """Compress one chunk of flat values into uint8[blocks, target], whatever number is first."""
         header = self.fmt.header_bytes
         words, base, flags = self._encode(self._words(values, len(stored)))
@@ -256,7 +250,7 @@ class _Codec:
 
     # Decompressing.
 
-    def decompress(self, stored: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def decompress(self, stored: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         """Decompress uint8[blocks, target] into words[blocks, N]; return which headers are invalid.
 
         What an invalid block decodes to is undefined, but nothing out of bounds is read or written.
@@ -320,6 +314,9 @@ class _Codec:
     def _maybe(self, mask: torch.Tensor) -> bool:
         """Whether a rare case has to be handled. On a GPU, asking would cost more than handling it."""
         return self.device.type != "cpu" or bool(mask.any())
+
+
+_CODECS = {PlaneFormat: _PlaneCodec}
 
 
 def _int32(word: int) -> int:

@@ -17,14 +17,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from golden import PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
 from .base import Backend
@@ -39,8 +39,8 @@ class Kernels(NamedTuple):
     """The kernels of a format.
 
     Attributes:
-        compress: takes values, stored, their count, seed and the constants.
-        decompress: takes stored, values, their count, record, call and the constants.
+        compress: takes values, stored, their count, the number of the first block and the constants.
+        decompress: takes stored, values, their count, that number, record, call and the constants.
         constants: what both are compiled for; ``BLOCKS`` is how many blocks a program has.
         warps: of a program.
     """
@@ -61,44 +61,39 @@ class TritonBackend(Backend):
         ValueError: a tensor is on a device that the kernels do not run on.
     """
 
-    kernels: ClassVar[Kernels]
+    fmt: Format
 
-    def __init__(self, fmt: PlaneFormat | StepFormat) -> None:
-        assert fmt.target is not None
-        self.fmt, self._target = fmt, fmt.target
-        self._constants = self.kernels.constants(fmt)
+    def __init__(self, fmt: Format) -> None:
+        super().__init__(fmt)
+        self._kernels = _KERNELS[type(fmt)]
+        self._constants = self._kernels.constants(fmt)
         self._word_dtype = torch.uint32 if fmt.float_type.width == 32 else torch.uint16
         self._calls = itertools.count()
         self._records: dict[torch.device, torch.Tensor] = {}
 
-    def compress(self, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         self._require_device(values.device)
         count = values.numel()
         stored = values.new_empty((self.fmt.blocks(count), self._target), dtype=torch.uint8)
         if count:
             words = values.contiguous().view(self._word_dtype)
-            signed = (seed ^ 1 << 31) - (1 << 31)  # an int32 to Triton
+            kernels, number = self._kernels, _int32(first)
             with _current(values.device):
-                self.kernels.compress[self._grid(count)](
-                    words, stored, count, signed, **self._constants, num_warps=self.kernels.warps
+                kernels.compress[self._grid(count)](
+                    words, stored, count, number, **self._constants, num_warps=kernels.warps
                 )
         return stored
 
-    def decompress(self, stored: torch.Tensor, count: int) -> torch.Tensor:
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         self._require_device(stored.device)
-        blocks = self.fmt.blocks(count)
-        if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
-            raise ValueError(
-                f"stored must be uint8 of shape {(blocks, self._target)}, "
-                f"not {stored.dtype} of {tuple(stored.shape)}"
-            )
         values = stored.new_empty(count, dtype=TORCH_DTYPES[self.fmt.dtype])
         if count:
             rows, words = stored.contiguous(), values.view(self._word_dtype)
             record, call = self._record(stored.device), next(self._calls)
+            kernels, number = self._kernels, _int32(first)
             with _current(stored.device):
-                self.kernels.decompress[self._grid(count)](
-                    rows, words, count, record, call, **self._constants, num_warps=self.kernels.warps
+                kernels.decompress[self._grid(count)](
+                    rows, words, count, number, record, call, **self._constants, num_warps=kernels.warps
                 )
         if stored.device.type == "cpu":
             self.check()
@@ -128,7 +123,7 @@ class TritonBackend(Backend):
         return (triton.cdiv(count, self._constants["BLOCKS"] * self.fmt.block),)
 
     def _require_device(self, device: torch.device) -> None:
-        interpreted = not isinstance(self.kernels.compress, triton.JITFunction)
+        interpreted = not isinstance(self._kernels.compress, triton.JITFunction)
         if device.type != "cuda" and not (interpreted and device.type == "cpu"):
             raise ValueError(f"the triton backend needs CUDA tensors, not {device.type!r}")
 
@@ -136,6 +131,11 @@ class TritonBackend(Backend):
 def _current(device: torch.device) -> AbstractContextManager:
     """Triton launches on the current device, which need not be a tensor's."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _int32(number: int) -> int:
+    """The signed number with the same 32 bits, which Triton takes as an int32 whatever it is."""
+    return (number ^ 1 << 31) - (1 << 31)
 
 
 def _constants(fmt: PlaneFormat) -> dict[str, int]:
@@ -311,12 +311,12 @@ def _from_planes(planes, VALUES: tl.constexpr):
 # The kernels.
 
 
-@triton.jit(do_not_specialize=["count", "seed"])
+@triton.jit(do_not_specialize=["count", "first"])
 def _compress(
     values,
     stored,
     count,
-    seed,
+    first,
     TARGET: tl.constexpr,
     WIDTH: tl.constexpr,
     MANTISSA: tl.constexpr,
@@ -338,12 +338,12 @@ def _compress(
     QUIET: tl.constexpr = 1 << (MANTISSA - 1)
     GROUPS: tl.constexpr = BLOCKS * PER_BLOCK
 
-    first = tl.program_id(0).to(tl.int64) * BLOCKS
-    left = tl.minimum(count - first * (PER_BLOCK * VALUES), GROUPS * VALUES).to(tl.int32)
+    before = tl.program_id(0).to(tl.int64) * BLOCKS
+    left = tl.minimum(count - before * (PER_BLOCK * VALUES), GROUPS * VALUES).to(tl.int32)
     group = tl.arange(0, GROUPS)
     value = tl.arange(0, VALUES)
     place = value[:, None] + group[None, :] * VALUES
-    values += first * (PER_BLOCK * VALUES)
+    values += before * (PER_BLOCK * VALUES)
     # A mask would keep the loads of a thread apart, so that only the last program has one.
     if left == GROUPS * VALUES:
         words = tl.load(values + place)
@@ -425,7 +425,7 @@ def _compress(
 
     rows = tl.permute(tl.reshape(rows, (ROWS, BLOCKS, PER_BLOCK)), (1, 0, 2))
     rows = tl.reshape(rows, (BLOCKS, ROWS * PER_BLOCK))
-    stored += first * TARGET
+    stored += before * TARGET
     block = tl.arange(0, BLOCKS)[:, None]
     start = HEADER + tl.arange(0, ROWS * PER_BLOCK)[None, :] * (VALUES // 8)
     inside = block * (PER_BLOCK * VALUES) < left
@@ -441,11 +441,12 @@ def _compress(
         tl.store(headers + 1 + i, (header >> 8 * i).to(tl.uint8), mask=leads)
 
 
-@triton.jit(do_not_specialize=["count", "call"])
+@triton.jit(do_not_specialize=["count", "first", "call"])
 def _decompress(
     stored,
     values,
     count,
+    first,
     record,
     call,
     TARGET: tl.constexpr,
@@ -469,9 +470,9 @@ def _decompress(
     QUIET: tl.constexpr = 1 << (MANTISSA - 1)
     GROUPS: tl.constexpr = BLOCKS * PER_BLOCK
 
-    first = tl.program_id(0).to(tl.int64) * BLOCKS
-    left = tl.minimum(count - first * (PER_BLOCK * VALUES), GROUPS * VALUES).to(tl.int32)
-    stored += first * TARGET
+    before = tl.program_id(0).to(tl.int64) * BLOCKS
+    left = tl.minimum(count - before * (PER_BLOCK * VALUES), GROUPS * VALUES).to(tl.int32)
+    stored += before * TARGET
     block = tl.arange(0, BLOCKS)[:, None]
     start = HEADER + tl.arange(0, ROWS * PER_BLOCK)[None, :] * (VALUES // 8)
     inside = block * (PER_BLOCK * VALUES) < left
@@ -509,7 +510,7 @@ def _decompress(
         decoded = tl.where((base == 0)[None, :], code, decoded)
     value = tl.arange(0, VALUES)
     place = value[:, None] + group[None, :] * VALUES
-    values += first * (PER_BLOCK * VALUES)
+    values += before * (PER_BLOCK * VALUES)
     decoded = decoded.to(values.dtype.element_ty)
     if left == GROUPS * VALUES:
         tl.store(values + place, decoded)
@@ -526,7 +527,7 @@ def _decompress(
         valid |= (base == 0) & (flags == (SIGN | 1 << MANTISSA))
     invalid = has_block & ~valid
     # All entries get the same call and block, so that the bytes are of one header.
-    entry = (call.to(tl.int64) << 40) + (first + group // PER_BLOCK << 8)
+    entry = (call.to(tl.int64) << 40) + (before + group // PER_BLOCK << 8)
     entries = record + tl.full((GROUPS,), 0, tl.int32)
     tl.atomic_min(entries, entry + base, mask=invalid, sem="relaxed")
     for i in tl.static_range(WIDTH // 8):
@@ -534,4 +535,4 @@ def _decompress(
         tl.atomic_min(entries + 1 + i, entry + octet, mask=invalid, sem="relaxed")
 
 
-TritonBackend.kernels = Kernels(_compress, _decompress, _constants, _WARPS)
+_KERNELS = {PlaneFormat: Kernels(_compress, _decompress, _constants, _WARPS)}
