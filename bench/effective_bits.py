@@ -27,20 +27,25 @@ from rich.progress import track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from torch_bridge import backends, compress_activations, train
 from torch_bridge.capture import Saved, visit
 from torch_bridge.dtypes import Format
 
-BITS = (10, 8, 6, 4, 3)
+FORMATS = [
+    *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),
+    *(HadamardFormat("fp32", 128, target) for target in (64, 48, 32, 26, 16)),
+]
 STEPS = 20
 SAMPLE = 1 << 15  # values of a tensor
 OUTPUT = Path("build/bench/effective_bits.json")
 
 Loss = Callable[[], torch.Tensor]
+Batch = Callable[[int], dict[str, torch.Tensor]]
+Maker = Callable[[], tuple[torch.nn.Module, Batch]]
 
 
-def gpt2() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+def gpt2() -> tuple[torch.nn.Module, Batch]:
     """Four layers of 256, with eager attention, on Python's own source rather than its help."""
     config = transformers.GPT2Config(
         vocab_size=256,
@@ -55,7 +60,7 @@ def gpt2() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
     return transformers.GPT2LMHeadModel(config), _on_sources
 
 
-def llama() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+def llama() -> tuple[torch.nn.Module, Batch]:
     config = transformers.LlamaConfig(
         vocab_size=256,
         hidden_size=192,
@@ -67,7 +72,7 @@ def llama() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
     return transformers.LlamaForCausalLM(config), _on_sources
 
 
-def vit() -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+def vit() -> tuple[torch.nn.Module, Batch]:
     config = transformers.ViTConfig(
         hidden_size=128,
         num_hidden_layers=4,
@@ -100,17 +105,10 @@ MODELS = {"gpt2, eager": gpt2, "llama": llama, "vit": vit}
 def main() -> None:
     rows = []
     for name, make in MODELS.items():
-        torch.manual_seed(0)
-        model, batch = make()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
-        for step in range(STEPS):
-            model(**batch(step)).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        model, batch = trained(make)
         kinds = tensors(model, lambda model=model, batch=batch: loss_of(model, batch))
         exact = gradient(model, batch, None)
-        for bits in track(BITS, name, console=Console(stderr=True), transient=True):
-            fmt = PlaneFormat("fp32", 64, 8 * bits)
+        for fmt in track(FORMATS, name, console=Console(stderr=True), transient=True):
             error = gradient(model, batch, fmt)
             rows.append(
                 {
@@ -121,7 +119,7 @@ def main() -> None:
                     "gradient_error": float((error - exact).norm() / exact.norm()),
                 }
             )
-    table = Table("model", "format", title="blocks of 64")
+    table = Table("model", "format", title="planes of 64 values, Hadamard blocks of 128")
     for heading in ("bits", "effective", "gap", "gradient error"):
         table.add_column(heading, justify="right")
     for before, row in pairwise([{}, *rows]):
@@ -141,7 +139,19 @@ def main() -> None:
     print(f"written to {OUTPUT}")
 
 
-def loss_of(model: torch.nn.Module, batch: Callable[[int], dict[str, torch.Tensor]]) -> torch.Tensor:
+def trained(make: Maker) -> tuple[torch.nn.Module, Batch]:
+    """A model after some steps, and its batches by their seed."""
+    torch.manual_seed(0)
+    model, batch = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+    for step in range(STEPS):
+        model(**batch(step)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, batch
+
+
+def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     torch.manual_seed(1)
     return model(**batch(99)).loss
 
@@ -180,9 +190,7 @@ def mean(found: dict[str, np.ndarray]) -> float:
     return float(np.nanmean(np.concatenate(list(found.values()))))
 
 
-def gradient(
-    model: torch.nn.Module, batch: Callable[[int], dict[str, torch.Tensor]], fmt: Format | None
-) -> torch.Tensor:
+def gradient(model: torch.nn.Module, batch: Batch, fmt: Format | None) -> torch.Tensor:
     if fmt is None:
         loss = loss_of(model, batch)
     else:

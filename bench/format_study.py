@@ -7,8 +7,8 @@ as a test says. For each:
   parameters, with the same dropout masks;
 - with eight batches, how much smaller the error of the mean gradient is than that of one: 2.83 if the errors
   are independent;
-- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed. Such a run takes minutes; each
-  that is finished is a row in docs/format-study.json, and is not run again.
+- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed. Such a run takes minutes;
+  each that is finished is a row in docs/format-study.json, and is not run again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rich.table import Table
 from golden import HadamardFormat
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, LEVELS, THRESHOLDS
 from torch_bridge import backends, train
+from torch_bridge.dtypes import Format
 
 from . import effective_bits
 
@@ -49,9 +50,10 @@ class Variant:
     Args:
         block: values in a block.
         bits: stored for each value, headers included.
-        mean: taken away before the transform and stored in ten bits: exponent, sign and a bit behind the leading one.
+        mean: taken away before the transform, and stored in ten bits, two of them significant.
         three: coefficients of three levels in place of those that would have less than two bits.
-        signs: "number", the pattern of the block's number; "fresh", a random one every time; "one" for all blocks.
+        signs: "number", the pattern of the block's number; "fresh", a random one every time; "one", the
+            same for all blocks.
         fraction: bits of the scale behind its leading one.
         aligned: bits of a value's magnitude.
         shrunk: the scale is that of the least squared error, in place of the unbiased one.
@@ -71,9 +73,9 @@ class Variant:
         header = HEADER_BITS - FRACTION_BITS + self.fraction + _MEAN_BITS * self.mean
         room = int(self.bits * self.block) - header
         if self.three and room < 2 * self.block:
-            low, high, cost = (1, 5, _THREE_BITS - 1) if room < _THREE_BITS * self.block else (5, 2, 2 - _THREE_BITS)
-            base = 1.0 if low == 1 else _THREE_BITS
-            more = int((room - base * self.block) / cost)
+            costs = {1: 1.0, 5: _THREE_BITS, 2: 2.0}
+            low, high = (1, 5) if room < _THREE_BITS * self.block else (5, 2)
+            more = int((room - costs[low] * self.block) / (costs[high] - costs[low]))
             return torch.where(torch.arange(self.block) < more, high, low)
         least, more = divmod(room, self.block)
         return least + (torch.arange(self.block) < more).long()
@@ -134,8 +136,8 @@ def _short(mean: torch.Tensor) -> torch.Tensor:
     return _rounded(mean.abs(), 1) * mean.sign()
 
 
-class Simulated(backends.Backend):
-    """Stands in for a backend of the Hadamard format: what it stores is what would come back."""
+class Simulated:
+    """Stands in for a backend of the Hadamard format, but what it stores is what would come back."""
 
     def __init__(self, variant: Variant) -> None:
         self._variant, self._generator = variant, torch.Generator().manual_seed(0)
@@ -148,12 +150,17 @@ class Simulated(backends.Backend):
     def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
         return stored.view(torch.float32).view(-1)[:count]
 
+    def check(self) -> None:
+        """Nothing is left to check."""
+
     def signs(self, first: int, blocks: int) -> torch.Tensor:
         block = self._variant.block
         if self._variant.signs == "fresh":
             return torch.randint(2, (blocks, block), generator=self._generator).double() * 2 - 1
         numbers = first + np.arange(1 if self._variant.signs == "one" else blocks, dtype=np.int64)
-        return torch.from_numpy(HadamardFormat(block=block, target=block // 4).signs(numbers.astype(np.uint32))).double()
+        return torch.from_numpy(
+            HadamardFormat(block=block, target=block // 4).signs(numbers.astype(np.uint32))
+        ).double()
 
 
 @contextmanager
@@ -161,7 +168,7 @@ def simulated(variant: Variant) -> Iterator[None]:
     """The variant in place of every Hadamard format."""
     get = backends.get
 
-    def stand_in(name: str, fmt: object) -> backends.Backend:
+    def stand_in(name: str, fmt: Format) -> backends.Backend | Simulated:
         return Simulated(variant) if isinstance(fmt, HadamardFormat) else get(name, fmt)
 
     with mock.patch.object(backends, "get", stand_in):
@@ -196,8 +203,8 @@ TRAINED = [
 
 
 def gradient_errors(name: str, batches: int) -> dict[tuple[str, float], tuple[float, float]]:
-    """Of a model, by variant and rate: the error of one gradient, and the gain of the mean of several batches."""
-    model, batch = effective_bits.trained(name)
+    """Of a model, by variant and rate: the error of one gradient, and the gain of the mean of several."""
+    model, batch = effective_bits.trained(effective_bits.MODELS[name])
     exact = [effective_bits.gradient(model, lambda _, n=n: batch(99 + n), None) for n in range(batches)]
     found = {}
     for title, variant in VARIANTS.items():
@@ -231,7 +238,9 @@ def train_all(seeds: list[int], steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.format_study", description="Variants of the format."
+    )
     parser.add_argument("--train", action="store_true", help="train the variants that are not yet in docs/")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=300)
@@ -246,7 +255,7 @@ def main() -> None:
         for bits in RATES:
             table.add_column(f"{bits:g} bits", justify="right")
         for title in VARIANTS:
-            table.add_row(title, *(f"{found[title, bits][0]:.3f} ({found[title, bits][1]:.2f})" for bits in RATES))
+            table.add_row(title, *("{:.3f} ({:.2f})".format(*found[title, bits]) for bits in RATES))
         Console(width=130).print(table)
 
 

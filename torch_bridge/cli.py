@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from golden import plane
-from golden.blocks import BLOCKS
 from golden.floats import FLOAT_TYPES
 
 from . import backends, compare, schemes, train
@@ -50,12 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="FILE", help="text to train on; by default Python's help topics")
     add("--scheme", choices=schemes.NAMES, default=default.scheme, help="how activations are kept")
     add("--dtype", choices=FLOAT_TYPES, default=default.dtype, help="of format and activations")
-    add("--block", type=int, choices=BLOCKS, help="values in a block; by default 64")
+    add("--block", type=int, metavar="VALUES", help="in a block; by default 64, with hadamard 128")
     add(
         "--target",
         type=int,
         metavar="BYTES",
-        help="of a compressed block; by default 3.2x or, for 16 bits, 2x",
+        help="of a compressed block; by default 3.2x or, for 16 bits, 2x; with hadamard 2 bits a value",
     )
     add("--rounding", choices=plane.ROUNDINGS, help="of values that lose bits; by default nearest")
     add("--bits", type=int, choices=BITS, default=default.bits, help="of a value, for quantisation")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 import golden
+from golden import PlaneFormat
 
 from .quant import QuantFormat
 
@@ -22,20 +23,22 @@ def float_name(dtype: torch.dtype) -> str | None:
 
 
 def format_for(fmt: Format, dtype: torch.dtype) -> Format:
-    """The format for values of ``dtype`` with the ratio of ``fmt``: same block, target scaled by width.
+    """The format for values of ``dtype`` in the place of ``fmt``.
 
-    Mixed precision saves tensors of two types side by side; the ratio a user asked for holds for
-    both. A 16-bit type cannot shrink as far as fp32 can: below its smallest target, that is taken. A
-    quantised value has the same bits whatever its type.
+    Mixed precision saves tensors of two types side by side. Planes keep a share of each value: they get the
+    same block and ratio; a 16-bit type cannot shrink as far as fp32 can: below its smallest target, that is
+    taken. Other formats keep so many bits of a value, whatever its type: the same block and target.
 
     Example:
         >>> format_for(PlaneFormat("fp32", block=64, target=80), torch.bfloat16)
         PlaneFormat(dtype='bf16', block=64, target=40, rounding='nearest')
+        >>> format_for(HadamardFormat("fp32", block=128, target=32), torch.bfloat16)
+        HadamardFormat(dtype='bf16', block=128, target=32)
     """
     name = _NAMES[dtype]
     if fmt.target is None or name == fmt.dtype:
         return fmt
-    if isinstance(fmt, QuantFormat):
+    if not isinstance(fmt, PlaneFormat):
         return replace(fmt, dtype=name)
     raw_bytes = fmt.block * TORCH_DTYPES[name].itemsize
     raw = replace(fmt, dtype=name, target=raw_bytes)

@@ -190,11 +190,15 @@ class Policy:
 
 
 def _at_least(fmt: Format, bits: int) -> Format:
-    """The format with no fewer than ``bits`` per fp32 value, or the same share of a shorter one."""
+    """Planes with no fewer than ``bits`` per fp32 value, or the same share of a shorter one.
+
+    But of a quantisation, the one with the most bits.
+    """
     if isinstance(fmt, QuantFormat):
         return replace(fmt, bits=max(QUANT_BITS))
-    least = fmt.raw_bytes * bits // 32
-    return fmt if fmt.target is None or fmt.target >= least else replace(fmt, target=least)
+    planes = fmt if isinstance(fmt, PlaneFormat) else PlaneFormat(fmt.dtype, target=None)
+    least = planes.raw_bytes * bits // 32
+    return planes if planes.target is not None and planes.target >= least else replace(planes, target=least)
 
 
 def _range(rule: Rule) -> str:

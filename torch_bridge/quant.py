@@ -2,7 +2,7 @@
 
 After Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training"
 (ICML 2021), section 3.2, and Liu et al., "GACT" (ICML 2022): groups of 256 values, each with a zero point and
-a step in bf16, and of each value an integer of 2, 4 or 8 bits, rounded stochastically.
+a step in bf16, and of each value an integer of 2, 3, 4 or 8 bits, rounded stochastically.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from golden.floats import FLOAT_TYPES
 
-BITS = (2, 4, 8)
+BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class QuantFormat:
 
     Args:
         dtype: type of the values: "fp32", "bf16" or "fp16".
-        bits: of each value: 2, 4 or 8.
+        bits: of each value: 2, 3, 4 or 8.
 
     Raises:
         ValueError: an argument is none of the above.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 
 from .dtypes import TORCH_DTYPES, Format
 from .offload import Offload
@@ -50,7 +50,7 @@ class Options:
         scheme: a name in ``schemes.NAMES``.
         dtype: of format and activations; "bf16" and "fp16" train under autocast.
         block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
-            for 16 bits at 2x, rounded to nearest.
+            for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 2 bits.
         bits: of a value, for quantisation.
         backend: of the bridge.
         offload_dir: where offloaded tensors go.
@@ -92,6 +92,9 @@ class Options:
         kind = self.scheme.partition("+")[0]
         if kind == "quant":
             return QuantFormat(self.dtype, self.bits)
+        if kind == HadamardFormat.scheme:
+            block = 128 if self.block is None else self.block
+            return HadamardFormat(self.dtype, block, block // 4 if self.target is None else self.target)
         block, rounding = 64 if self.block is None else self.block, self.rounding or "nearest"
         raw = PlaneFormat(self.dtype, block, None, rounding).raw_bytes
         default = raw * 10 // 32 if self.dtype == "fp32" else raw // 2

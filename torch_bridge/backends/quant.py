@@ -23,7 +23,6 @@ class QuantBackend(Backend):
 
     def __init__(self, fmt: QuantFormat) -> None:
         super().__init__(fmt)
-        self._places = 8 // fmt.bits  # of integers in a byte
         self._largest = (1 << fmt.bits) - 1
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
@@ -44,8 +43,8 @@ class QuantBackend(Backend):
         values = torch.empty(len(stored), self.fmt.block, dtype=dtype, device=stored.device)
         for rows, some in zip(stored.split(_GROUPS), values.split(_GROUPS), strict=True):
             low, step = rows[:, :4].contiguous().view(torch.bfloat16).float().split(1, dim=1)
-            codes = (rows[:, 4:, None] >> self._shifts(stored.device)) & self._largest
-            some.copy_(low + step * codes.flatten(1))
+            codes = _regrouped(rows[:, 4:], 8, self.fmt.bits)
+            some.copy_(low + step * codes)
         return values.view(-1)[:count]
 
     def _quantised(self, groups: torch.Tensor, random: torch.Generator) -> torch.Tensor:
@@ -56,13 +55,16 @@ class QuantBackend(Backend):
         noise = torch.rand(groups.shape, generator=random, device=groups.device)
         scaled = (groups - low.float()) / torch.where(step > 0, step.float(), 1.0)
         codes = (scaled + noise).floor_().clamp_(0, self._largest).to(torch.uint8)
-        codes = codes.unflatten(1, (-1, self._places)) << self._shifts(groups.device)
         # As bytes: autocast to fp16 takes no bf16.
         head = [low.view(torch.uint8), step.view(torch.uint8)]
-        return torch.cat([*head, codes.sum(2, dtype=torch.uint8)], 1)
+        return torch.cat([*head, _regrouped(codes, self.fmt.bits, 8)], 1)
 
-    def _shifts(self, device: torch.device) -> torch.Tensor:
-        return torch.arange(0, 8, self.fmt.bits, dtype=torch.uint8, device=device)
+
+def _regrouped(numbers: torch.Tensor, had: int, get: int) -> torch.Tensor:
+    """The same bits in each row, in numbers of ``get`` in place of ``had``, the lowest first; uint8 both."""
+    old, new = (torch.arange(bits, dtype=torch.uint8, device=numbers.device) for bits in (had, get))
+    bits = (numbers[..., None] >> old & 1).flatten(1)
+    return (bits.unflatten(1, (-1, get)) << new).sum(2, dtype=torch.uint8)
 
 
 def _narrow(values: torch.Tensor, *, upward: bool) -> torch.Tensor:
