@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,6 @@ WAIVERS = {
     "WIDTHEXPAND": "Amaranth's operators widen their operands as far as the result needs",
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
-
-# A field of which an engine's parameters leave no bits: to Verilog these are two, that nothing drives.
-_NO_BITS = re.compile(r"^ *wire \[-1:0\] [^;]*;\n", re.MULTILINE)
 
 # The engines of each format and interface, by what they are: "compressor" or "decompressor".
 ENGINES: dict[type[Format], dict[str, dict[str, Any]]] = {
@@ -92,7 +88,7 @@ def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str,
 
 def convert(component: wiring.Component, top: str) -> str:
     """Verilog of a component and all that is in it."""
-    return _NO_BITS.sub("", verilog.convert(component, name=top, emit_src=False))
+    return verilog.convert(component, name=top, emit_src=False)
 
 
 def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
