@@ -26,7 +26,7 @@ class Backend(ABC):
         """Compress a flat tensor of the format's dtype to uint8[blocks, target].
 
         The result is on the device of the values; the tail block is padded with zeros. Block ``b`` of it has
-        the number ``(first + b) mod 2**32``, on which the bytes of some formats depend.
+        the number ``(first + b) mod 2**32``, on which its bytes may depend.
 
         Raises:
             ValueError: ``first`` is no whole number from 0 to 2**32 - 1.
@@ -51,6 +51,8 @@ class Backend(ABC):
                 f"not {stored.dtype} of {tuple(stored.shape)}"
             )
         return self._decompress(stored, count, first)
+
+    # The same with arguments that were checked.
 
     @abstractmethod
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor: ...
