@@ -76,9 +76,8 @@ class Maker:
 
     def faint(self):
         """Around the scale below which a block is zeros, or the smallest subnormals of fp16."""
-        return self.rng.standard_normal(self.n) * 2.0 ** self.rng.uniform(-24, -14) * (
-            1 if self.fmt.dtype == "fp16" else 2.0**-102
-        )
+        highest = -14 if self.fmt.dtype == "fp16" else -116
+        return self.rng.standard_normal(self.n) * 2.0 ** self.rng.uniform(highest - 10, highest)
 
     def grid(self):
         """Small integers: values and coefficients that are equal to a bound or to each other."""

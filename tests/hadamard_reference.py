@@ -201,11 +201,11 @@ def decode_special(p, code):
 
 
 def nearest(p, number):
-    """The bit pattern of the float nearest to a fraction whose denominator is a power of two, never infinite."""
+    """The bit pattern of the finite float nearest to a fraction over a power of two, ties to even."""
     if number == 0:
         return 0
-    exponent = number.numerator.bit_length() - number.denominator.bit_length()  # of the power of two below
+    exponent = number.numerator.bit_length() - number.denominator.bit_length()
     field = min(max(exponent + p.bias, 1), p.special - 1)  # subnormals have the unit of field 1
-    mantissa = round(abs(number) / Fraction(2) ** (field - p.bias - p.m))  # with its leading one; ties to even
+    mantissa = round(abs(number) / Fraction(2) ** (field - p.bias - p.m))  # with its leading one
     magnitude = (field - 1 << p.m) + mantissa
     return p.join(int(number < 0), 0, min(magnitude, p.join(0, p.special, 0) - 1))

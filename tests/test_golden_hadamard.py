@@ -1,4 +1,4 @@
-"""golden writes and reads the very bytes of the Hadamard format that a codec written from docs/format.md does."""
+"""The Hadamard format: golden writes and reads the bytes that a codec written from docs/format.md does."""
 
 import numpy as np
 import pytest
@@ -119,7 +119,7 @@ def test_a_scale_between_two_mantissas_takes_the_larger(target, values, mantissa
 
 @pytest.mark.parametrize(
     ("magnitude", "aligned"),
-    [(1.5, 2), (2.5, 3), (0.5, 1), (0.4999, 0), (3.4999, 3), (2046.5, 2047), (2047.25, 2047), (2047.75, 2047)],
+    [(1.5, 2), (2.5, 3), (0.5, 1), (0.499, 0), (3.499, 3), (2046.5, 2047), (2047.9, 2047)],
 )
 def test_values_are_aligned_to_nearest_with_ties_away_from_zero_and_saturate(magnitude, aligned):
     """Beside the value 1024, a value not on the grid is coded as the one on it."""
@@ -180,7 +180,8 @@ def test_the_headers_2_to_15_are_errors_that_name_their_block(header):
         stored = fmt.compress(np.ones((5, fmt.block), fmt.float_type.array))
         for fields in (0x00, 0xF0):
             stored[3, :2] = header, fields
-            with pytest.raises(ValueError, match=f"block 3: no encoder produces the header .{header:x} {fields:02x}$"):
+            message = f"block 3: no encoder produces the header 0{header:x} {fields:02x}$"
+            with pytest.raises(ValueError, match=message):
                 fmt.decompress(stored, (5, fmt.block), first=2**32 - 1)
         with pytest.raises(reference.InvalidHeaderError):
             reference.decode_block(parameters(fmt), stored[3].tobytes())
