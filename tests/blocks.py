@@ -184,7 +184,7 @@ def assert_same_words(fmt, found, expected, given=None):
     wrong = np.flatnonzero(found != expected)
     if len(wrong):
         i = wrong[0]
-        digits = parameters(fmt).width // 4
+        digits = fmt.float_type.width // 4
         source = "" if given is None else f", made from {int(np.asarray(given).reshape(-1)[i]):0{digits}x}"
         raise AssertionError(
             f"{fmt}: block {i // fmt.block}, value {i % fmt.block} is {int(found[i]):0{digits}x}, "

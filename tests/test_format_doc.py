@@ -1,4 +1,4 @@
-"""docs/format.md's worked block is what the page says it is, for every codec there is."""
+"""docs/format.md's worked block of the plane format is what the page says it is, for every codec there is."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from golden import PlaneFormat
 from . import reference
 
 PAGE = (Path(__file__).parents[1] / "docs" / "format.md").read_text(encoding="utf-8")
-WORKED = PAGE[PAGE.index("## A worked block") :]
+WORKED = PAGE[PAGE.index("## A worked block") : PAGE.index("# The Hadamard format")]
 BLOCK = bytes.fromhex(re.search(r"```\n([0-9a-f \n]+)```", WORKED)[1])
 N = 16
 FORMAT = PlaneFormat("bf16", block=N, target=12, rounding="nearest")

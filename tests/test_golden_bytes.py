@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 
 from . import reference
 from .blocks import (
@@ -23,6 +23,13 @@ from .blocks import (
     parameters,
     specials,
 )
+
+# One of each kind whose blocks have 64 values.
+KINDS = (PlaneFormat("fp32", 64, None), PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 64, 20))
+
+
+def each_kind():
+    return pytest.mark.parametrize("fmt", KINDS, ids=("lossless", "fixed", "hadamard"))
 
 
 def assert_same_bytes(fmt, words):
@@ -96,11 +103,15 @@ def test_a_block_does_not_depend_on_its_neighbours(dtype, target):
     assert_same_words(fmt, as_words(fmt.decompress(fmt.compress(whole), words.shape)), as_words(whole), words)
 
 
-@pytest.mark.parametrize("target", [None, "fixed"])
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tail_is_a_block_padded_with_zeros(dtype, block, target):
-    fmt = PlaneFormat(dtype, block, target and block)
+def formats_with_tails():
+    for dtype in DTYPES:
+        yield from (PlaneFormat(dtype, block, target) for block in BLOCKS for target in (None, block))
+        yield from (HadamardFormat(dtype, block, block // 4) for block in (64, 256))
+
+
+@pytest.mark.parametrize("fmt", list(formats_with_tails()), ids=str)
+def test_a_tail_is_a_block_padded_with_zeros(fmt):
+    block = fmt.block
     words = hostile(fmt, 2, seed=block).reshape(-1)
     for tail in range(1, block):
         short = words[: block + tail]
@@ -113,9 +124,8 @@ def test_a_tail_is_a_block_padded_with_zeros(dtype, block, target):
 
 
 @pytest.mark.parametrize("shape", [0, (0,), (3, 0), (0, 7, 2)])
-@pytest.mark.parametrize("target", [None, 80])
-def test_an_empty_array_has_no_blocks_and_comes_back_empty(shape, target):
-    fmt = PlaneFormat("fp32", 64, target)
+@each_kind()
+def test_an_empty_array_has_no_blocks_and_comes_back_empty(shape, fmt):
     stored = fmt.compress(np.empty(shape, np.float32))
     assert len(stored) == 0
     assert stored.nbytes == 0
@@ -124,10 +134,9 @@ def test_an_empty_array_has_no_blocks_and_comes_back_empty(shape, target):
     assert decoded.shape == np.empty(shape).shape
 
 
-@pytest.mark.parametrize("target", [None, 64])
-def test_values_are_taken_in_row_major_order_whatever_the_strides(target):
-    fmt = PlaneFormat("fp32", 32, target)
-    cube = as_values(fmt, hostile(fmt, 12, seed=3)).reshape(4, 8, 12)
+@each_kind()
+def test_values_are_taken_in_row_major_order_whatever_the_strides(fmt):
+    cube = as_values(fmt, hostile(fmt, 12, seed=3)).reshape(8, 8, 12)
     for name, view in {
         "transpose": cube.T,
         "reversed": cube[::-1, ::-1],
@@ -142,21 +151,19 @@ def test_values_are_taken_in_row_major_order_whatever_the_strides(target):
         assert fmt.decompress(stored, np.shape(view)).shape == np.shape(view), name
 
 
-@pytest.mark.parametrize("target", [None, 80])
-def test_neither_direction_changes_its_argument(target):
-    fmt = PlaneFormat("fp32", 64, target)
+@each_kind()
+def test_neither_direction_changes_its_argument(fmt):
     values = as_values(fmt, hostile(fmt, 20, seed=4))
     values.flags.writeable = False
     stored = fmt.compress(values)
-    data = stored if target else stored.data
+    data = stored if fmt.target else stored.data
     data.flags.writeable = False
     fmt.decompress(stored, values.shape)
 
 
-@pytest.mark.parametrize("target", [None, 80])
-def test_what_is_decompressed_may_be_written_to(target):
-    fmt = PlaneFormat("fp32", 64, target)
+@each_kind()
+def test_what_is_decompressed_may_be_written_to(fmt):
     for count in (0, 5, 64, 100):
         decoded = fmt.decompress(fmt.compress(np.ones(count, np.float32)), count)
-        decoded += 1
+        decoded[:] = 2
         assert (decoded == 2).all()

@@ -6,25 +6,38 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from golden import PlaneFormat, RaggedBlocks
+from golden import HadamardFormat, PlaneFormat, RaggedBlocks
 
+from . import hadamard_blocks
 from .blocks import ARRAYS, BLOCKS, DTYPES, target_range
+
+# Formats of 80 bytes a block.
+FIXED = pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 256, 80)], ids=str
+)
 
 
 def raises(message):
     return pytest.raises(ValueError, match=re.escape(message))
 
 
+@pytest.mark.parametrize("kind", [PlaneFormat, HadamardFormat])
 @pytest.mark.parametrize("dtype", ["fp64", "FP32", "float32", "", None, 32, np.float32, np.dtype(np.float32)])
-def test_unknown_dtype(dtype):
+def test_unknown_dtype(dtype, kind):
     with raises(f"dtype must be one of fp32, bf16, fp16, not {dtype!r}"):
-        PlaneFormat(dtype)
+        kind(dtype)
 
 
 @pytest.mark.parametrize("block", [0, 1, 8, 48, 256, -64, True, "64", None, 16.5])
 def test_unknown_block(block):
     with raises(f"block must be one of (16, 32, 64, 128), not {block!r}"):
         PlaneFormat("fp32", block=block)
+
+
+@pytest.mark.parametrize("block", [0, 1, 16, 32, 96, 512, -64, True, "64", None, 64.5])
+def test_unknown_block_of_the_hadamard_format(block):
+    with raises(f"block must be one of (64, 128, 256), not {block!r}"):
+        HadamardFormat("fp32", block=block)
 
 
 @pytest.mark.parametrize("rounding", ["down", "Nearest", "", None, 0])
@@ -37,6 +50,13 @@ def test_unknown_rounding(rounding):
 def test_a_target_that_is_no_whole_number(target):
     with raises(f"target must be a number of bytes or None, not {target!r}"):
         PlaneFormat("fp32", target=target)
+    with raises(f"target must be a number of bytes, not {target!r}"):
+        HadamardFormat("fp32", target=target)
+
+
+def test_the_hadamard_format_has_no_lossless_mode():
+    with raises("target must be a number of bytes, not None"):
+        HadamardFormat("fp32", 128, None)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -51,6 +71,35 @@ def test_a_target_too_small_for_header_and_two_bits_a_value_or_larger_than_the_r
             f"for {dtype} and block {block}, not {target!r}"
         ):
             PlaneFormat(dtype, block, target)
+
+
+@pytest.mark.parametrize("block", hadamard_blocks.BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_target_of_less_than_1_or_more_than_4_bits_a_value(dtype, block):
+    low, high = hadamard_blocks.target_range(block)
+    for target in (low, high, np.int64(high)):
+        assert HadamardFormat(dtype, block, target).target == target
+    for target in (low - 1, high + 1, 0, -1, -high, 1 << 70):
+        with raises(
+            f"target must be from {low} (1 bit a value) to {high} bytes (4 bits a value) "
+            f"for {dtype} and block {block}, not {target!r}"
+        ):
+            HadamardFormat(dtype, block, target)
+
+
+def test_a_hadamard_format_is_a_value():
+    fmt = HadamardFormat("bf16", np.int64(64), np.uint8(17))
+    assert fmt == HadamardFormat("bf16", 64, 17)
+    assert len({fmt, HadamardFormat("bf16", 64, 17)}) == 1
+    assert (type(fmt.block), type(fmt.target)) == (int, int)
+    with pytest.raises(AttributeError):
+        fmt.target = 50
+
+
+def test_the_default_hadamard_format_is_fp32_at_16x():
+    fmt = HadamardFormat()
+    assert (fmt.dtype, fmt.block, fmt.target) == ("fp32", 128, 32)
+    assert fmt.raw_bytes / fmt.target == 16
 
 
 def test_a_format_is_a_value():
@@ -86,11 +135,30 @@ def test_the_number_of_the_first_block_is_one_of_32_bits(target):
             fmt.decompress(stored, 200, first=first)
 
 
-@pytest.mark.parametrize("call", ["compress", "account"])
-@pytest.mark.parametrize("target", [None, 64])
+@pytest.mark.parametrize("first", [-1, 2**32, 1 << 70, np.int64(-1), 1.0, "0", None, True, b"0", [0]])
+def test_a_number_of_the_first_block_that_is_none(first):
+    fmt = HadamardFormat("fp32", 128, 32)
+    for count in (200, 0):
+        values = np.ones(count, np.float32)
+        with raises(f"first must be a whole number from 0 to 2**32 - 1, not {first!r}"):
+            fmt.compress(values, first)
+        with raises(f"first must be a whole number from 0 to 2**32 - 1, not {first!r}"):
+            fmt.decompress(fmt.compress(values), count, first=first)
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda dtype: PlaneFormat(dtype, 32, None), "compress"),
+        (lambda dtype: PlaneFormat(dtype, 32, 64), "compress"),
+        (lambda dtype: PlaneFormat(dtype, 32, None), "account"),
+        (lambda dtype: PlaneFormat(dtype, 32, 64), "account"),
+        (lambda dtype: HadamardFormat(dtype, 64, 16), "compress"),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_of_another_type(dtype, target, call):
-    fmt = PlaneFormat(dtype, 32, target)
+def test_values_of_another_type(dtype, make, call):
+    fmt = make(dtype)
     others = [np.float64, np.int32, np.uint16, np.uint32, np.uint8, bool, complex, object, ">f4", ">f2"]
     others += [array for name, array in ARRAYS.items() if name != dtype]
     for other in others:
@@ -118,23 +186,28 @@ def test_values_of_another_type(dtype, target, call):
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_stored_blocks_that_are_no_array_of_uint8(stored, described):
+@FIXED
+def test_stored_blocks_that_are_no_array_of_uint8(fmt, stored, described):
     with raises(f"stored must be an array of uint8, not {described}"):
-        PlaneFormat("fp32", 64, 80).decompress(stored, 128)
+        fmt.decompress(stored, 2 * fmt.block)
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 80), (3, 80), (2, 79), (2, 81), (160,), (2, 80, 1), (0, 80), (80, 2), ()]
 )
-def test_a_stored_array_of_the_wrong_size(shape):
+@FIXED
+def test_a_stored_array_of_the_wrong_size(fmt, shape):
     with raises(f"stored must have shape (2, 80), not {shape}"):
-        PlaneFormat("fp32", 64, 80).decompress(np.ones(shape, np.uint8), (100,))
+        fmt.decompress(np.ones(shape, np.uint8), (fmt.block + 36,))
 
 
 @pytest.mark.parametrize("shape", [-1, (-1,), (2, -64), (-2, -64), None, 64.0, (True,)])
-@pytest.mark.parametrize("target", [None, 80])
-def test_a_shape_whose_sizes_are_no_counts(target, shape):
-    fmt = PlaneFormat("fp32", 64, target)
+@pytest.mark.parametrize(
+    "fmt",
+    [PlaneFormat("fp32", 64, None), PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 64, 16)],
+    ids=str,
+)
+def test_a_shape_whose_sizes_are_no_counts(fmt, shape):
     stored = fmt.compress(np.ones(64, np.float32))
     sizes = shape if isinstance(shape, tuple) else (shape,)
     with raises(f"shape must have sizes from 0 up, not {sizes}"):
