@@ -185,9 +185,11 @@ class Stash:
 
     def unpack(self, packed: _Raw | _Packed) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
-        if isinstance(packed, _Raw):
-            return packed.tensor()
         with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch():
+            if self._step is not None:
+                self._step.advance()
+            if isinstance(packed, _Raw):
+                return packed.tensor()
             memory = packed.entry.memory()
             self._keep(packed.entry, memory)
             geometry = packed.geometry
@@ -218,23 +220,27 @@ class Stash:
         step = self._step
         if origin.constant is not None or len(values) < self._min_values:
             step = None  # nothing that would be worth a way to the disk
-        if codec is not None or is_part or (step is not None and step.wants(raw)):
-            name = self._name(tensor, origin) if self._verify or step is not None else ""
-            stored = values
-            if codec is not None:
-                stored = codec.compress(values)
-            elif is_part:
-                stored = values.clone()
+        name = self._name(tensor, origin) if self._verify or step is not None else ""
+        stored = values
+        if codec is not None:
+            stored = codec.compress(values)
+        elif is_part:
+            stored = values.clone()
+        handle = step.put(stored, name) if step is not None else None
+        if handle is not None:
+            kept = f"{kept if codec is not None else 'exact'}, offloaded"
+        if codec is not None or is_part or handle is not None:
             sums = checksums(stored) if codec is not None and self._verify else None
-            held: torch.Tensor | Handle = stored
-            if step is not None and step.wants(stored.nbytes):
-                held = step.put(stored, name)
-                kept = f"{kept if codec is not None else 'exact'}, offloaded"
+            held = stored if handle is None else handle
             new = _Entry(storage, region, codec, values.dtype, held, sums, name)
+            if step is not None and handle is None:
+                step.keep(new, new.nbytes)
             self._entries[key] = new
             self._count(tensor, origin, kept, raw, new.nbytes)
             return _Packed(new, Geometry.of(tensor))
         self._entries[key] = source = _Source(storage)
+        if step is not None:
+            step.keep(source, raw)
         self._count(tensor, origin, kept, raw, raw)
         return _Raw(tensor.detach(), source)
 

@@ -12,5 +12,10 @@ def octets(tensor: torch.Tensor) -> np.ndarray:
     """A contiguous CPU tensor's memory as uint8[bytes], for as long as the tensor lives.
 
     ``Tensor.numpy()`` would forbid everyone to resize the storage, which is how FSDP frees memory.
+
+    Raises:
+        ValueError: the tensor is on another device, whose pointers mean nothing here.
     """
+    if tensor.device.type != "cpu":
+        raise ValueError(f"tensor must be in the host's memory, not on {str(tensor.device)!r}")
     return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()))
