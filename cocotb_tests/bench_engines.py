@@ -280,7 +280,7 @@ async def reads_zeros_behind_a_block(dut):
 
 @cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, PlaneFormat))
 async def invalid_headers_give_zeros_and_an_error(dut):
-    """A block with a header that no encoder produces is zeros with ``error``; its neighbours are intact."""
+    """A block with an invalid header is zeros with ``error``; its neighbours are intact."""
     fmt, rng = TASK.fmt, TASK.rng(5)
     bench = await started(5)
     bench.pause(often, often)

@@ -174,7 +174,7 @@ class PlaneFormat(BlockFormat):
 
         Raises:
             ValueError: ``stored`` has the wrong type or size for the shape, or a block's header
-                is one that no encoder produces; the message names the block.
+                is invalid; the message names the block.
         """
         shape = as_shape(shape)
         blocks = self.blocks(prod(shape))
@@ -369,7 +369,7 @@ class PlaneFormat(BlockFormat):
         return rows
 
     def check_headers(self, headers: np.ndarray) -> np.ndarray:
-        """Which headers no encoder produces: uint8[blocks, header_bytes] -> bool[blocks].
+        """Which headers are invalid: uint8[blocks, header_bytes] -> bool[blocks].
 
         The rule, part by part, is in docs/format.md, "Invalid headers".
         """
@@ -386,6 +386,7 @@ class PlaneFormat(BlockFormat):
             stored = np.bitwise_count(flags)
             mantissa = np.bitwise_count(flags & ft.mantissa_mask)
             valid &= (stored - mantissa <= self.slots) & (stored <= self._slots_touched)
+            valid |= (base == 0) & (flags == 0)  # cleared memory, which reads as +0
         if self.has_specials_blocks:
             valid |= (base == 0) & (flags == self.specials_flags)
         return ~valid

@@ -32,14 +32,13 @@ class Backend(ABC):
         """Decompress uint8[blocks, target] to a flat tensor of ``count`` values, on the same device.
 
         Raises:
-            ValueError: ``stored`` has the wrong shape for the count, or a block has a header that
-                no encoder produces; the message names the block. What runs on a GPU may leave the
-                second to :meth:`check`.
+            ValueError: ``stored`` has the wrong shape for the count, or a block has an invalid header; the
+                message names the block. What runs on a GPU may leave the second to :meth:`check`.
         """
 
     def check(self) -> None:  # noqa: B027  # most have nothing left to check
         """Wait for the GPU, and raise what :meth:`decompress` did not wait for.
 
         Raises:
-            ValueError: a block that was decompressed has a header that no encoder produces.
+            ValueError: a block that was decompressed has an invalid header.
         """
