@@ -5,13 +5,14 @@ Run as :mod:`cocotb_tests.bench_engines` is.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import cocotb
 import numpy as np
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests import stimulus
+from cocotb_tests import oracle, stimulus
 from cocotb_tests.bench_engines import TASK, words_of
 from cocotb_tests.streams import PATTERNS, Bench, Word, never, often
 from golden import PlaneFormat
@@ -26,7 +27,8 @@ class Job:
     config: int | None  # payload of the configuration stream
     sent: bytes
     expected: bytes
-    blocks: int
+    blocks: int = 0  # none in bypass
+    errors: Collection[int] = ()  # those of them that must come with ``error``
 
 
 def config_of(number: int, *, bypass: bool = False) -> int:
@@ -37,20 +39,27 @@ def config_of(number: int, *, bypass: bool = False) -> int:
 def job(config: int | None, fmt: PlaneFormat | None, tensor: bytes) -> Job:
     """What golden/ makes of a tensor in a format, or in bypass if there is none."""
     if fmt is None:
-        return Job(config, tensor, tensor, 0)
+        return Job(config, tensor, tensor)
     blocks = -(-len(tensor) // fmt.raw_bytes)
     whole = tensor.ljust(blocks * fmt.raw_bytes, b"\0")
     stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array))
     if TASK.part == "compressor":
         return Job(config, tensor, stored.tobytes(), blocks)
-    return Job(config, stored.tobytes(), fmt.decompress(stored, blocks * fmt.block).tobytes(), blocks)
+    return stored_job(config, fmt, stored)
 
 
-def is_answer(words: list[Word], expected: bytes) -> bool:
-    sizes = range(0, len(expected), TASK.bus_bytes)
-    want = [expected[i : i + TASK.bus_bytes] for i in sizes]
-    lasts = [i + TASK.bus_bytes >= len(expected) for i in sizes]
-    return [word.data for word in words] == want and [word.last for word in words] == lasts
+def stored_job(config: int | None, fmt: PlaneFormat, stored: np.ndarray) -> Job:
+    """What golden/ makes of blocks, valid or not."""
+    expected, errors = oracle.decoded(fmt, stored)
+    return Job(config, stored.tobytes(), expected, len(stored), errors)
+
+
+def is_answer(words: list[Word], task: Job) -> bool:
+    size, end = TASK.bus_bytes, len(task.expected)
+    block = end // task.blocks if task.blocks else end
+    flags = oracle.error_flags(task.errors, block, end, size)
+    want = [(task.expected[i : i + size], i + size >= end) for i in range(0, end, size)]
+    return [(word.data, word.last) for word in words] == want and [word.error for word in words] == flags
 
 
 async def started(*salt: int) -> Bench:
@@ -90,7 +99,10 @@ async def send_all(bench: Bench, jobs: list[Job]) -> None:
 
 
 def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
-    """Tensors of all lengths: in each format, in bypass, and under the configuration before."""
+    """Tensors of all lengths: in each format, in bypass, and under the configuration before.
+
+    Every other one of blocks has some that are invalid.
+    """
     jobs: list[Job] = []
     fmt: PlaneFormat | None = FORMATS[0]
     while sum(task.blocks for task in jobs) < blocks:
@@ -102,8 +114,30 @@ def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
         shape = fmt or FORMATS[0]
         values = stimulus.blocks(shape, "mixed", int(rng.integers(1, 12)), rng, TASK.activations)
         size = values.nbytes - int(rng.choice([0, rng.integers(shape.raw_bytes)]))
-        jobs.append(job(config, fmt, values.tobytes()[:size]))
+        if TASK.part == "decompressor" and fmt and rng.random() < 0.5:
+            broken = stimulus.with_broken_headers(fmt, fmt.compress(values), rng)
+            jobs.append(stored_job(config, fmt, broken))
+        else:
+            jobs.append(job(config, fmt, values.tobytes()[:size]))
     return jobs
+
+
+def jobs_with_invalid_blocks(rng: np.random.Generator) -> list[Job]:
+    """Headers that each format, or another one, just allows or not, among ordinary blocks.
+
+    Each tensor has a format of its own, so that an error that outlasts its tensor shows in another format.
+    """
+    jobs = []
+    nearly = [stimulus.nearly_valid_headers(fmt) for fmt in FORMATS]
+    for number, fmt in enumerate(FORMATS):
+        few = [rng.permutation(stored)[:100, : min(fmt.target, stored.shape[1])] for stored in nearly]
+        others = [np.pad(stored, ((0, 0), (0, fmt.target - stored.shape[1]))) for stored in few]
+        ordinary = fmt.compress(stimulus.blocks(fmt, "mixed", len(nearly[number]), rng, TASK.activations))
+        broken = stimulus.with_broken_headers(fmt, ordinary, rng)
+        rows = rng.permutation(np.concatenate([nearly[number], broken, *others]))
+        parts = np.array_split(rows, -(-len(rows) // 20))
+        jobs += [stored_job(config_of(number), fmt, part) for part in parts]
+    return [jobs[i] for i in rng.permutation(len(jobs))]
 
 
 @cocotb.test()
@@ -117,7 +151,7 @@ async def matches_golden(dut, idle, stall):
     sending = cocotb.start_soon(send_all(bench, jobs))
     wrong = 0
     for task in jobs:
-        if not is_answer(await bench.receive(words_of(task.expected)), task.expected):
+        if not is_answer(await bench.receive(words_of(task.expected)), task):
             wrong += max(task.blocks, 1)
     await sending
     blocks = sum(task.blocks for task in jobs)
@@ -126,6 +160,20 @@ async def matches_golden(dut, idle, stall):
         f"{wrong} of {blocks} blocks are in tensors that differ from golden/ (seed {TASK.seed})"
     )
     assert not bench.received, "words without a tensor"
+
+
+@cocotb.test(skip=TASK.part != "decompressor")
+@cocotb.parametrize(ends=list(PATTERNS))
+async def invalid_headers_give_zeros_and_an_error(dut, ends):
+    """In every format a block with an invalid header is zeros with ``error``; no other block has it."""
+    bench = await started(24)
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    jobs = jobs_with_invalid_blocks(TASK.rng(24))
+    sending = cocotb.start_soon(send_all(bench, jobs))
+    for number, task in enumerate(jobs):
+        words = await bench.receive(words_of(task.expected))
+        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
+    await sending
 
 
 @cocotb.test()
@@ -141,7 +189,7 @@ async def sustains_its_throughput_and_latency(dut):
             one = job(None, fmt, block.tobytes())
             bench.send(one.sent)
             words = await bench.receive(words_of(one.expected))
-            assert is_answer(words, one.expected)
+            assert is_answer(words, one)
             latencies.append(words[0].offered - bench.sent[-1].cycle)
         for pattern, found in ((never, rates), (often, stalled)):
             bench.pause(pattern, pattern)
@@ -149,7 +197,7 @@ async def sustains_its_throughput_and_latency(dut):
             many = job(None, fmt, values.tobytes())
             bench.send(many.sent)
             words = await bench.receive(words_of(many.expected))
-            assert is_answer(words, many.expected)
+            assert is_answer(words, many)
             cycles = [word.cycle for word in (bench.sent if TASK.part == "compressor" else words)]
             found.append(values.nbytes / (cycles[-1] - cycles[0] + 1))
         promised = min(TASK.bus_bytes, fmt.raw_bytes / 2)
@@ -167,7 +215,7 @@ async def a_bypassed_word_takes_no_cycle(dut):
     tensor = TASK.rng(22).bytes(20 * TASK.bus_bytes - 3)
     bench.send(tensor)
     words = await bench.receive(words_of(tensor))
-    assert is_answer(words, tensor)
+    assert is_answer(words, Job(None, tensor, tensor))
     assert [word.offered for word in words] == [word.cycle for word in bench.sent]
 
 
@@ -185,4 +233,4 @@ async def reset_leaves_no_trace(dut):
         await bench.reset()
         bench.send(after.sent)
         words = await bench.receive(words_of(after.expected))
-        assert is_answer(words, after.expected), f"wrong after a reset in cycle {phase} (seed {TASK.seed})"
+        assert is_answer(words, after), f"wrong after a reset in cycle {phase} (seed {TASK.seed})"

@@ -244,8 +244,9 @@ def _header_corners(fmt: PlaneFormat, headers: np.ndarray) -> Iterator[Corner]:
     specials = flags.sum(axis=1) == 2
     specials &= signs[:, 0] & exponents[:, -1] & (base == 0)
     yield Corner("header", "valid", ~invalid)
-    yield Corner("header", "of a specials block", ~invalid & (base == 0), fmt.has_specials_blocks)
+    yield Corner("header", "of a specials block", ~invalid & specials, fmt.has_specials_blocks)
     yield Corner("header", "every flag set", flags.all(axis=1))
+    yield Corner("header", "of cleared memory", ~invalid & (base == 0) & ~flags.any(axis=1))
     yield Corner("header", "base 0", invalid & (base == 0))
     yield Corner("header", "exponent planes not the last ones", invalid & ~contiguous)
     yield Corner("header", "no exponent plane, base not 1", invalid & (width == 0) & (base > 1))

@@ -169,6 +169,8 @@ claims:
 - *block boundary*: a configuration is taken only when no tensor is inside.
 - *never hangs*: whatever bits go in, also such as no compressor sends, each `last` that goes in leads to
   one that comes out, in time.
+- *every header*: a decompressor takes just the headers that are valid, behind each of them any bytes;
+  errors and cleared memory are zeros.
 - *every x*: decompress(compress(x)) is what [format.md](format.md) says, for every block x, against a
   description of the format without bytes, stages or trees (`gen/formal/plain.py`). The largest that a
   solver finishes are floats of 1 + 3 + 4 bits in blocks of 16 values; N = 8 and these floats exist for

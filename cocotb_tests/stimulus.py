@@ -74,6 +74,20 @@ def tensor_lengths(count: int, block: int, rng: np.random.Generator) -> list[int
     return lengths
 
 
+def with_broken_headers(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same blocks, half of them with a byte of their header replaced.
+
+    The first of these has all flags set, the second none and no base, as cleared memory has, but its planes.
+    """
+    size, broken = fmt.header_bytes, stored.copy()
+    hit = np.flatnonzero(rng.random(len(stored)) < 0.5)
+    byte = rng.integers(0, size, len(hit))
+    broken[hit, byte] = rng.choice([0, 0x80, 0xFF, *rng.integers(0, 256, 3)], len(hit))
+    broken[hit[:1], 1:size] = 0xFF
+    broken[hit[1:2], :size] = 0
+    return broken
+
+
 def nearly_valid_headers(fmt: PlaneFormat) -> np.ndarray:
     """Blocks of zeros behind headers that are valid but for one bit, or valid: uint8[count, target].
 

@@ -187,7 +187,7 @@ class PlaneFormat(BlockFormat):
 
         Raises:
             ValueError: ``stored`` has the wrong type or size for the shape, no block has such a number, or a
-                block's header is one that no encoder produces; the message names the block.
+                block's header is invalid; the message names the block.
         """
         as_block_number(first)
         shape = as_shape(shape)
@@ -383,7 +383,7 @@ class PlaneFormat(BlockFormat):
         return rows
 
     def check_headers(self, headers: np.ndarray) -> np.ndarray:
-        """Which headers no encoder produces: uint8[blocks, header_bytes] -> bool[blocks].
+        """Which headers are invalid: uint8[blocks, header_bytes] -> bool[blocks].
 
         The rule, part by part, is in docs/format.md, "Invalid headers".
         """
@@ -400,6 +400,7 @@ class PlaneFormat(BlockFormat):
             stored = np.bitwise_count(flags)
             mantissa = np.bitwise_count(flags & ft.mantissa_mask)
             valid &= (stored - mantissa <= self.slots) & (stored <= self._slots_touched)
+            valid |= (base == 0) & (flags == 0)  # cleared memory, which reads as +0
         if self.has_specials_blocks:
             valid |= (base == 0) & (flags == self.specials_flags)
         return ~valid

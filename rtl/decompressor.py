@@ -33,8 +33,8 @@ class Decompressor(wiring.Component):
     last word of its compressed bytes was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
-    A block whose header no encoder produces becomes zeros with ``error`` set; so does one that the end of its
-    tensor cuts short. The blocks after it are decoded as usual, and every input word with ``last`` leads to
+    A block whose header is invalid becomes zeros with ``error`` set; so does one that the end of its tensor
+    cuts short. The blocks after it are decoded as usual, and every input word with ``last`` leads to
     exactly one output word with ``last``.
 
     Args:
@@ -184,7 +184,7 @@ class _Expander(wiring.Component):
         return engine.choose(lambda fmt: (fmt.float_type, fmt.target), fields)
 
     def _is_invalid(self, m: Module, base: Value, flags: Value, ranks: list[Value]) -> Value:
-        """Whether no encoder produces a header: docs/format.md, "Invalid headers"."""
+        """Whether a header is invalid: docs/format.md, "Invalid headers"."""
         engine = self._engine
         formats = engine.formats
         ft = engine.float_type
@@ -207,10 +207,12 @@ class _Expander(wiring.Component):
         if any(rows_of(fmt) < fmt.planes for fmt in formats):
             has_mantissa = flags[1 + ft.exponent_bits :].any()
             valid &= ~has_mantissa | (total <= engine.choose(rows_of))
+        other = ~flags.any()  # of cleared memory
         if any(fmt.has_specials_blocks for fmt in formats):
             only_last_exponent_and_sign = C(1 | 1 << ft.exponent_bits, engine.planes)
             may_be_special = engine.when(lambda fmt: fmt.has_specials_blocks)
-            valid |= may_be_special & (base == zero_base) & (flags == only_last_exponent_and_sign)
+            other |= may_be_special & (flags == only_last_exponent_and_sign)
+        valid |= (base == zero_base) & other
         return ~valid
 
     def _values(

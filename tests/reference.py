@@ -12,7 +12,7 @@ FIELDS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}
 
 
 class InvalidHeaderError(Exception):
-    """A header that no encoder produces."""
+    """A header that is none."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def decode_block(p, data):
     for i in range(p.block):
         bits = {j: plane >> i & 1 for j, plane in planes.items()}  # no other plane has ones
         if base == 0:
-            words.append(decode_special(p, bits[0], bits[p.e]))
+            words.append(decode_special(p, bits.get(0, 0), bits.get(p.e, 0)))
             continue
         delta = sum(bit << (p.e - j) for j, bit in bits.items() if 1 <= j <= p.e)
         mantissa = sum(bit * p.weight(j) for j, bit in bits.items() if j > p.e)
@@ -224,6 +224,8 @@ def decode_special(p, sign, infinite):
 
 def is_valid(p, base, flagged):
     """ "Invalid headers"."""
+    if p.target is not None and base == 0 and flagged == []:
+        return True
     if p.target is not None and p.slots == 2 and base == 0:
         return flagged == p.specials_planes
     exponent = [j for j in flagged if 1 <= j <= p.e]

@@ -104,7 +104,8 @@ def test_fast_backends_reject_the_headers_that_golden_rejects(fmt, name):
     headers = torch.randint(256, (4000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
     headers[:2000] &= torch.randint(256, (2000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
     valid = backends.get(name, fmt).compress(hostile_tensor(fmt, 500, 1))[:, : fmt.header_bytes]
-    headers = torch.cat([headers, valid, valid ^ 1])
+    cleared = torch.zeros((7, fmt.header_bytes), dtype=torch.uint8)
+    headers = torch.cat([cleared, headers, valid, valid ^ 1])
     expected = fmt.check_headers(headers.numpy())
     assert 0 < expected.sum() < len(headers)
     codec = backends.get(name, fmt)
@@ -116,6 +117,17 @@ def test_fast_backends_reject_the_headers_that_golden_rejects(fmt, name):
                 codec.decompress(row, fmt.block)
         else:
             codec.decompress(row, fmt.block)
+
+
+@pytest.mark.parametrize("name", ["golden", *FAST])
+@pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), PlaneFormat("fp16", 16, 7), PlaneFormat("bf16", 32, 11)]
+)
+def test_cleared_memory_reads_as_zeros(fmt, name):
+    stored = torch.zeros((9, fmt.target), dtype=torch.uint8)
+    stored[4:, fmt.header_bytes :] = 0xFF
+    values = backends.get(name, fmt).decompress(stored, 9 * fmt.block)
+    assert not values.view(torch.uint8).any()
 
 
 @pytest.mark.parametrize("name", ["golden", *FAST])
@@ -280,7 +292,7 @@ def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_libr
     stored = golden.compress(torch.ones(7 * 16).half())
     for block in (6, 3):
         broken = stored.clone()
-        broken[block] = 0
+        broken[block, 0] = 0
         with pytest.raises(ValueError, match=f"block {block}: no encoder"):
             ours.decompress(broken, 7 * 16)
         assert same_bits(ours.decompress(stored, 7 * 16), golden.decompress(stored, 7 * 16))

@@ -189,15 +189,19 @@ def test_the_headers_that_golden_rejects_are_rejected(fmt):
     turned = valid.clone()
     turned[torch.arange(len(valid)), places // 8] ^= (1 << places % 8).to(torch.uint8)
     noise = torch.randint(256, (10, fmt.target), generator=generator, dtype=torch.uint8)
-    stored = torch.cat([valid, turned, noise])
+    cleared = noise[:3].clone()
+    cleared[:, : fmt.header_bytes] = 0
+    stored = torch.cat([valid, turned, noise, cleared])
     headers = stored[:, : fmt.header_bytes]
     invalid = torch.from_numpy(fmt.check_headers(headers.numpy()))
     assert not invalid[: len(valid)].any()
     assert 0 < invalid[len(valid) : 2 * len(valid)].sum() < len(valid)
 
     backend = TritonBackend(fmt)
+    assert not invalid[-len(cleared) :].any()
     accepted = stored[~invalid]
-    decompress(backend, accepted, len(accepted) * fmt.block)
+    values = decompress(backend, accepted, len(accepted) * fmt.block)
+    assert not values[-len(cleared) * fmt.block :].view(torch.uint8).any()
     for row in stored[invalid]:
         assert refuse(backend, row[None], fmt.block) == message(0, row[: fmt.header_bytes])
 

@@ -5,11 +5,13 @@ from fnmatch import fnmatch
 
 import numpy as np
 import pytest
+from amaranth import Module, Signal
 from amaranth.sim import Simulator
 
 from gen.__main__ import main
 from gen.formal import all_proofs, prove
 from gen.formal.faults import FAULTS
+from gen.formal.headers import is_valid
 from gen.formal.plain import Plain
 from gen.formal.roundtrip import TinyFormat
 from golden import PlaneFormat
@@ -60,6 +62,30 @@ def test_the_plain_description_says_what_golden_does(fmt):
     assert (plainly(fmt, words) == golden).all()
 
 
+@pytest.mark.parametrize("fmt", FORMATS, ids=repr)
+def test_the_plain_rule_of_headers_is_goldens(fmt):
+    words = blocks(fmt, 300, seed=fmt.target)
+    headers = fmt.compress(words.view(fmt.float_type.array))[:, : fmt.header_bytes]
+    rng = np.random.default_rng(0)
+    headers = np.concatenate([headers, headers ^ (1 << rng.integers(0, 16, headers.shape)).astype(np.uint8)])
+    headers[-1] = 0
+    header, valid = Signal(8 * fmt.header_bytes), Signal()
+    m = Module()
+    m.d.comb += valid.eq(is_valid(fmt, header))
+    found = []
+
+    async def process(context):
+        for row in headers:
+            context.set(header, int.from_bytes(row.tobytes(), "little"))
+            found.append(bool(context.get(valid)))
+
+    simulator = Simulator(m)
+    simulator.add_testbench(process)
+    simulator.run()
+    assert 0 < sum(found) < len(found)
+    assert found == (~fmt.check_headers(headers)).tolist()
+
+
 def test_something_looks_for_every_fault():
     sought = {proof.parameters for proof in all_proofs() if proof.finds}
     assert not set(FAULTS.values()) - sought
@@ -69,7 +95,7 @@ def test_something_looks_for_every_fault():
     "names",
     [
         ["contract-*-bf16_n16*-prove", "contract-*bytes-prove"],
-        ["*-Stage-*", "every_x-*held_against_nearest-bmc"],
+        ["*-Stage-*", "every_x-*held_against_nearest-bmc", "every_header-*-1_3_4_bits*"],
         ["order-Joiner-*", "never_hangs-Decompressor-fp16_*"],
     ],
     ids=["contracts", "faults", "all time"],

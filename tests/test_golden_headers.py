@@ -1,4 +1,4 @@
-"""golden takes exactly the headers that its encoder produces: docs/format.md, "Invalid headers"."""
+"""golden takes exactly the headers that its encoder produces, and that of cleared memory: docs/format.md."""
 
 import re
 
@@ -70,7 +70,7 @@ def bases_to_try(fmt):
 
 
 def valid_16_bit_headers(fmt):
-    """All valid headers but that of a specials block: (base, k, s, mantissa masks, flags)."""
+    """All valid headers with a base: (base, k, s, mantissa masks, flags)."""
     p = parameters(fmt)
     mantissas = np.arange(2**p.m)
     ones = np.bitwise_count(mantissas)
@@ -86,8 +86,9 @@ def test_exactly_the_valid_16_bit_headers_are_accepted(fmt):
     valid = np.zeros((256, 1 << 16), bool)
     for base, _, _, _, flags in valid_16_bit_headers(fmt):
         valid[base, flags] = True
-    if fmt.target is not None and p.slots == 2:
-        valid[0, 1 | 1 << p.e] = True
+    if fmt.target is not None:
+        valid[0, 0] = True
+        valid[0, 1 | 1 << p.e] = p.slots == 2
 
     flags = np.arange(1 << 16)
     headers = np.stack([np.zeros_like(flags), flags & 255, flags >> 8], axis=1).astype(np.uint8)
@@ -179,7 +180,7 @@ def test_an_invalid_header_is_an_error_that_names_its_block(case, data):
     fmt, base, flags = case
     p = parameters(fmt)
     if reference.is_valid(p, base, [j for j in range(p.width) if flags >> j & 1]):
-        flags, base = 0, 0
+        flags, base = 0, 2
     header = as_header(p, base, flags)
     words = np.concatenate([data.draw(blocks_of(fmt)) for _ in range(2)])
     bad = data.draw(st.integers(0, len(words) - 1))
@@ -214,12 +215,27 @@ def test_the_block_that_an_error_names_is_counted_from_the_start_of_the_array(ta
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_header_of_zeros_is_never_produced_nor_accepted(dtype, block):
+def test_a_header_of_zeros_is_never_produced_and_only_accepted_in_fixed_mode(dtype, block):
     low, high = target_range(dtype, block)
     for target in (None, low, low + 1, low + block // 8, (low + high) // 2, high):
         fmt = PlaneFormat(dtype, block, target)
         p = parameters(fmt)
-        assert fmt.check_headers(np.zeros((1, p.header), np.uint8)).all()
+        assert fmt.check_headers(np.zeros((1, p.header), np.uint8)).all() == (target is None)
         for words in hostile(fmt, 50, seed=target or 0), np.zeros((1, block), UINTS[dtype]):
             for row in fmt.compress(as_values(fmt, words)):
                 assert row[: p.header].any(), fmt
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cleared_memory_reads_as_zeros_whatever_lies_behind_its_header(dtype, block):
+    low, high = target_range(dtype, block)
+    for target in (low, low + 1, low + block // 8, (low + high) // 2, high):
+        fmt = PlaneFormat(dtype, block, target)
+        stored = np.zeros((3, target), np.uint8)
+        stored[1, fmt.header_bytes :] = 0xFF
+        stored[2, -1] = 1
+        values = fmt.decompress(stored, (3, block))
+        assert not values.view(fmt.float_type.bits).any(), f"{fmt}: {values}"
+        for row in stored:
+            assert reference.decode_block(parameters(fmt), row.tobytes()) == [0] * block

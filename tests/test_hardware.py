@@ -4,11 +4,14 @@ import re
 
 import numpy as np
 import pytest
+from amaranth import Module, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In
 
 from cocotb_tests import configs, mutation, reports, runner
 from cocotb_tests.coverage import Coverage
 from gen.config import Config
-from gen.verilog import parts
+from gen.verilog import convert, make_component, module_name, parts
 from golden import PlaneFormat
 from rtl import Engine
 
@@ -60,6 +63,41 @@ def test_the_benches_find_mutants(build):
     fates = [finding.fate for finding in findings]
     assert fates.count("killed") >= 0.8 * (20 - fates.count("equivalent")), fates
     assert {finding.killed_by for finding in findings if finding.fate != "killed"} <= {None}
+
+
+class StuckError(wiring.Component):
+    """A decompressor whose ``error`` is always the same."""
+
+    def __init__(self, engine, error):
+        self._engine, self._error = engine, error
+        super().__init__(engine.signature)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.engine = engine = self._engine
+        for name, member in self.signature.members.items():
+            port, inner = getattr(self, name), getattr(engine, name)
+            source, sink = (port, inner) if member.flow == In else (inner, port)
+            m.d.comb += [
+                sink.valid.eq(source.valid),
+                source.ready.eq(sink.ready),
+                Value.cast(sink.payload).eq(source.payload),
+            ]
+        m.d.comb += self.o.p.error.eq(self._error)
+        return m
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("error", [0, 1])
+def test_the_benches_find_an_error_that_is_stuck(error, build):
+    def write(config, part, path):
+        component = StuckError(make_component(config, part), error)
+        path.write_text(convert(component, module_name(config, part)))
+        return []
+
+    model = runner.Model(f"error stuck at {error}", write)
+    with pytest.raises(runner.BenchError, match="invalid_headers_give_zeros_and_an_error"):
+        runner.run(configs.SWITCHED, "decompressor", build / f"stuck{error}", model=model, blocks=100, seed=1)
 
 
 def test_a_corner_that_cannot_occur_is_no_bin():

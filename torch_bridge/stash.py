@@ -168,7 +168,7 @@ class Stash:
         """Every saved tensor since the context was entered; see :class:`Report`.
 
         Raises:
-            ValueError: a block that was decompressed on a GPU had a header that no encoder produces.
+            ValueError: a block that was decompressed on a GPU had an invalid header.
         """
         with self._lock:
             self._codecs.check()

@@ -27,6 +27,7 @@ from ..verilog import make_component, parts
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .faults import FAULTS, Stage
+from .headers import Headers
 from .order import Chain, InOrder
 from .roundtrip import RoundTrip, TinyFormat
 from .runner import INDUCTION, REACHABILITY, SEARCH, Proof
@@ -52,7 +53,7 @@ Maker = Callable[[], wiring.Component]
 
 def all_proofs() -> list[Proof]:
     """Every proof, and for each kind of claim the faults that it must find."""
-    parts = (_of_stages, _of_movers, _of_engines, _of_runtime, _of_round_trips, _of_faults)
+    parts = (_of_stages, _of_movers, _of_engines, _of_runtime, _of_headers, _of_round_trips, _of_faults)
     return [proof for part in parts for proof in part()]
 
 
@@ -247,6 +248,39 @@ def _orders_blocks(fmt: TinyFormat, bus_bytes: int) -> Proof:
         return InOrder(chain, ft.exponent_bits, payload, tag)
 
     return Proof("order", "Compressor, Decompressor", _tiny(fmt), harness, SEARCH, 24, mode="bmc")
+
+
+def _of_headers() -> Iterator[Proof]:
+    """Engines of one format, with specials blocks or a partial slot, of every type; and a choice of two."""
+    tiny = [TinyFormat(block=8, target=4), TinyFormat(block=16, target=11)]
+    small = [PlaneFormat("bf16", 16, 8), PlaneFormat("fp16", 32, 37), PlaneFormat("fp32", 16, 24)]
+    yield _reached(_headers(tiny[0]), 20)
+    for fmt in (*tiny, *small):
+        yield _headers(fmt)
+    for number in range(len(SWITCHED.formats)):
+        yield _switched_headers(number)
+    yield _headers(tiny[1], replace(tiny[1], target=9))
+
+
+def _headers(fmt: PlaneFormat, wrong: PlaneFormat | None = None) -> Proof:
+    name = _tiny(fmt) if isinstance(fmt, TinyFormat) else Config(fmt, 16).name
+    name += f" held against target {wrong.target}" if wrong else ""
+
+    def harness():
+        return Headers(Decompressor(fmt, 16), fmt, 16, wrong)
+
+    return Proof("every header", "Decompressor", name, harness, SEARCH, 20, "bmc", finds=wrong is not None)
+
+
+def _switched_headers(number: int) -> Proof:
+    fmt, bus = _plane(replace(SWITCHED, fmt=SWITCHED.formats[number])), SWITCHED.bus_bytes
+
+    def harness():
+        configured = Configured(RuntimeDecompressor(SWITCHED.formats, bus), number, bypass=False)
+        return Headers(configured, fmt, bus)
+
+    name = f"{SWITCHED.name}, format {number}"
+    return Proof("every header", "RuntimeDecompressor", name, harness, SEARCH, 20, mode="bmc")
 
 
 def _of_round_trips() -> Iterator[Proof]:

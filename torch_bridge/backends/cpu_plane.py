@@ -198,7 +198,8 @@ def kernels(width: int, n: int) -> tuple[Any, Any]:
                 valid &= (base >= 1) & (base + (1 << (exponent_planes - 1)) - 1 <= exponent_max)
             valid &= (planes - mantissas <= slots) & (planes <= slots + (partial > 0))
             special = (base == 0) & (slots == 2) & (flags == specials_flags)
-            if not (valid | special):
+            cleared = (base == 0) & (flags == 0)
+            if not (valid | special | cleared):
                 return block
 
             if special:

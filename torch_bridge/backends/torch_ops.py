@@ -274,7 +274,7 @@ class _PlaneCodec:
         return self._invalid(base, flagged)
 
     def _invalid(self, base: torch.Tensor, flagged: torch.Tensor) -> torch.Tensor:
-        """Which headers no encoder produces, as in golden's ``check_headers``: bool[blocks]."""
+        """Which headers are invalid, as in golden's ``check_headers``: bool[blocks]."""
         fmt, ft = self.fmt, self.ft
         flags = _or_rows(flagged.int() * self.weights)
         exponent = flags >> ft.mantissa_bits & ft.exponent_max
@@ -286,6 +286,7 @@ class _PlaneCodec:
         stored, above_mantissa = count[-1], count[ft.exponent_bits]
         valid &= above_mantissa <= fmt.slots
         valid &= (stored == above_mantissa) | (stored <= self.touched)
+        valid |= (base == 0) & (flags == 0)
         if fmt.has_specials_blocks:
             valid |= (base == 0) & (flags == _int32(fmt.specials_flags))
         return ~valid

@@ -103,7 +103,7 @@ class TritonBackend(Backend):
         """Wait for the devices, and report an invalid block that was met since the last report.
 
         Raises:
-            ValueError: no encoder produces a block that was decompressed; the message names the first such
+            ValueError: a block that was decompressed has an invalid header; the message names the first such
                 block of the first tensor that has one.
         """
         for record in self._records.values():
@@ -517,12 +517,13 @@ def _decompress(
     else:
         tl.store(values + place, decoded, mask=place < left)
 
-    # Which headers no encoder produces, as in golden's check_headers.
+    # Which headers are invalid, as in golden's check_headers.
     deltas = flags >> MANTISSA & EXPONENT_MAX
     valid = deltas & deltas + 1 == 0
     # The largest delta's field is at most the largest there is, and without deltas the base is 1.
     valid &= (base >= 1) & (base + (deltas + 1 >> 1) <= EXPONENT_MAX + 1) & ((deltas > 0) | (base == 1))
     valid &= (_count_bits(flags >> MANTISSA) <= SLOTS) & (_count_bits(flags) <= TOUCHED)
+    valid |= (base == 0) & (flags == 0)
     if SLOTS == 2:
         valid |= (base == 0) & (flags == (SIGN | 1 << MANTISSA))
     invalid = has_block & ~valid
