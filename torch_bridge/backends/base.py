@@ -40,8 +40,8 @@ class Backend(ABC):
 
         Raises:
             ValueError: ``stored`` has the wrong shape for the count, ``first`` is no whole number from 0 to
-                2**32 - 1, or a block has an invalid header; the message names the block. What runs on a GPU may
-                leave the last to :meth:`check`.
+                2**32 - 1, or a block has an invalid header; the message names the block. What runs on a GPU
+                may leave the last to :meth:`check`.
         """
         first = as_block_number(first)
         blocks = self.fmt.blocks(count)
