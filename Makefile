@@ -7,7 +7,7 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence bench bench-gpu clean
+.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -18,6 +18,10 @@ demo: setup library verilog ## The whole story: Verilog, simulation, training wi
 
 test: lint ## Lint, types and all tests
 	$(RUN) pytest -n 2 --dist worksteal
+
+check: lint ## Lint, types, the golden models and one small bench, in a minute
+	$(RUN) pytest -q tests/test_golden_*.py tests/test_format_doc.py tests/test_rooms.py
+	$(RUN) cocotb_tests sim --preset gpt2-bf16-2x --blocks 300
 
 lint: setup
 	$(BIN)/ruff check .
