@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
@@ -32,11 +33,15 @@ ZEROS, SPECIALS = 0, 1
 # A scale of the header is (16 + fraction) * 2**(exponent - SCALE_BIAS): the smallest is 2**-126.
 SCALE_BIAS = 131
 
-# Magnitudes that a field of so many bits can have, the sign among them: the Lloyd-Max levels of a Gaussian
-# with a standard deviation of 13.5; and where one ends and the next begins, in 32nds of that deviation.
+# Magnitudes that a field of so many bits can have, the sign among them: about the Lloyd-Max levels of a
+# Gaussian with a standard deviation of 13.5; and the bounds between them, in 32nds of that deviation.
 LEVELS = {0: (0,), 1: (10,), 2: (6, 20), 3: (3, 10, 18, 29), 4: (2, 5, 9, 13, 17, 22, 28, 37)}
 THRESHOLDS = {0: (), 1: (), 2: (31,), 3: (15, 33, 55), 4: (8, 16, 26, 35, 46, 59, 76)}
 THRESHOLD_BITS = 5
+MAX_WIDTH = max(LEVELS)
+
+# The levels by width and number, 0 where there is none.
+_LEVEL_TABLE = np.array(list(zip_longest(*LEVELS.values(), fillvalue=0))).T
 
 # The root of a block's energy is known to ROOT_BITS leading bits.
 ROOT_BITS = 8
@@ -181,8 +186,8 @@ class HadamardFormat(BlockFormat):
         index = self._quantise(np.abs(z), energy)
         product = (np.abs(z) * self._magnitudes(index)).sum(axis=1)
         header = self._scale(energy, product, top)
-        fields = index | (z < 0).astype(np.int64) << np.maximum(self.widths - 1, 0)
-        fields = np.where((header > SPECIALS)[:, None] & (self.widths > 0), fields, 0)
+        fields = index | np.where(z < 0, self._sign_bit, 0)
+        fields[header == ZEROS] = 0
         if special.any():
             header[special] = SPECIALS
             fields[special] = self._name_specials(words[special])
@@ -194,7 +199,7 @@ class HadamardFormat(BlockFormat):
         mantissa = words.astype(np.int64) & ft.mantissa_mask | (field > 0) << ft.mantissa_bits
         exponent = np.maximum(field, 1)
         top = exponent.max(axis=1)
-        # One bit more than is kept, to round by; magnitudes have it once the largest has no shift.
+        # Twice the magnitude, rounded down: one bit more than is kept, to round by.
         spare = ft.mantissa_bits - ALIGNED_BITS
         doubled = mantissa >> spare if spare >= 0 else mantissa << -spare
         doubled >>= top[:, None] - exponent
@@ -202,24 +207,21 @@ class HadamardFormat(BlockFormat):
         return np.where(words >> ft.bits.type(ft.width - 1) == 1, -magnitude, magnitude), top
 
     def _quantise(self, magnitude: np.ndarray, energy: np.ndarray) -> np.ndarray:
-        """Which of its levels each coefficient is nearest to, int64[blocks, N]."""
-        half = np.maximum(bit_length(energy) - 1, 0) // 2  # 4**half is the largest such power not above
-        leading = energy << 6 >> 2 * half
+        """The number of each coefficient's level, int64[blocks, N]."""
+        power = np.maximum(bit_length(energy) - 1, 0) // 2  # 4**power is the largest one not above
+        leading = energy << 6 >> 2 * power  # 8 bits
         root = np.floor(np.sqrt(256.0 * leading)).astype(np.int64)
         index = np.zeros_like(magnitude)
         for width in np.unique(self.widths):
             places = self.widths == width
             for threshold in THRESHOLDS[int(width)]:
-                least = (threshold * root << half) >> (ROOT_BITS - 1 + THRESHOLD_BITS)
+                least = (threshold * root << power) >> (ROOT_BITS - 1 + THRESHOLD_BITS)
                 index[:, places] += magnitude[:, places] > least[:, None]
         return index
 
     def _magnitudes(self, index: np.ndarray) -> np.ndarray:
         """The levels with these numbers; all int64[blocks, N]."""
-        table = np.zeros((len(LEVELS), len(LEVELS[4])), np.int64)
-        for width, levels in LEVELS.items():
-            table[width, : len(levels)] = levels
-        return table[self.widths, index]
+        return _LEVEL_TABLE[self.widths, index]
 
     def _scale(self, energy: np.ndarray, product: np.ndarray, top: np.ndarray) -> np.ndarray:
         """The header whose scale is nearest to energy / product, in units of the aligned values."""
@@ -251,13 +253,18 @@ class HadamardFormat(BlockFormat):
     def _lay_out(self, encoded: Encoded) -> np.ndarray:
         """Header and fields as rows of bytes: each field's lowest bit first, one behind the other."""
         header = _bits(encoded.header[:, None], HEADER_BITS)[:, 0]
-        fields = _bits(encoded.fields, max(LEVELS))[:, self._stored_bits]
+        fields = _bits(encoded.fields, MAX_WIDTH)[:, self._stored_bits]
         return np.packbits(np.hstack([header, fields]), axis=1, bitorder="little")
 
     @cached_property
     def _stored_bits(self) -> np.ndarray:
         """Which bits of fields of the greatest width there are, bool[N, width]."""
-        return np.arange(max(LEVELS)) < self.widths[:, None]
+        return np.arange(MAX_WIDTH) < self.widths[:, None]
+
+    @cached_property
+    def _sign_bit(self) -> np.ndarray:
+        """The weight of each field's highest bit, int64[N]; 0 where there is no field."""
+        return 1 << self.widths >> 1
 
     # Decoding.
 
@@ -280,6 +287,7 @@ class HadamardFormat(BlockFormat):
         sums = transform(self._coefficients(fields)) * self.signs(numbers)
         scale = (1 << FRACTION_BITS) + (header & (1 << FRACTION_BITS) - 1)
         exponent = (header >> FRACTION_BITS) - SCALE_BIAS
+        # At most 19 bits: exact here and in float32, through which a cast to bfloat16 goes.
         values = np.ldexp((sums * scale[:, None]).astype(np.float64), exponent[:, None])
         largest = float(ml_dtypes.finfo(ft.array).max)
         values = np.clip(values, -largest, largest).astype(ft.array)
@@ -292,10 +300,8 @@ class HadamardFormat(BlockFormat):
 
     def _coefficients(self, fields: np.ndarray) -> np.ndarray:
         """What the fields stand for, in units of the scale; all int64[blocks, N]."""
-        sign = fields >> np.maximum(self.widths - 1, 0)
-        index = fields ^ sign << np.maximum(self.widths - 1, 0)
-        magnitude = self._magnitudes(index)
-        return np.where(sign == 1, -magnitude, magnitude)
+        magnitude = self._magnitudes(fields & self._sign_bit - 1)
+        return np.where(fields & self._sign_bit, -magnitude, magnitude)
 
     def _special_values(self, fields: np.ndarray) -> np.ndarray:
         ft = self.float_type

@@ -14,9 +14,8 @@ from .test_format_doc import PAGE
 
 SECTION = PAGE.split("\n# The Hadamard format\n")[1].replace("\N{MINUS SIGN}", "-")
 WORKED = SECTION.split("## A worked block of the Hadamard format")[1]
-SIXTEENTHS, TRANSFORM, COEFFICIENTS, BYTES = (
-    text.split() for text in re.findall(r"```\n(.*?)```", WORKED, re.S)
-)
+TABLES = re.findall(r"```\n(.*?)```", WORKED, re.S)
+SIXTEENTHS, TRANSFORM, COEFFICIENTS, BYTES = (table.split() for table in TABLES)
 VALUE = np.array(SIXTEENTHS, np.float32) / 16
 BLOCK = bytes.fromhex("".join(BYTES))
 NUMBER = 5
@@ -51,7 +50,7 @@ def test_the_tables_of_levels_and_thresholds_are_those_of_both_codecs():
 
 @pytest.mark.parametrize(("width", "least"), [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009497)])
 def test_the_levels_are_near_to_those_of_lloyd_and_max(width, least):
-    """Their error for a Gaussian is within 3 % of the least, as in Max, "Quantizing for Minimum Distortion"."""
+    """Their error for a Gaussian is within 3 % of the least (Max, "Quantizing for Minimum Distortion")."""
     x = np.linspace(-6, 6, 100_001)
     weight = np.exp(-x * x / 2)
     index = np.searchsorted(np.array(golden.THRESHOLDS[width]) / 32, abs(x))

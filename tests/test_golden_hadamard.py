@@ -187,6 +187,15 @@ def test_the_headers_2_to_15_are_errors_that_name_their_block(header):
             reference.decode_block(parameters(fmt), stored[3].tobytes())
 
 
+def test_an_invalid_block_is_named_by_its_place_in_a_long_array():
+    """Also behind the first piece of 2**16 values, and whatever its number."""
+    fmt = HadamardFormat("bf16", 64, 16)
+    stored = np.zeros((2500, 16), np.uint8)
+    stored[[1700, 2100], 0] = 7
+    with pytest.raises(ValueError, match="block 1700: no encoder produces the header 07 00"):
+        fmt.decompress(stored, (2500, 64), first=5)
+
+
 def test_a_long_array_is_numbered_through():
     """A block's bytes depend on its number, not on how golden cuts the array into pieces of 2**16 values."""
     fmt = HadamardFormat("bf16", 64, 16)
