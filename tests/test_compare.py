@@ -12,6 +12,8 @@ from torch_bridge import compare
 from torch_bridge.cli import main
 from torch_bridge.offload import transfers
 
+from .test_offload import open_files
+
 
 def row(peak, seconds, batch=1):
     return {"activation_peak_bytes": peak, "seconds_per_step": seconds, "batch": batch}
@@ -30,6 +32,7 @@ def test_every_model_is_compared_and_written(tmp_path, capsys, monkeypatch):
     assert main(["compare", *given, "--out", str(tmp_path / "rok")]) == 0
     rows = json.loads((tmp_path / "rok" / "rok.json").read_text())
     assert (tmp_path / "rok" / "rok.png").stat().st_size > 10_000
+    assert open_files(tmp_path / "disk") == 0
     assert len(rows) == 3 * 2 * 4
     by_key = {(found["model"], found["batch"], found["scheme"]): found for found in rows}
     for model in compare.MODELS:

@@ -209,7 +209,7 @@ def test_tensors_are_read_in_reverse_and_ahead_of_their_use(tmp_path, monkeypatc
     last = loss.grad_fn.next_functions[0][0]
     last.register_hook(lambda *_: ahead.append(disk._transfers._loading.submit(lambda: len(read)).result()))
     loss.backward()
-    assert ahead == [1 + 5]  # 20 kB each
+    assert ahead in ([5], [6])  # of 20 kB; the sixth if the first had been read when it was needed
     assert read == sorted(read, reverse=True)
     assert len(read) == 12
 
@@ -507,9 +507,13 @@ def test_what_is_in_a_closed_file_is_an_error_that_names_it(model, tmp_path):
 
 def test_what_is_in_memory_outlives_closing(tmp_path, monkeypatch):
     writing, release = threading.Event(), threading.Event()
-    intercept(
-        monkeypatch, "pwrite", lambda real, *given: writing.set() or (release.wait(20) and real(*given))
-    )
+
+    def slow(real, *given):
+        writing.set()
+        release.wait(20)
+        return real(*given)
+
+    intercept(monkeypatch, "pwrite", slow)
     disk = Offload(tmp_path, amount="all")
     step = disk.begin()
     handles = [step.put(torch.full((5000,), float(number)), f"tensor {number}") for number in range(3)]

@@ -10,7 +10,7 @@ from torch_bridge.peak import measure
 from torch_bridge.recompute import recompute_activations
 from torch_bridge.schemes import Scheme
 
-from .test_offload import settle
+from .test_offload import open_files, settle
 
 EXACT = {"keep", "offload", "recompute"}
 
@@ -36,6 +36,7 @@ def small(tmp_path_factory):
 def test_every_scheme_trains_gpt2(small, scheme):
     none = train.run(small)
     found = train.run(replace(small, scheme=scheme))
+    assert open_files(small.offload_dir) == 0
     assert not found["interrupted"]
     assert len(found["train_loss"]) == small.steps
     same = found["train_loss"] == none["train_loss"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -135,8 +136,9 @@ def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if given.threads:
         torch.set_num_threads(given.threads)
     try:
-        if options.make_scheme().compresses:
-            backends.get(options.backend, options.format)
+        with closing(options.make_scheme()) as scheme:
+            if scheme.compresses:
+                backends.get(options.backend, options.format)
         if options.data is not None and not options.data.is_file():
             raise FileNotFoundError(f"--data must be a text file, not {str(options.data)!r}")
         result = train.run(options, progress=True)

@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -98,47 +99,47 @@ def compare(
 
 def measure(task: Task, name: str, scheme_name: str, batch: int) -> dict[str, Any]:
     """One row."""
-    scheme = _scheme(task, scheme_name)
-    model, loss_of = build(name, task)
-    scheme.convert(model)
-    optimizer = scheme.optimizer(model, lr=3e-4)
-    text, generator = train.read_text(None), torch.Generator().manual_seed(0)
+    with closing(_scheme(task, scheme_name)) as scheme:
+        model, loss_of = build(name, task)
+        scheme.convert(model)
+        optimizer = scheme.optimizer(model, lr=3e-4)
+        text, generator = train.read_text(None), torch.Generator().manual_seed(0)
 
-    def step() -> Iterator[Stash | None]:
-        """Yields between the passes."""
-        tokens = train.draw(text, batch, LENGTH[task.config], generator).to(task.device)
-        with scheme.around(model) as stash:
-            loss = loss_of(tokens)
-        losses.append(loss.detach())
-        yield stash
-        loss.backward()
+        def step() -> Iterator[Stash | None]:
+            """Yields between the passes."""
+            tokens = train.draw(text, batch, LENGTH[task.config], generator).to(task.device)
+            with scheme.around(model) as stash:
+                loss = loss_of(tokens)
+            losses.append(loss.detach())
+            yield stash
+            loss.backward()
 
-    losses: list[torch.Tensor] = []
-    seconds, moved = [], []
-    for _ in range(task.steps):
-        before, start = _moved(scheme), time.perf_counter()
-        for _between in step():
-            pass
-        _wait(task.device)
-        seconds.append(time.perf_counter() - start)
-        moved.append([now - then for now, then in zip(_moved(scheme), before, strict=True)])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)  # gradients are no activations: they stay allocated
-    loss = float(losses[-1])
-    found = peak.measure(step, task.device)
-    written, read = moved[-1]
-    return {
-        "model": name,
-        "scheme": scheme_name,
-        "batch": batch,
-        "device": torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu",
-        "activation_peak_bytes": found.peak,
-        "seconds_per_step": statistics.median(seconds[3:] or seconds),
-        "bytes_moved": written + read,
-        "bytes_written": written,
-        "loss": loss,
-        "offload_plan": scheme.offload and scheme.offload.plan,
-    }
+        losses: list[torch.Tensor] = []
+        seconds, moved = [], []
+        for _ in range(task.steps):
+            before, start = _moved(scheme), time.perf_counter()
+            for _between in step():
+                pass
+            _wait(task.device)
+            seconds.append(time.perf_counter() - start)
+            moved.append([now - then for now, then in zip(_moved(scheme), before, strict=True)])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)  # gradients are no activations: they stay allocated
+        loss = float(losses[-1])
+        found = peak.measure(step, task.device)
+        written, read = moved[-1]
+        return {
+            "model": name,
+            "scheme": scheme_name,
+            "batch": batch,
+            "device": torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu",
+            "activation_peak_bytes": found.peak,
+            "seconds_per_step": statistics.median(seconds[3:] or seconds),
+            "bytes_moved": written + read,
+            "bytes_written": written,
+            "loss": loss,
+            "offload_plan": scheme.offload and scheme.offload.plan,
+        }
 
 
 def build(name: str, task: Task) -> tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]:

@@ -82,6 +82,11 @@ class Scheme:
             return compact.CompActAdamW(model, **options)
         return torch.optim.AdamW(model.parameters(), **options)
 
+    def close(self) -> None:
+        """Give back the file and the threads of its Offload, if it has one; it is of no use any more."""
+        if self.offload is not None:
+            self.offload.close()
+
     @contextmanager
     def around(self, model: torch.nn.Module, *, report: bool = False) -> Iterator[Stash | None]:
         """What goes around the forward pass; the backward pass may be inside or after.

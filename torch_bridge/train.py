@@ -207,6 +207,8 @@ def run(
                 bar.update(task, advance=1, news=news)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        scheme.close()
 
     raw, stored, offloaded = bytes_of_step
     config = asdict(options) | {
