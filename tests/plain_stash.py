@@ -4,6 +4,7 @@ It knows no tricks and shares nothing with the bridge but the golden codec and i
 exact it tells by the values and shapes of tensors, where the bridge watches the operations that make them.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -37,8 +38,8 @@ def reference(
 ) -> hooks:
     """Hooks that compress and decompress the addresses of a tensor, in their order.
 
-    Dropout masks stay exact. A tensor that touches half of its storage stands for all of it, and what was
-    stashed of a whole storage serves its other views, as in torch_bridge.layout and torch_bridge.stash.
+    Dropout masks stay exact. What was stashed of a storage serves views of the same elements or of some of
+    them, as in torch_bridge.entries; views that have only some in common must not be saved.
 
     Args:
         model: parameters, buffers and copies of them (told by their values) stay exact.
@@ -50,7 +51,7 @@ def reference(
     places_of = {t.untyped_storage().data_ptr() for t in constants if not isinstance(t, DTensor)}
     constants = [t.full_tensor().clone() if isinstance(t, DTensor) else t for t in constants]
     alive: list[torch.Tensor] = []  # so that no address is used twice
-    whole: dict[tuple[int, int], torch.Tensor] = {}
+    stashed: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
 
     def is_copy(memory: torch.Tensor) -> bool:
         # What FSDP gathers may have padding behind it.
@@ -65,19 +66,17 @@ def reference(
         alive.append(tensor)
         key = storage.data_ptr(), tensor._version
         lies = tensor.shape, tensor.stride(), tensor.storage_offset()
-        if key in whole:
-            return whole[key].as_strided(*lies)
         memory = _memory(tensor).clone()
         places = torch.arange(len(memory)).as_strided(*lies).unique()
-        if 2 * len(places) >= len(memory):
-            places = torch.arange(len(memory))
+        for others, kept in stashed[key]:
+            if torch.isin(places, others).all():
+                return kept.as_strided(*lies)
         values = memory[places]
         if len(places) < min_values or _is_mask(values) or exact(tensor) or is_copy(memory):
             return tensor
         codec = get("golden", format_for(fmt, tensor.dtype))
         memory[places] = codec.decompress(codec.compress(values), len(values))
-        if len(places) == len(memory):
-            whole[key] = memory
+        stashed[key].append((places, memory))
         return memory.as_strided(*lies)
 
     return hooks(pack, lambda packed: packed)

@@ -10,36 +10,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from golden import PlaneFormat
 from torch_bridge import compress_activations
-from torch_bridge.backends import get
-from torch_bridge.stash import _Entry
+from torch_bridge.entries import Entry
 
-FMT = PlaneFormat("fp32", block=64, target=80)
-COARSE = PlaneFormat("fp32", block=16, target=9)  # what goes through it is plainly not exact
-NOTHING = torch.nn.Module()
-
-
-def reference(model=NOTHING, fmt=FMT):
-    """Hooks that compress and decompress at once: the addresses of a tensor, in their order.
-
-    A tensor that touches half of its storage stands for all of it, as in torch_bridge.layout.
-    """
-    constants = [t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]]
-    codec = get("golden", fmt)
-
-    def pack(tensor):
-        if tensor.dtype != torch.float32 or tensor.untyped_storage().data_ptr() in constants:
-            return tensor.detach()
-        count = tensor.untyped_storage().nbytes() // 4
-        memory = tensor.detach().as_strided((count,), (1,), 0).clone()
-        places = torch.arange(count).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        places = places.unique()
-        if 2 * len(places) >= count:
-            places = torch.arange(count)
-        values = memory[places]
-        memory[places] = codec.decompress(codec.compress(values), len(values))
-        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
+from .plain_stash import COARSE, FMT, NOTHING, reference
 
 
 def ours(model=NOTHING, fmt=FMT, **kwargs):
@@ -50,7 +23,7 @@ def entries():
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [thing for thing in gc.get_objects() if type(thing) is _Entry]
+        return [thing for thing in gc.get_objects() if type(thing) is Entry]
 
 
 def leaf(*shape, seed=0):
@@ -77,18 +50,20 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_gradients_of_views_equal_the_reference(view):
-    def gradient(context):
+    def gradient(context, with_all):
         x = leaf(40, 80)
         with context:
             h = x * 3 + 1
+            loss = (h.exp() * h).mean() if with_all else 0
             y = view(h)
-            loss = (y * y.sin()).sum() + (h.exp() * h).mean()
+            loss = loss + (y * y.sin()).sum()
         loss.backward()
         return x.grad
 
-    expected = gradient(reference())
-    assert torch.equal(gradient(ours()), expected)
-    assert not torch.equal(gradient(ours(fmt=COARSE)), expected)
+    for with_all in (False, True):
+        expected = gradient(reference(), with_all)
+        assert torch.equal(gradient(ours(), with_all), expected)
+    assert not torch.equal(gradient(ours(fmt=COARSE), with_all=True), expected)
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)

@@ -11,7 +11,7 @@ from golden import PlaneFormat
 from torch_bridge import CorruptionError, Policy, Rule, compress_activations
 from torch_bridge.bits import BitsCodec
 from torch_bridge.checksum import checksums
-from torch_bridge.stash import _Entry
+from torch_bridge.entries import Entry
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 COARSE = PlaneFormat("fp32", block=16, target=9)
@@ -212,7 +212,7 @@ def entries():
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [thing for thing in gc.get_objects() if type(thing) is _Entry]
+        return [thing for thing in gc.get_objects() if type(thing) is Entry]
 
 
 def stashed(**options):
@@ -245,7 +245,7 @@ def test_without_verification_only_an_invalid_header_is_an_error():
     [entry] = [entry for entry in entries() if entry.stored.shape[1] == 80]
     entry.stored[37, 40] ^= 1
     loss.backward(retain_graph=True)
-    entry.kept = None
+    entry.memory.kept = None
     entry.stored[37, 0] = 255
     with pytest.raises(ValueError, match="block 37: no encoder produces the header"):
         loss.backward()

@@ -1,4 +1,4 @@
-"""What fixed mode promises about values: docs/format.md, "Consequences", and design.md, 5."""
+"""What fixed mode promises about values: docs/format.md, "Consequences"."""
 
 import numpy as np
 import pytest

@@ -5,7 +5,7 @@ from .offload import Offload, OffloadError
 from .policy import Policy, Rule
 from .quant import QuantFormat
 from .report import Report, Row
-from .stash import Stash, compress_activations
+from .stash import Stash, compress_activations, keep_activations
 
 __all__ = [
     "CorruptionError",
@@ -18,4 +18,5 @@ __all__ = [
     "Rule",
     "Stash",
     "compress_activations",
+    "keep_activations",
 ]

@@ -24,14 +24,16 @@ class BitsCodec:
     BLOCK_BYTES = 64
 
     def __init__(self, levels: torch.Tensor, dtype: torch.dtype) -> None:
-        self._levels, self._dtype = levels, dtype
+        self.levels, self._dtype = levels, dtype
 
     @classmethod
     def of(cls, values: torch.Tensor) -> BitsCodec | None:
         """The codec for a flat tensor, or None if it has more than two values; told by their bits.
 
-        On a GPU this waits for the values, but not for booleans.
+        Values of 16 bytes are not looked at. On a GPU this waits for the values, but not for booleans.
         """
+        if values.element_size() not in _INTEGERS:
+            return None
         words = _words(values)
         if values.dtype == torch.bool:
             return cls(torch.tensor([0, 1], dtype=torch.int8, device=values.device), values.dtype)
@@ -46,7 +48,7 @@ class BitsCodec:
         """A flat tensor -> uint8[blocks, 64], 512 values a block, the first in bit 0."""
         count, block = len(values), 8 * self.BLOCK_BYTES
         is_one = values.new_zeros(-(-count // block) * block, dtype=torch.bool)
-        torch.eq(_words(values), self._levels[1], out=is_one[:count])
+        torch.eq(_words(values), self.levels[1], out=is_one[:count])
         gathered = is_one.view(torch.int64) * _GATHER >> 56
         return gathered.to(torch.uint8).view(-1, self.BLOCK_BYTES)
 
@@ -55,7 +57,7 @@ class BitsCodec:
         is_one = (stored.view(-1).long() * _SPREAD & _PICK).view(torch.uint8)[:count] != 0
         if self._dtype == torch.bool:
             return is_one
-        return torch.where(is_one, self._levels[1], self._levels[0]).view(self._dtype)
+        return torch.where(is_one, self.levels[1], self.levels[0]).view(self._dtype)
 
 
 def _words(values: torch.Tensor) -> torch.Tensor:

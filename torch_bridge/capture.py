@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from golden.floats import FLOAT_TYPES
 
 from .bits import BitsCodec
 from .dtypes import float_name
-from .layout import region_of
+from .layout import Region, region_of
 from .policy import Policy, Rule
 from .trace import Trace
 
@@ -43,7 +44,7 @@ class Saved:
 def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Callable[[Saved], None]) -> None:
     """Run one training step and hand over every float tensor that autograd saves, as it is saved.
 
-    Each storage and version is handed over once; parameters, buffers and their copies are not.
+    What is saved of a storage and version is handed over once; parameters, buffers and their copies are not.
 
     Args:
         model: whose parameters and buffers are left out.
@@ -52,7 +53,7 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
     """
     trace = Trace(model, follow_modules=True)
     rules = Policy.default(PlaneFormat("fp32", 64, 80)).rules  # which are exact does not depend on the format
-    seen = set()
+    seen: dict[tuple[Hashable, ...], list[Region]] = defaultdict(list)
     alive = []  # saved tensors, so that no address is used twice while it is in ``seen``
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,9 +63,9 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
             return tensor.detach()
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             region = region_of(tensor)
-            key = (tensor.untyped_storage()._cdata, tensor._version, origin.writes, region)
-            if key not in seen:
-                seen.add(key)
+            others = seen[tensor.untyped_storage()._cdata, tensor._version, origin.writes, dtype]
+            if not any(region.is_within(other) for other in others):
+                others.append(region)
                 alive.append(tensor.detach())
                 values = region.values(tensor)
                 exact = _why_exact(rules, origin.op, trace.module, values)

@@ -21,7 +21,7 @@ def checksums(stored: torch.Tensor) -> torch.Tensor:
     weights = _weights(stored.shape[1], stored.device)
     if stored.device.type != "cpu":
         return (stored.int() * weights).sum(1, dtype=torch.int32)
-    sums = torch.empty(len(stored), dtype=torch.int32)
+    sums = torch.empty(len(stored), dtype=torch.int32, device="cpu")
     for rows, out in zip(stored.split(_ROWS), sums.split(_ROWS), strict=True):
         torch.sum(rows.int() * weights, 1, dtype=torch.int32, out=out)
     return sums
@@ -33,6 +33,6 @@ _ROWS = 1 << 11
 
 @cache
 def _weights(count: int, device: torch.device) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(count)
-    numbers = torch.randint(-(1 << 31), 1 << 31, (count,), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(count)
+    numbers = torch.randint(-(1 << 31), 1 << 31, (count,), generator=generator, device="cpu")
     return (numbers | 1).int().to(device)

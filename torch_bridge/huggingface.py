@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
 from .dtypes import Format
+from .offload import Offload
 from .policy import Policy
 from .stash import Stash, compress_activations
 
@@ -20,7 +22,7 @@ class CompressActivationsMixin:
     the last forward pass, is logged with the loss.
 
     Args:
-        policy, backend, min_values: as of :func:`torch_bridge.compress_activations`.
+        policy, backend, min_values, verify, offload: as of :func:`torch_bridge.compress_activations`.
         args, kwargs: the Trainer's.
 
     Attributes:
@@ -41,22 +43,29 @@ class CompressActivationsMixin:
         policy: Format | Policy,
         backend: str = "auto",
         min_values: int = 1024,
+        verify: bool = False,
+        offload: Offload | None = None,
         **kwargs: Any,
     ) -> None:
+        self._compress = partial(
+            compress_activations,
+            policy=policy,
+            backend=backend,
+            min_values=min_values,
+            verify=verify,
+            offload=offload,
+        )
+        self._compress(torch.nn.Module())  # what is wrong with an argument shows here
         super().__init__(*args, **kwargs)
-        self._policy, self._backend, self._min_values = policy, backend, min_values
         self.stash: Stash | None = None
 
     def compute_loss_context_manager(self) -> ExitStack:
         stack: ExitStack = super().compute_loss_context_manager()  # type: ignore[misc]
         if torch.is_grad_enabled():
-            context = compress_activations(
-                self.model, self._policy, self._backend, min_values=self._min_values
-            )
-            self.stash = stack.enter_context(context)
+            self.stash = stack.enter_context(self._compress(self.model))
         return stack
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if self.stash is not None and "loss" in logs:
-            logs = logs | {"activation_ratio": self.stash.report().ratio}
+            logs = logs | {"activation_ratio": self.stash.ratio}
         super().log(logs, *args, **kwargs)  # type: ignore[misc]

@@ -1,12 +1,17 @@
 """What memory a tensor covers, and in which order its values are compressed.
 
 Blocks are cut in the order of memory, so that a transpose shares its storage's blocks, and the values
-behind a broadcast dimension are taken once.
+behind a broadcast dimension are taken once. What a tensor does not cover is in none of its blocks: large
+values beside small ones would take the small ones' bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
 
 import torch
 
@@ -26,85 +31,154 @@ class Geometry:
     @property
     def span(self) -> int:
         """Elements from the first to the last that the tensor touches; 0 for an empty tensor."""
-        if 0 in self.size:
-            return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-
-    def distinct(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Sizes and strides of the distinct elements, the largest stride first; None if they overlap.
-
-        Dimensions of size 1 and broadcast dimensions (stride 0) are left out.
-        """
-        pairs = zip(self.size, self.stride, strict=True)
-        dims = sorted(((t, s) for s, t in pairs if s > 1 and t > 0), reverse=True)
-        reach = 1
-        for stride, size in reversed(dims):
-            if stride < reach:
-                return None
-            reach = stride * (size - 1) + reach
-        return tuple(size for _, size in dims), tuple(stride for stride, _ in dims)
+        return _span(self.size, self.stride)
 
 
 @dataclass(frozen=True)
 class Region:
-    """The values of a storage that are stashed for a tensor, and their order.
+    """Elements of a storage, each once, in the order of their addresses.
 
-    ``size`` and ``stride`` walk the region's elements from ``offset`` in the order in which they are
-    stashed; ``span`` elements of memory lie under it. A region without gaps is one run of memory.
+    ``size`` and ``stride`` walk them from ``offset``; the strides fall. Dimensions that can be one are one:
+    a run of memory has a single one of stride 1, and views of the same elements have the same region.
     """
 
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    span: int
 
     @classmethod
     def run(cls, offset: int, count: int) -> Region:
         """Consecutive elements."""
-        return cls(offset, (count,), (1,), count)
+        return cls(offset, (count,), (1,))
 
     @property
     def count(self) -> int:
-        """Values that are stashed."""
-        count = 1
-        for size in self.size:
-            count *= size
-        return count
+        """Elements that it has."""
+        return prod(self.size)
+
+    @cached_property
+    def end(self) -> int:
+        """Where the memory behind its last element begins."""
+        return self.offset + _span(self.size, self.stride)
 
     @property
     def has_gaps(self) -> bool:
-        return self.count < self.span
+        return self.stride != (1,)
+
+    def room(self, elements: int) -> tuple[int, int]:
+        """The run of memory, of a storage of so many elements, that is made for the region: offset and count.
+
+        With gaps it is whole periods of the largest stride: as much as other regions in these gaps need.
+        """
+        if not self.has_gaps:
+            return self.offset, self.count
+        period = self.stride[0]
+        start, end = self.offset // period * period, -(-self.end // period) * period
+        return start, min(end, elements) - start
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """The region's values, taken from a tensor of its storage: flat, contiguous, a view if it can be."""
         return tensor.as_strided(self.size, self.stride, self.offset).reshape(-1).contiguous()
 
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Flat values -> the run of memory under the region; what lies in the gaps is undefined."""
-        if not self.has_gaps:
-            return values
-        memory = values.new_empty(self.span)
-        memory.as_strided(self.size, self.stride).copy_(values.view(self.size))
-        return memory
+    def overlaps(self, other: Region) -> bool:
+        """Whether both have an element; also true where that cannot be told."""
+        common = self._common(other)
+        return common is None or all(common[2])
+
+    def split(self, other: Region) -> tuple[Region | None, list[Region]]:
+        """What of this region another has as well, and what it has not.
+
+        Where strides are no multiples of each other, or rows begin elsewhere, nothing counts as common.
+        """
+        if self == other or (not other.has_gaps and other.offset <= self.offset and self.end <= other.end):
+            return self, []
+        common = self._common(other)
+        if common is None or not all(common[2]):
+            return None, [self]
+        grid, box, shared = common
+        rest = []
+        for axis, (whole, part) in enumerate(zip(box, shared, strict=True)):
+            for side in (range(whole.start, part.start), range(part.stop, whole.stop)):
+                if side:
+                    rest.append(_region([*shared[:axis], side, *box[axis + 1 :]], grid))
+        return _region(shared, grid), rest
+
+    def is_within(self, other: Region) -> bool:
+        """Whether another is known to have all of its elements."""
+        return not self.split(other)[1]
+
+    def _common(self, other: Region) -> tuple[list[int], list[range], list[range]] | None:
+        """Strides of a grid, this region along its axes, and what of it is the other's; None if not known."""
+        grid = sorted({*self.stride, *other.stride}, reverse=True)
+        if self.offset >= other.end or other.offset >= self.end:
+            return grid, [], [range(0)]
+        box, others = self._box(grid), other._box(grid)
+        if box is None or others is None:
+            return None
+        both = zip(box, others, strict=True)
+        return grid, box, [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in both]
+
+    def _box(self, grid: Sequence[int]) -> list[range] | None:
+        """The region along each axis of a grid, strides that fall, from address 0; None if it is no box."""
+        if any(large % small for large, small in pairwise(grid)):
+            return None
+        sizes = [0, *(large // small for large, small in pairwise(grid))]  # the first axis has no end
+        box, offset = [], self.offset
+        for stride in grid:
+            box.append(range(offset // stride, offset // stride + 1))
+            offset %= stride
+        if offset:
+            return None
+        for size, stride in zip(self.size, self.stride, strict=True):
+            axis = grid.index(stride)
+            while axis and size > sizes[axis]:  # several rows, and so whole ones
+                if size % sizes[axis] or box[axis] != range(1):
+                    return None
+                box[axis], size, axis = range(sizes[axis]), size // sizes[axis], axis - 1
+            start = box[axis].start
+            if len(box[axis]) > 1 or (axis and start + size > sizes[axis]):
+                return None
+            box[axis] = range(start, start + size)
+        return box
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """The region to stash for a tensor.
-
-    A tensor that covers at least half of its storage stands for the whole storage, so that other views
-    of it find what they need. A smaller one is stashed alone: the run of memory it spans, or, where that
-    is mostly gaps, its own elements in the order of their addresses.
-    """
+    """What a tensor covers; where its elements overlap without a pattern, all from the first to the last."""
     geometry = Geometry.of(tensor)
-    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    span, distinct = geometry.span, geometry.distinct()
-    covered = span
-    if distinct is not None:
-        covered = 1 if span else 0
-        for size in distinct[0]:
-            covered *= size
-    if 2 * covered >= elements:
-        return Region.run(0, elements)
-    if distinct is not None and covered < span:
-        return Region(geometry.offset, *distinct, span)
-    return Region.run(geometry.offset, span)
+    dims = _merged(zip(geometry.size, geometry.stride, strict=True)) if geometry.span else None
+    return Region.run(geometry.offset, geometry.span) if dims is None else Region(geometry.offset, *dims)
+
+
+def _region(box: Sequence[range], grid: Sequence[int]) -> Region:
+    dims = _merged((len(side), stride) for side, stride in zip(box, grid, strict=True))
+    assert dims is not None  # a box does not overlap itself
+    return Region(sum(side.start * stride for side, stride in zip(box, grid, strict=True)), *dims)
+
+
+def _merged(dims: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Sizes and strides -> those of the distinct elements, the largest stride first; None if not known.
+
+    Dimensions of size 1 and broadcast ones (stride 0) go; windows that overlap or touch become one.
+    """
+    merged: list[tuple[int, int]] = []
+    reach = 1
+    for stride, size in sorted((stride, size) for size, stride in dims if size > 1 and stride > 0):
+        inner_size, inner_stride = merged[-1] if merged else (1, stride)
+        steps, rest = divmod(stride, inner_stride)
+        if merged and rest == 0 and steps <= inner_size:
+            merged[-1] = inner_size + (size - 1) * steps, inner_stride
+        elif stride >= reach:
+            merged.append((size, stride))
+        else:
+            return None
+        reach += (size - 1) * stride
+    if not merged:
+        return (1,), (1,)
+    return tuple(size for size, _ in reversed(merged)), tuple(stride for _, stride in reversed(merged))
+
+
+def _span(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of memory from the first to the last."""
+    if 0 in size:
+        return 0
+    return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .dtypes import Format
+from .offload import Offload
 from .policy import Policy
 from .stash import Stash, compress_activations
 
@@ -34,7 +37,7 @@ class CompressActivations(Callback):
     ``activation_ratio``, raw over stored bytes of the last step, is logged with ``self.log``.
 
     Args:
-        policy, backend, min_values: as of :func:`torch_bridge.compress_activations`.
+        policy, backend, min_values, verify, offload: as of :func:`torch_bridge.compress_activations`.
 
     Attributes:
         stash: of the last training step, None before the first; ``stash.report()`` lists what it kept.
@@ -44,13 +47,32 @@ class CompressActivations(Callback):
         >>> # Trainer(callbacks=[callback]).fit(module, data)
     """
 
-    def __init__(self, policy: Format | Policy, backend: str = "auto", *, min_values: int = 1024) -> None:
-        self._policy, self._backend, self._min_values = policy, backend, min_values
+    def __init__(
+        self,
+        policy: Format | Policy,
+        backend: str = "auto",
+        *,
+        min_values: int = 1024,
+        verify: bool = False,
+        offload: Offload | None = None,
+    ) -> None:
+        self._compress = partial(
+            compress_activations,
+            policy=policy,
+            backend=backend,
+            min_values=min_values,
+            verify=verify,
+            offload=offload,
+        )
+        self._compress(torch.nn.Module())  # what is wrong with an argument shows here
+        self._step: Callable[..., Any] | None = None
         self.stash: Stash | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            pl_module.training_step = self._compressing(pl_module, pl_module.training_step)
+            self._own = vars(pl_module).get("training_step")
+            self._step = self._compressing(pl_module, pl_module.training_step)
+            vars(pl_module)["training_step"] = self._step
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
@@ -61,20 +83,20 @@ class CompressActivations(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         if self.stash is not None:
-            pl_module.log("activation_ratio", self.stash.report().ratio)
+            pl_module.log("activation_ratio", self.stash.ratio)
 
     def _compressing(self, pl_module: Any, training_step: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(training_step)
         def step(*args: Any, **kwargs: Any) -> Any:
-            context = compress_activations(
-                pl_module, self._policy, self._backend, min_values=self._min_values
-            )
-            with context as self.stash:
+            with self._compress(pl_module) as self.stash:
                 return training_step(*args, **kwargs)
 
         return step
 
-    @staticmethod
-    def _restore(pl_module: Any) -> None:
-        # The method of the class is under the instance's attribute.
-        pl_module.__dict__.pop("training_step", None)
+    def _restore(self, pl_module: Any) -> None:
+        """Put back the instance's own step, such as a compiled one, or let the class's show again."""
+        if self._step is not None and vars(pl_module).get("training_step") is self._step:
+            del vars(pl_module)["training_step"]
+            if self._own is not None:
+                vars(pl_module)["training_step"] = self._own
+        self._step = None

@@ -23,8 +23,8 @@ Keep = Format | Literal["raw", "bits"]
 LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
 LOSS_WEIGHT = "weight of the loss"
 
-# What is small, and ruins gradients when it is not exact (design.md, "Facts"), by the operations whose
-# output it is; behind the point the number of the output.
+# What is small, and ruins gradients when it is not exact, by the operations whose output it is; behind the
+# point the number of the output.
 _EXACT_OPS = {
     "logsumexp": LOG_SUM_EXP,
     "_scaled_dot_product_*attention*.1": LOG_SUM_EXP,

@@ -8,20 +8,22 @@ import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import backends
+from . import backends, streams
 from .bits import BitsCodec
-from .checksum import CorruptionError, checksums
+from .checksum import checksums
 from .dtypes import Format, float_name, format_for
+from .entries import Entry, Joint, Memory, Packed, Raw, Source
 from .layout import Geometry, Region, region_of
 from .offload import Handle, Offload, Step
 from .policy import Policy, Rule
 from .report import BITS, COMPRESSED, Report, Tally
 from .trace import Origin, Trace
+
+# What the report says of a tensor that was saved inside keep_activations.
+OPTED_OUT = "keep_activations"
 
 # Decompressed storages that are kept until others are needed: nodes that follow each other in the
 # backward pass often need the same one. More would give back the memory that compressing saved.
@@ -48,7 +50,7 @@ def compress_activations(
     the policy says. ``stash.report()`` lists all of it.
 
     Everything else is cut into blocks in the order of memory and kept as uint8[blocks, target] on its
-    device. Tensors that share a storage are stashed once. Of nested managers the innermost wins, as
+    device. What tensors share of a storage is stashed once. Of nested managers the innermost wins, as
     with all hooks of this kind in PyTorch.
 
     Args:
@@ -98,22 +100,59 @@ def _compressing(
     pack, unpack = stash.pack, stash.unpack
     if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
         pack, unpack = torch.compiler.disable(pack), torch.compiler.disable(unpack)
-    with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack), _opt_out.set(False):
         yield stash
     if step is not None:
         step.end_forward()
 
 
+@contextmanager
+def keep_activations() -> Iterator[None]:
+    """Leave what is saved inside as it is; goes into a :func:`compress_activations`, also in a forward pass.
+
+    It holds for the thread that enters it; a ``compress_activations`` inside it compresses. What is stashed
+    already, and is saved once more inside, is kept as it is as well. Without a stash around it, it does
+    nothing. ``torch.compile`` leaves what is inside uncompiled. A decorator as well.
+
+    Example:
+        >>> class Router(torch.nn.Linear):
+        ...     @keep_activations()
+        ...     def forward(self, x):
+        ...         return super().forward(x).softmax(-1)
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()  # what a graph saves is packed when all of it has run
+    with _opt_out.set(True):
+        yield
+
+
+class _OptOut(threading.local):
+    """Whether what a thread saves is to stay as it is."""
+
+    holds = False
+
+    @contextmanager
+    def set(self, holds: bool) -> Iterator[None]:
+        before, self.holds = self.holds, holds
+        try:
+            yield
+        finally:
+            self.holds = before
+
+
+_opt_out = _OptOut()
+
+
 class _Codecs:
     """One backend for each format that is met: that of a rule, or the same for another dtype.
 
-    That of a policy's last rule is made at once, so that what is wrong shows before the training.
+    Those of the rules are made at once, so that what is wrong shows before the training.
     """
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._name = name
         formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, Format)]
-        self._backends = {fmt: backends.get(name, fmt) for fmt in formats[-1:]}
+        self._backends = {fmt: backends.get(name, fmt) for fmt in formats}
 
     def get(self, fmt: Format, dtype: torch.dtype) -> backends.Backend:
         fmt = format_for(fmt, dtype)
@@ -145,8 +184,8 @@ class Stash:
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, str, int], list[Rule]] = {}
         self._tally = Tally()
-        self._entries: weakref.WeakValueDictionary[Hashable, _Source] = weakref.WeakValueDictionary()
-        self._decompressed: deque[weakref.ref[_Entry]] = deque()
+        self._sources: weakref.WeakValueDictionary[Hashable, Source] = weakref.WeakValueDictionary()
+        self._decompressed: deque[weakref.ref[Memory]] = deque()
         self._lock = threading.RLock()
 
     @property
@@ -158,6 +197,11 @@ class Stash:
     def stored_bytes(self) -> int:
         """Bytes of the same as they are kept, with headers, padding and what stays raw; offloaded or not."""
         return self._tally.stored_bytes
+
+    @property
+    def ratio(self) -> float:
+        """Raw over stored bytes, as in the report; to ask for it never waits for a GPU."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
     @property
     def offloaded_bytes(self) -> int:
@@ -174,75 +218,126 @@ class Stash:
             self._codecs.check()
             return self._tally.report()
 
-    def pack(self, tensor: torch.Tensor) -> _Raw | _Packed:
+    def pack(self, tensor: torch.Tensor) -> Raw | Packed:
         """The pack hook: what autograd keeps in place of a tensor."""
         if not _is_plain(tensor):
-            self._count(tensor, Origin(), "not a plain strided tensor", _nbytes(tensor), _nbytes(tensor))
-            return _Raw(tensor.detach(), None)
-        # What the hooks compute is neither traced nor differentiated.
-        with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch():
+            nbytes = tensor.numel() * tensor.element_size()
+            with self._lock:
+                self._count(tensor, Origin(), "not a plain strided tensor", nbytes, nbytes)
+            return Raw(tensor.detach(), None)
+        # What the hooks compute is neither traced nor differentiated, nor is it on the default device.
+        with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return self._pack(tensor)
 
-    def unpack(self, packed: _Raw | _Packed) -> torch.Tensor:
+    def unpack(self, packed: Raw | Packed) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
-        with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch():
+        with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             if self._step is not None:
                 self._step.advance()
-            if isinstance(packed, _Raw):
+            if isinstance(packed, Raw):
                 return packed.tensor()
-            memory = packed.entry.memory()
-            self._keep(packed.entry, memory)
-            geometry = packed.geometry
-            offset = geometry.offset - packed.entry.region.offset
-            return memory.as_strided(geometry.size, geometry.stride, offset)
+            memory = packed.entry.memory
+            values = memory.of(packed.entry)
+            if packed.entry.is_made_anew:
+                self._keep(memory, values)
+            return memory.view(values, packed.geometry)
 
-    def _pack(self, tensor: torch.Tensor) -> _Raw | _Packed:
-        storage = tensor.untyped_storage()
-        origin = self._trace.origin(tensor)
-        region = region_of(tensor)
+    def _pack(self, tensor: torch.Tensor) -> Raw | Packed:
+        storage, origin, region = tensor.untyped_storage(), self._trace.origin(tensor), region_of(tensor)
         state = (storage._cdata, tensor._version, origin.writes, tensor.dtype)
-        whole = Region.run(0, storage.nbytes() // tensor.element_size())
-        for candidate in (whole, region):
-            entry = self._entries.get((state, candidate))
-            if isinstance(entry, _Entry):
-                return _Packed(entry, Geometry.of(tensor))
-        if (source := self._entries.get((state, region))) is not None:
-            return _Raw(tensor.detach(), source)
+        source = self._sources.get(state)
+        if source is None:
+            source = self._sources[state] = Source(storage, tensor.element_size())
+        is_exact = origin.constant is not None or _opt_out.holds
+        if not is_exact and (entry := source.holding(region)) is not None:
+            return Packed(entry, Geometry.of(tensor))
+        if source.keeps(region):
+            return Raw(tensor.detach(), source)
 
-        values, codec, kept = tensor, None, origin.constant
-        if kept is None:
+        values, codec, kept, step = tensor, None, origin.constant or OPTED_OUT, None
+        if not is_exact:
             values = region.values(tensor.detach())
             codec, kept = self._codec(values, origin)
-        key = (state, region)
+            if len(values) >= self._min_values:  # what is smaller is not worth a way to the disk
+                step = self._step
         raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
-        is_part = kept == self._too_small and region != whole
-        step = self._step
-        if origin.constant is not None or len(values) < self._min_values:
-            step = None  # nothing that would be worth a way to the disk
-        name = self._name(tensor, origin) if self._verify or step is not None else ""
-        stored = values
-        if codec is not None:
-            stored = codec.compress(values)
-        elif is_part:
-            stored = values.clone()
-        handle = step.put(stored, name) if step is not None else None
-        if handle is not None:
-            kept = f"{kept if codec is not None else 'exact'}, offloaded"
-        if codec is not None or is_part or handle is not None:
-            sums = checksums(stored) if codec is not None and self._verify else None
-            held = stored if handle is None else handle
-            new = _Entry(storage, region, codec, values.dtype, held, sums, name)
-            if step is not None and handle is None:
-                step.keep(new, new.nbytes)
-            self._entries[key] = new
-            self._count(tensor, origin, kept, raw, new.nbytes)
-            return _Packed(new, Geometry.of(tensor))
-        self._entries[key] = source = _Source(storage)
+        is_part = kept == self._too_small and region.count < source.elements
+        stays = codec is None and not is_part
+        entry = None
+        if step is not None or not stays:
+            streams.hold(tensor)
+            entry = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
+        if entry is not None:
+            return Packed(entry, Geometry.of(tensor))
+        source.raw.append(region)
         if step is not None:
             step.keep(source, raw)
         self._count(tensor, origin, kept, raw, raw)
-        return _Raw(tensor.detach(), source)
+        return Raw(tensor.detach(), source)
+
+    def _stash(
+        self,
+        tensor: torch.Tensor,
+        origin: Origin,
+        source: Source,
+        region: Region,
+        values: torch.Tensor,
+        codec: backends.Backend | BitsCodec | None,
+        kept: str,
+        step: Step | None,
+        stays: bool,
+    ) -> Entry | None:
+        """Stash what others have not stashed of a tensor's region, and say so in the report.
+
+        None if it stays where it is, as it may, unless it is offloaded.
+        """
+        name = self._name(tensor, origin) if self._verify or step is not None else ""
+        parts, rest = source.shared(region, codec)
+        if parts:
+            pieces = ((one, one.values(tensor.detach())) for one in rest)
+            made = [self._entry(source, one, codec, some, step, name) for one, some in pieces]
+            new = [entry for entry in made if entry is not None]
+        else:
+            whole = self._entry(source, region, codec, values, step, name, stays)
+            if whole is None:
+                return None
+            new = [whole]
+        if any(isinstance(entry.stored, Handle) for entry in new):
+            kept = f"{kept if codec is not None else 'exact'}, offloaded"
+        if new:
+            raw = sum(entry.region.count for entry in new) * tensor.element_size()
+            self._count(tensor, origin, kept, raw, sum(entry.nbytes for entry in new))
+        if not parts:
+            return new[0]
+        return Joint(source, region, tensor, [*parts, *((entry, entry.region) for entry in new)])
+
+    def _entry(
+        self,
+        source: Source,
+        region: Region,
+        codec: backends.Backend | BitsCodec | None,
+        values: torch.Tensor,
+        step: Step | None,
+        name: str,
+        stays: bool = False,
+    ) -> Entry | None:
+        """Stash a region that no one has; as it is if it is small. None if it stays and is not offloaded."""
+        if len(values) < self._min_values:
+            codec = step = None
+        stored = values if codec is None else codec.compress(values)
+        sums = checksums(stored) if codec is not None and self._verify else None
+        handle = step.put(stored, name) if step is not None else None
+        if handle is not None:
+            return Entry(source, region, codec, values, handle, sums, name)
+        if stays:
+            return None
+        if codec is None and not region.has_gaps:
+            stored = stored.clone()  # what has gaps is a copy
+        entry = Entry(source, region, codec, values, stored, sums, name)
+        if step is not None:
+            step.keep(entry, entry.nbytes)
+        return entry
 
     @property
     def _too_small(self) -> str:
@@ -280,120 +375,19 @@ class Stash:
     def _count(self, tensor: torch.Tensor, origin: Origin, kept: str, raw: int, stored: int) -> None:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
         counted = origin.constant is None
-        self._tally.add(op, tensor.shape, _name_of(tensor.dtype), kept, counted, raw, stored)
+        self._tally.add(op, _shape(tensor), _name_of(tensor.dtype), kept, counted, raw, stored)
 
-    def _keep(self, entry: _Entry, memory: torch.Tensor) -> None:
+    def _keep(self, memory: Memory, values: torch.Tensor) -> None:
         """Keep the last few decompressed storages, and let go of the one used longest ago."""
-        if not entry.is_made_anew:
-            return
         self._decompressed = deque(
-            (ref for ref in self._decompressed if ref() not in (None, entry)), _KEEP_DECOMPRESSED + 1
+            (ref for ref in self._decompressed if ref() not in (None, memory)), _KEEP_DECOMPRESSED + 1
         )
-        entry.kept = memory
-        self._decompressed.append(weakref.ref(entry))
+        memory.kept = values
+        self._decompressed.append(weakref.ref(memory))
         if len(self._decompressed) > _KEEP_DECOMPRESSED:
             oldest = self._decompressed.popleft()()
             if oldest is not None:
                 oldest.kept = None
-
-
-class _Source:
-    """One state of one storage, which is counted once. Keeps its address from being used again."""
-
-    __slots__ = ("__weakref__", "_ref")
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._ref = StorageWeakRef(storage)
-
-
-class _Entry(_Source):
-    """A region of a storage, compressed, copied or offloaded; lives as long as its handles."""
-
-    __slots__ = (
-        *("_checksums", "_decompressed", "_device", "_name"),
-        *("codec", "dtype", "kept", "region", "stored"),
-    )
-
-    def __init__(
-        self,
-        storage: torch.UntypedStorage,
-        region: Region,
-        codec: backends.Backend | BitsCodec | None,
-        dtype: torch.dtype,
-        stored: torch.Tensor | Handle,
-        sums: torch.Tensor | None,
-        name: str,
-    ) -> None:
-        super().__init__(storage)
-        self.region, self.codec, self.dtype = region, codec, dtype
-        self._device, self.stored, self._checksums, self._name = storage.device, stored, sums, name
-        self.kept: torch.Tensor | None = None
-        self._decompressed: StorageWeakRef | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes + (0 if self._checksums is None else self._checksums.nbytes)
-
-    @property
-    def is_made_anew(self) -> bool:
-        """Whether the region's memory has to be made when it is needed, by decompressing or reading."""
-        return self.codec is not None or isinstance(self.stored, Handle)
-
-    def _read(self) -> torch.Tensor:
-        """The stored bytes; raises CorruptionError if they have checksums and are not what was stashed."""
-        stored = self.stored.get() if isinstance(self.stored, Handle) else self.stored
-        if self._checksums is not None:
-            changed = (checksums(stored) != self._checksums).nonzero()
-            if len(changed):
-                raise CorruptionError(
-                    f"stashed bytes changed in memory: block {int(changed[0])} of {len(stored)} of the "
-                    f"tensor {self._name}"
-                )
-        return stored
-
-    def memory(self) -> torch.Tensor:
-        """The memory under the region, flat: the same storage for as long as anyone still uses it."""
-        if self.kept is not None:
-            return self.kept
-        if self._decompressed is not None:
-            storage = torch.UntypedStorage._new_with_weak_ptr(self._decompressed.cdata)
-            if storage is not None:
-                return torch.empty(0, dtype=self.dtype, device=self._device).set_(storage)
-        stored = self._read()
-        values = self.codec.decompress(stored, self.region.count) if self.codec else stored
-        memory = self.region.spread(values)
-        if self.is_made_anew or self.region.has_gaps:
-            self._decompressed = StorageWeakRef(memory.untyped_storage())
-        return memory
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """What autograd holds for a stashed tensor: where it lies in an entry."""
-
-    entry: _Entry
-    geometry: Geometry
-
-
-class _Raw:
-    """What autograd holds for a tensor that stays as it is.
-
-    With hooks autograd leaves it to them to notice that a saved tensor was written to since.
-    """
-
-    __slots__ = ("_saved", "_source", "_version")
-
-    def __init__(self, saved: torch.Tensor, source: _Source | None) -> None:
-        self._saved, self._source, self._version = saved, source, saved._version
-
-    def tensor(self) -> torch.Tensor:
-        if self._saved._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: [{_name_of(self._saved.dtype)} {list(self._saved.shape)}] is at version "
-                f"{self._saved._version}; expected version {self._version} instead"
-            )
-        return self._saved
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -401,6 +395,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and tensor.layout == torch.strided
+        and not tensor.is_nested
         and tensor.device.type != "meta"
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not tensor.is_neg()
@@ -410,8 +405,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its sizes; of strided nested tensors, which have none, the number of values."""
+    is_ragged = tensor.is_nested and tensor.layout == torch.strided
+    return (tensor.numel(),) if is_ragged else tuple(tensor.shape)
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -1,0 +1,265 @@
+"""What autograd holds in place of the tensors that it saves, and the memory that is made of it again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from . import streams
+from .backends import Backend
+from .bits import BitsCodec
+from .checksum import CorruptionError, checksums
+from .layout import Geometry, Region
+from .offload import Handle
+
+# A part of a tensor that was stashed before is shared if it is at least this share of it: putting memory
+# together of many small ones costs more than it saves.
+_LEAST_SHARED = 1 / 8
+
+
+class Source:
+    """One state of one storage: which of its regions are stashed, and which stay as they are.
+
+    Lives as long as anything that came of it, and so long keeps the storage's address from being used again.
+
+    Attributes:
+        elements: of the storage.
+        raw: regions that stay.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_entries", "_limit", "_memories", "elements", "raw")
+
+    def __init__(self, storage: torch.UntypedStorage, element_size: int) -> None:
+        self._address = StorageWeakRef(storage)
+        self.elements = storage.nbytes() // element_size
+        self.raw: list[Region] = []
+        self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
+        self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
+        self._limit = 16
+
+    def add(self, entry: Entry) -> None:
+        self._entries.append((entry.region.offset, entry.region.end, weakref.ref(entry)))
+        if len(self._entries) > self._limit:
+            self._entries = [one for one in self._entries if one[2]() is not None]
+            self._limit = max(16, 2 * len(self._entries))
+
+    def holding(self, region: Region) -> Entry | None:
+        """The entry that has all of a region, the first that was added."""
+        return next((entry for entry in self._near(region) if region.is_within(entry.region)), None)
+
+    def shared(
+        self, region: Region, codec: Backend | BitsCodec | None
+    ) -> tuple[list[tuple[Entry, Region]], list[Region]]:
+        """Entries of a codec with what of a region each has, and the rest of it in pieces."""
+        parts, rest = [], [region]
+        for entry in self._near(region):
+            if isinstance(entry, Joint) or entry.codec is not codec:
+                continue
+            for piece in list(rest):
+                common, others = piece.split(entry.region)
+                if common is not None and common.count >= _LEAST_SHARED * region.count:
+                    parts.append((entry, common))
+                    rest.remove(piece)
+                    rest += others
+        return parts, rest
+
+    def keeps(self, region: Region) -> bool:
+        """Whether all of a region stays as it is."""
+        return any(region.is_within(one) for one in self.raw)
+
+    def memory_for(self, entry: Entry) -> Memory:
+        """Where an entry's values go: to those of others in the same run of memory that are apart from it."""
+        room = entry.region.room(self.elements)
+        known = self._memories.get(room)
+        memory = known() if known else None
+        if memory is None or any(entry.region.overlaps(other) for other in memory.regions):
+            memory = Memory(*room)
+            self._memories[room] = weakref.ref(memory)
+        memory.regions.append(entry.region)
+        return memory
+
+    def _near(self, region: Region) -> list[Entry]:
+        """Entries whose memory begins before a region's ends, and ends after it begins."""
+        start, end = region.offset, region.end
+        refs = [ref for first, last, ref in self._entries if first < end and start < last]
+        return [entry for ref in refs if (entry := ref()) is not None]
+
+
+class Memory:
+    """A run of memory that entries' values are written to when they are needed; it goes when no one uses it.
+
+    Attributes:
+        start: where in the storage it begins.
+        count: its elements.
+        regions: that have a place in it. What lies between them is undefined.
+        kept: the memory, if it is to stay for nodes to come.
+    """
+
+    def __init__(self, start: int, count: int) -> None:
+        self.start, self.count = start, count
+        self.regions: list[Region] = []
+        self.kept: torch.Tensor | None = None
+        self._storage: StorageWeakRef | None = None
+        self._filled: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self._written: streams.Written | None = None
+
+    def of(self, entry: Entry) -> torch.Tensor:
+        """The memory, flat, with an entry's values in it: the same for as long as anyone still uses it."""
+        memory = self._find(entry)
+        if memory is not None:
+            streams.take(self._written, memory)
+        else:
+            self._filled.clear()
+        if entry not in self._filled:
+            memory = entry.write_to(memory, self)
+            self._storage = StorageWeakRef(memory.untyped_storage())
+            self._filled.add(entry)
+            self._written = streams.written(memory.device)
+        assert memory is not None
+        return memory
+
+    def view(self, values: torch.Tensor, where: Geometry | Region) -> torch.Tensor:
+        """A tensor in the memory, whose values these are, that lies as it did in the storage."""
+        return values.as_strided(where.size, where.stride, where.offset - self.start)
+
+    def _find(self, entry: Entry) -> torch.Tensor | None:
+        if self.kept is not None or self._storage is None:
+            return self.kept
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage)
+
+
+class Entry:
+    """A region of a storage, compressed, copied or offloaded; lives as long as its handles.
+
+    Args:
+        source: the storage's state.
+        region: that is stashed.
+        codec: what decompresses it; None if its values are stored.
+        values: its values, of which dtype and device are taken.
+        stored: what they became.
+        sums: checksums of that.
+        name: what an error calls it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        region: Region,
+        codec: Backend | BitsCodec | None,
+        values: torch.Tensor,
+        stored: torch.Tensor | Handle | None,
+        sums: torch.Tensor | None = None,
+        name: str = "",
+    ) -> None:
+        self._source, self.region, self.codec = source, region, codec
+        self.dtype, self.device = values.dtype, values.device
+        self.stored, self._checksums, self._name = stored, sums, name
+        self._written = streams.written(self.device)
+        self._memory: Memory | None = None
+        source.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """That it takes."""
+        return sum(part.nbytes for part in (self.stored, self._checksums) if part is not None)
+
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether its values have to be made when they are needed, by decompressing or reading."""
+        return self.codec is not None or not isinstance(self.stored, torch.Tensor)
+
+    @property
+    def memory(self) -> Memory:
+        """Where its values go when they are needed."""
+        if self._memory is None:
+            self._memory = self._source.memory_for(self)
+        return self._memory
+
+    def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
+        """Write the values to memory, which is made if there is none; the memory."""
+        stored = self._read()
+        values = stored if self.codec is None else self.codec.decompress(stored, self.region.count)
+        if memory is None and not self.region.has_gaps:
+            return values
+        if memory is None:
+            memory = values.new_empty(where.count)
+        where.view(memory, self.region).copy_(values.view(self.region.size))
+        return memory
+
+    def _read(self) -> torch.Tensor:
+        """The stored bytes; raises CorruptionError if they have checksums and are not what was stashed."""
+        if isinstance(self.stored, Handle):
+            stored = self.stored.get()
+        else:
+            assert self.stored is not None
+            stored = self.stored
+            streams.take(self._written, stored)
+        if isinstance(self.codec, BitsCodec):
+            streams.take(self._written, self.codec.levels)
+        if self._checksums is not None:
+            streams.take(self._written, self._checksums)
+            changed = (checksums(stored) != self._checksums).nonzero()
+            if len(changed):
+                raise CorruptionError(
+                    f"stashed bytes changed in memory: block {int(changed[0])} of {len(stored)} of the "
+                    f"tensor {self._name}"
+                )
+        return stored
+
+
+class Joint(Entry):
+    """A region that other entries have in parts; it stores nothing itself.
+
+    Args:
+        source, region, values: as of :class:`Entry`.
+        parts: entries, none of them a joint, and what of the region each has.
+    """
+
+    def __init__(
+        self, source: Source, region: Region, values: torch.Tensor, parts: Sequence[tuple[Entry, Region]]
+    ) -> None:
+        super().__init__(source, region, None, values, None)
+        self._parts = parts
+
+    def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
+        if memory is None:
+            memory = torch.empty(where.count, dtype=self.dtype, device=self.device)
+        for entry, region in self._parts:
+            where.view(memory, region).copy_(entry.memory.view(entry.memory.of(entry), region))
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What autograd holds for a stashed tensor: where it lies in an entry."""
+
+    entry: Entry
+    geometry: Geometry
+
+
+class Raw:
+    """What autograd holds for a tensor that stays as it is.
+
+    With hooks autograd leaves it to them to notice that a saved tensor was written to since.
+    """
+
+    __slots__ = ("_saved", "_source", "_version")
+
+    def __init__(self, saved: torch.Tensor, source: Source | None) -> None:
+        self._saved, self._source, self._version = saved, source, saved._version
+
+    def tensor(self) -> torch.Tensor:
+        if self._saved._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: [{self._saved.dtype} {list(self._saved.shape)}] is at version "
+                f"{self._saved._version}; expected version {self._version} instead"
+            )
+        return self._saved
