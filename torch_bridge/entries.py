@@ -71,6 +71,14 @@ class Source:
         """Whether all of a region stays as it is."""
         return any(region.is_within(one) for one in self.raw)
 
+    def keep(self, region: Region) -> int:
+        """A region stays as it is; the elements of it that did not yet."""
+        rest = [region]
+        for one in self.raw:
+            rest = [left for piece in rest for left in piece.split(one)[1]]
+        self.raw.append(region)
+        return sum(piece.count for piece in rest)
+
     def memory_for(self, entry: Entry) -> Memory:
         """Where an entry's values go: to those of others in the same run of memory that are apart from it."""
         room = entry.region.room(self.elements)

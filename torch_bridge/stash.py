@@ -260,7 +260,6 @@ class Stash:
             codec, kept = self._codec(values, origin)
             if len(values) >= self._min_values:  # what is smaller is not worth a way to the disk
                 step = self._step
-        raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
         is_part = kept == self._too_small and region.count < source.elements
         stays = codec is None and not is_part
@@ -270,7 +269,7 @@ class Stash:
             entry = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
         if entry is not None:
             return Packed(entry, Geometry.of(tensor))
-        source.raw.append(region)
+        raw = source.keep(region) * tensor.element_size()
         if step is not None:
             step.keep(source, raw)
         self._count(tensor, origin, kept, raw, raw)
