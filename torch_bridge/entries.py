@@ -16,8 +16,8 @@ from .checksum import CorruptionError, checksums
 from .layout import Geometry, Region
 from .offload import Handle
 
-# A part of a tensor that was stashed before is shared if it is at least this share of it: putting memory
-# together of many small ones costs more than it saves.
+# What was stashed of a tensor before is shared if it is at least this part of what is left to stash: to put
+# memory together of many small parts costs more than it saves.
 _LEAST_SHARED = 1 / 8
 
 
@@ -61,7 +61,7 @@ class Source:
                 continue
             for piece in list(rest):
                 common, others = piece.split(entry.region)
-                if common is not None and common.count >= _LEAST_SHARED * region.count:
+                if common is not None and common.count >= _LEAST_SHARED * piece.count:
                     parts.append((entry, common))
                     rest.remove(piece)
                     rest += others
