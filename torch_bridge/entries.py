@@ -54,10 +54,10 @@ class Source:
     def shared(
         self, region: Region, codec: Backend | BitsCodec | None
     ) -> tuple[list[tuple[Entry, Region]], list[Region]]:
-        """Entries of a codec with what of a region each has, and the rest of it in pieces."""
+        """Entries of a codec, or exact ones, with what of a region each has, and the rest of it in pieces."""
         parts, rest = [], [region]
         for entry in self._near(region):
-            if isinstance(entry, Joint) or entry.codec is not codec:
+            if isinstance(entry, Joint) or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
                 common, others = piece.split(entry.region)
