@@ -3,13 +3,14 @@
 import gc
 import threading
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations
+from torch_bridge import Policy, Rule, compress_activations
 from torch_bridge.entries import Entry
 
 from .plain_stash import COARSE, FMT, NOTHING, reference
@@ -111,26 +112,157 @@ def test_a_storage_is_stashed_once_for_all_views():
     assert len(outputs) == 4
 
 
+LEFT_OUT = {
+    "the right half": lambda h: h[:, :40],
+    "the left half": lambda h: h[:, 40:],
+    "all but a column": lambda h: h[:, :1],
+    "a column": lambda h: h[:, :79],
+    "a row": lambda h: h[1:],
+    "every other row": lambda h: h[::2],
+    "the upper half": lambda h: h[32:],
+}
+
+
+@pytest.mark.parametrize("cut", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_a_view_leaves_out_is_in_no_block_of_it(cut):
+    def gradient(as_copy):
+        x = leaf(64, 80)
+        large = torch.full((64, 80), 1e6)
+        cut(large).fill_(1)
+        with ours() as stash:
+            h = x * large
+            y = cut(h).clone() if as_copy else cut(h)
+            before = stash.stored_bytes
+            loss = y.sin().sum()
+            stored = stash.stored_bytes - before
+        loss.backward()
+        return x.grad, stored
+
+    found, stored = gradient(as_copy=False)
+    expected, blocks = gradient(as_copy=True)
+    assert torch.equal(found, expected)
+    assert stored == blocks
+
+
+def saved_of(stash, *tensors):
+    """Raw and stored bytes that a stash counts for saving these, in their order, while all are needed."""
+    found, needed = [], []
+    for tensor in tensors:
+        before = stash.raw_bytes, stash.stored_bytes
+        needed.append(tensor.sin())
+        found.append((stash.raw_bytes - before[0], stash.stored_bytes - before[1]))
+    return found
+
+
+def test_two_halves_cost_what_the_whole_does():
+    with ours() as stash:
+        h = leaf(64, 256) * 2
+        left, right = h.chunk(2, 1)
+        halves, others = [(64 * 128 * 4, 128 * 80)] * 2, [(0, 0)] * 3
+        assert saved_of(stash, left, right, h, left.t(), h[3:50, 7:250]) == halves + others
+
+
+def test_parts_of_a_fused_projection_are_stashed_once_in_whatever_shape():
+    with ours() as stash:
+        fused = leaf(4, 16, 3 * 64) * 2
+        q, k, v = fused.split(64, 2)
+        heads = [part.view(4, 16, 4, 16).transpose(1, 2) for part in (q, k, v)]
+        again = [q, k.transpose(0, 1), v[None].expand(3, 4, 16, 64), heads[0].mT, heads[1][:, :2], q[:, ::2]]
+        assert saved_of(stash, *heads, *again) == [(4 * 16 * 64 * 4, 64 * 80)] * 3 + [(0, 0)] * 6
+
+
+def test_of_views_that_overlap_only_the_rest_is_stashed():
+    with ours() as stash:
+        h = leaf(65, 64) * 2
+        assert saved_of(stash, h[1:], h[:-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 80), (0, 0)]
+    with ours(min_values=100) as stash:
+        h = leaf(64, 65) * 2
+        # A column is under the floor, and is copied.
+        assert saved_of(stash, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
+
+
+@pytest.mark.parametrize(("rows", "is_shared"), [(7, False), (8, True)])
+def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
+    with ours() as stash:
+        h = leaf(64, 64) * 2
+        new = 64 - rows * is_shared
+        assert saved_of(stash, h[:rows], h)[1] == (new * 64 * 4, new * 80)
+
+
+@pytest.mark.parametrize("keep", [FMT, "raw"], ids=["compressed", "raw"])
+def test_a_view_is_kept_as_what_it_is_part_of(keep):
+    with compress_activations(NOTHING, Policy([Rule(keep, least=2048), Rule(COARSE)]), min_values=0) as stash:
+        h = leaf(64, 64) * 2
+        saved = saved_of(stash, h, h[:16], h[:, :8])
+    assert saved == [(64 * 64 * 4, 64 * 80 if keep is FMT else 64 * 64 * 4), (0, 0), (0, 0)]
+
+
+class SaveBoth(torch.autograd.Function):
+    """Saves two tensors; what comes back of them is in ``seen``."""
+
+    seen: ClassVar[list] = []
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a.sum() + b.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        SaveBoth.seen[:] = a, b
+        return torch.ones_like(a), torch.ones_like(b)
+
+
+def unpacked(a, b, **options):
+    """What the backward pass sees of two tensors that are saved in this order."""
+    with ours(**options):
+        loss = SaveBoth.apply(a, b)
+    loss.backward(retain_graph=True)
+    return SaveBoth.seen
+
+
+JOINED = {
+    "rows": lambda h: (h[1:], h[:-1]),
+    "columns": lambda h: (h[:, 1:], h[:, :-1]),
+    "corners": lambda h: (h[:40, :50], h[20:, 20:]),
+    "a half, then all": lambda h: (h[:, :40], h),
+    "a row in the middle, then all": lambda h: (h[20:30], h),
+    "windows": lambda h: (h.view(-1)[:3000].unfold(0, 100, 50), h.view(-1)[1000:].unfold(0, 100, 50)),
+}
+
+
+@pytest.mark.parametrize("views", JOINED.values(), ids=JOINED)
+def test_views_that_overlap_come_back_as_they_were(views):
+    for order in (1, -1):
+        a, b = views(leaf(64, 80) * 2)[::order]
+        found = unpacked(a, b, fmt=PlaneFormat("fp32", 64, 256))
+        assert torch.equal(found[0], a)
+        assert torch.equal(found[1], b)
+        assert [t.stride() for t in found] == [a.stride(), b.stride()]
+        lossy = unpacked(a, b)
+        assert all(0 < (x - y).norm() < 0.05 * y.norm() for x, y in zip(lossy, (a, b), strict=True))
+
+
+def test_parts_beside_each_other_come_back_in_one_storage_of_the_size_of_theirs():
+    left, right = (leaf(64, 80) * 2).chunk(2, 1)
+    a, b = unpacked(left, right)
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    assert a.untyped_storage().nbytes() == left.untyped_storage().nbytes()
+
+
+def test_a_part_that_was_kept_exactly_is_not_overwritten():
+    h = leaf(64, 80) * 2
+    small, large = h[:, 5:8], h[:, :70]
+    exact, coarse = unpacked(small, large, fmt=COARSE, min_values=200)
+    assert torch.equal(exact, small)
+    assert not torch.equal(coarse, large)
+
+
 def test_views_come_back_as_views_of_one_storage():
-    seen = []
-
-    class Save(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, a, b):
-            ctx.save_for_backward(a, b)
-            return a.sum() + b.sum()
-
-        @staticmethod
-        def backward(ctx, grad):
-            seen.extend(t.untyped_storage().data_ptr() for t in ctx.saved_tensors)
-            a, b = ctx.saved_tensors
-            return torch.ones_like(a), torch.ones_like(b)
-
     h = leaf(64, 64) * 2
-    with ours():
-        loss = Save.apply(h, h.t())
-    loss.backward()
-    assert seen[0] == seen[1]
+    a, b = unpacked(h, h.t())
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def test_a_small_view_does_not_keep_a_large_storage():

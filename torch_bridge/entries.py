@@ -16,8 +16,8 @@ from .checksum import CorruptionError, checksums
 from .layout import Geometry, Region
 from .offload import Handle
 
-# A part of a tensor that was stashed before is shared if it is at least this share of it: putting memory
-# together of many small ones costs more than it saves.
+# What was stashed of a tensor before is shared if it is at least this part of what is left to stash: to put
+# memory together of many small parts costs more than it saves.
 _LEAST_SHARED = 1 / 8
 
 
@@ -54,14 +54,14 @@ class Source:
     def shared(
         self, region: Region, codec: Backend | BitsCodec | None
     ) -> tuple[list[tuple[Entry, Region]], list[Region]]:
-        """Entries of a codec with what of a region each has, and the rest of it in pieces."""
+        """Entries of a codec, or exact ones, with what of a region each has, and the rest of it in pieces."""
         parts, rest = [], [region]
         for entry in self._near(region):
-            if isinstance(entry, Joint) or entry.codec is not codec:
+            if isinstance(entry, Joint) or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
                 common, others = piece.split(entry.region)
-                if common is not None and common.count >= _LEAST_SHARED * region.count:
+                if common is not None and common.count >= _LEAST_SHARED * piece.count:
                     parts.append((entry, common))
                     rest.remove(piece)
                     rest += others

@@ -134,7 +134,7 @@ class Policy:
         exact = [Rule("raw", op=op, why=why) for op, why in _EXACT_OPS.items()]
         logs = [
             Rule("raw", op="_log_softmax", most=_LARGE - 1, why=LOG_SOFTMAX),
-            Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), op="_log_softmax", why=LOG_SOFTMAX),
+            Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), op="_log_softmax", least=_LARGE, why=LOG_SOFTMAX),
         ]
         return cls([*masks, *exact, *logs, Rule(fmt)])
 

@@ -67,7 +67,8 @@ def compress_activations(
 
     Raises:
         ValueError: there is no such backend, or the format is lossless, whose blocks vary in size.
-        FileNotFoundError: the backend is "verilated" and its library is not built.
+        FileNotFoundError: the backend is "verilated", and a rule's library is not built; that of a rule
+            for large tensors is looked for when the first is saved.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
@@ -146,12 +147,13 @@ _opt_out = _OptOut()
 class _Codecs:
     """One backend for each format that is met: that of a rule, or the same for another dtype.
 
-    Those of the rules are made at once, so that what is wrong shows before the training.
+    Those of rules are made at once, so that what is wrong shows before the training; but not of rules for
+    large tensors, for which a library of simulated hardware need not be built if there are none.
     """
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._name = name
-        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, Format)]
+        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, Format) and not rule.least]
         self._backends = {fmt: backends.get(name, fmt) for fmt in formats}
 
     def get(self, fmt: Format, dtype: torch.dtype) -> backends.Backend:
