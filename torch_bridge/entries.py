@@ -47,9 +47,12 @@ class Source:
             self._entries = [one for one in self._entries if one[2]() is not None]
             self._limit = max(16, 2 * len(self._entries))
 
-    def holding(self, region: Region) -> Entry | None:
-        """The entry that has all of a region, the first that was added."""
-        return next((entry for entry in self._near(region) if region.is_within(entry.region)), None)
+    def holding(self, region: Region, *codecs: Backend | BitsCodec | None) -> Entry | None:
+        """The entry that has all of a region, the first that was added; of these codecs alone, if any is given."""
+        near = self._near(region)
+        if codecs:
+            near = [entry for entry in near if entry.codec in codecs and not isinstance(entry, Joint)]
+        return next((entry for entry in near if region.is_within(entry.region)), None)
 
     def shared(
         self, region: Region, codec: Backend | BitsCodec | None
@@ -250,6 +253,23 @@ class Packed:
 
     entry: Entry
     geometry: Geometry
+
+
+class Waiting:
+    """What autograd holds for a tensor until it is known which operation saves it.
+
+    Attributes:
+        tensor: until then.
+        module: in whose forward pass it was saved.
+        packed: what it became.
+    """
+
+    __slots__ = ("module", "packed", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, module: str) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self.module = module
+        self.packed: Raw | Packed | None = None
 
 
 class Raw:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import golden
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 
 from .dtypes import Format
 from .quant import BITS as QUANT_BITS
@@ -43,6 +43,14 @@ _EXACT_OPS = {
 # How PyTorch makes the mask of a dropout on a CPU: Bernoulli values, then scaled.
 _MASK_OPS = ("bernoulli_", "div_")
 
+# What backward formulas compare, divide by, or take roots or logarithms of. A format that does not keep the
+# sign and the zeros of each value would open gates that were closed, and divide by what should not be near 0.
+SIGNS_AND_ZEROS, EQUALS = "sign and zeros of each value", "looked for among the inputs"
+_SIGNED_RESULTS = ["relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "sqrt*", "reciprocal*", "prod*", "cumprod*", "pow", "linalg_vector_norm"]
+_SIGNED_INPUTS = ["relu", "threshold*", "leaky_relu*", "_prelu_kernel", "rrelu*", "hardtanh*", "hardswish*", "hardsigmoid*", "elu*", "clamp*", "abs", "sgn", "maximum", "minimum", "fmax", "fmin", "*max_pool*", "div", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "logit", "xlogy", "pow", "pow(-*", "pow(*.*", "prod*", "cumprod*", "linalg_vector_norm", "norm*", "_cdist*", "cdist*", "hypot", "atan2", "acos", "asin", "acosh", "atanh", "tan", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"]
+_COMPARED = ["amax", "amin", "max", "min"]
+_SIGNED_BITS = 10
+
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
 # sixth of all that GPT-2 saves: docs/training.md has the gradient error of its rate.
 _LARGE = 1 << 20
@@ -59,6 +67,8 @@ class Rule:
             and ratio. Integers, and floats that no format has, stay raw.
         op: name of the operation that made the tensor, as in ``stash.report()``; a shell pattern
             ("*_norm.1").
+        saved_by: name of the operation that saves one of its inputs, "div" or "pow(0.5)"; a shell pattern. A
+            tensor that such a rule fits shares nothing with what another rule stashed of its storage.
         module: name of the module in whose forward pass it is saved, as in ``model.named_modules()``; a
             shell pattern ("transformer.h.0.*").
         dtype: "float32", "bfloat16", "bool", ...; a shell pattern.
@@ -72,6 +82,7 @@ class Rule:
     keep: Keep
     _: KW_ONLY
     op: str = "*"
+    saved_by: str = "*"
     module: str = "*"
     dtype: str = "*"
     least: int = 0
@@ -87,12 +98,13 @@ class Rule:
         elif self.keep not in ("raw", "bits"):
             raise ValueError(f"keep must be 'raw', 'bits' or a format, not {self.keep!r}")
 
-    def fits(self, op: str, module: str, dtype: str, values: int) -> bool:
+    def fits(self, op: str, module: str, dtype: str, values: int, saved_by: str = "") -> bool:
         """Whether it is about such a tensor; whether it has two values only is not looked at."""
         return (
             self.least <= values
             and (self.most is None or values <= self.most)
             and fnmatchcase(op, self.op)
+            and fnmatchcase(saved_by, self.saved_by)
             and fnmatchcase(module, self.module)
             and fnmatchcase(dtype, self.dtype)
         )
@@ -127,6 +139,10 @@ class Policy:
         small log-softmaxes. Log-softmaxes of over a million values are kept in 12 bits a value, if the format
         has fewer.
 
+        The Hadamard format loses the sign and the zeros of single values. What backward formulas compare,
+        divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: the inputs or
+        results of ReLU, clamp, max pooling, abs, division, sqrt, log, powers of negative and fractional exponents.
+
         Raises:
             ValueError: the format is lossless, so that its blocks vary in size.
         """
@@ -136,7 +152,14 @@ class Policy:
             Rule("raw", op="_log_softmax", most=_LARGE - 1, why=LOG_SOFTMAX),
             Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), op="_log_softmax", least=_LARGE, why=LOG_SOFTMAX),
         ]
-        return cls([*masks, *exact, *logs, Rule(fmt)])
+        signed = []
+        if isinstance(fmt, HadamardFormat):
+            planes = _at_least(fmt, _SIGNED_BITS)
+            signed += [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
+            signed += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
+            signed += [Rule(planes, op=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_RESULTS]
+            signed += [Rule(planes, saved_by=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_INPUTS]
+        return cls([*masks, *exact, *logs, *signed, Rule(fmt)])
 
     @classmethod
     def calibrate(
@@ -173,13 +196,20 @@ class Policy:
         """Whether any rule asks which module a tensor is saved in."""
         return any(rule.module != "*" for rule in self.rules)
 
+    @property
+    def names_savers(self) -> bool:
+        """Whether any rule asks which operation saves a tensor."""
+        return any(rule.saved_by != "*" for rule in self.rules)
+
     def table(self) -> Table:
         """The rules as a table of rich."""
         table = Table(title="policy")
-        for heading in ("module", "operation", "dtype", "values", "keep", "why"):
+        for heading in ("module", "operation", "saved by", "dtype", "values", "keep", "why"):
             table.add_column(heading, overflow="fold")
         for rule in self.rules:
-            table.add_row(rule.module, rule.op, rule.dtype, _range(rule), _name(rule.keep), rule.why)
+            table.add_row(
+                rule.module, rule.op, rule.saved_by, rule.dtype, _range(rule), _name(rule.keep), rule.why
+            )
         return table
 
     def __str__(self) -> str:

@@ -15,12 +15,12 @@ from . import backends, streams
 from .bits import BitsCodec
 from .checksum import checksums
 from .dtypes import Format, float_name, format_for
-from .entries import Entry, Joint, Memory, Packed, Raw, Source
+from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
 from .layout import Geometry, Region, region_of
 from .offload import Handle, Offload, Step
 from .policy import Policy, Rule
 from .report import BITS, COMPRESSED, Report, Tally
-from .trace import Origin, Trace
+from .trace import Origin, Trace, strided
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
@@ -98,11 +98,16 @@ def _compressing(
     trace = Trace(model, follow_modules=policy.names_modules)
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step)
+    if policy.names_savers:
+        trace.before = stash.settle
     pack, unpack = stash.pack, stash.unpack
     if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
         pack, unpack = torch.compiler.disable(pack), torch.compiler.disable(unpack)
     with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack), _opt_out.set(False):
-        yield stash
+        try:
+            yield stash
+        finally:
+            stash.settle()
     if step is not None:
         step.end_forward()
 
@@ -142,6 +147,20 @@ class _OptOut(threading.local):
 
 
 _opt_out = _OptOut()
+
+
+class _Waiting(threading.local):
+    """What a thread saved since its last operation."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Waiting] = []
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What the hooks compute is neither traced nor differentiated, nor is it on the default device."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 class _Codecs:
@@ -184,20 +203,23 @@ class Stash:
     ) -> None:
         self._policy, self._codecs, self._trace = policy, codecs, trace
         self._min_values, self._verify, self._step = min_values, verify, step
-        self._rules: dict[tuple[str, str, str, int], list[Rule]] = {}
+        self._rules: dict[tuple[str, str, str, int, str], list[Rule]] = {}
         self._tally = Tally()
         self._sources: weakref.WeakValueDictionary[Hashable, Source] = weakref.WeakValueDictionary()
         self._decompressed: deque[weakref.ref[Memory]] = deque()
         self._lock = threading.RLock()
+        self._waiting = _Waiting()
 
     @property
     def raw_bytes(self) -> int:
         """Bytes of the saved tensors as they were, parameters and buffers left out."""
+        self.settle()
         return self._tally.raw_bytes
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of the same as they are kept, with headers, padding and what stays raw; offloaded or not."""
+        self.settle()
         return self._tally.stored_bytes
 
     @property
@@ -208,6 +230,7 @@ class Stash:
     @property
     def offloaded_bytes(self) -> int:
         """Of the stored bytes, those that were sent away."""
+        self.settle()
         return self._step.bytes if self._step is not None else 0
 
     def report(self) -> Report:
@@ -216,24 +239,50 @@ class Stash:
         Raises:
             ValueError: a block that was decompressed on a GPU had an invalid header.
         """
+        self.settle()
         with self._lock:
             self._codecs.check()
             return self._tally.report()
 
-    def pack(self, tensor: torch.Tensor) -> Raw | Packed:
+    def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
         """The pack hook: what autograd keeps in place of a tensor."""
         if not _is_plain(tensor):
             nbytes = tensor.numel() * tensor.element_size()
             with self._lock:
                 self._count(tensor, Origin(), "not a plain strided tensor", nbytes, nbytes)
             return Raw(tensor.detach(), None)
-        # What the hooks compute is neither traced nor differentiated, nor is it on the default device.
-        with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-            return self._pack(tensor)
+        if self._policy.names_savers and not _opt_out.holds:
+            waiting = Waiting(tensor, self._trace.module)
+            self._waiting.tensors.append(waiting)
+            return waiting
+        with self._lock, _apart():
+            return self._pack(tensor, self._trace.module, "")
 
-    def unpack(self, packed: Raw | Packed) -> torch.Tensor:
+    def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
+        """Stash what this thread saved before an operation; it has saved no more than its arguments."""
+        waiting = self._waiting.tensors
+        if not waiting:
+            return
+        addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)}
+        with self._lock, _apart():
+            while waiting:
+                one = waiting.pop(0)
+                if one.tensor is not None:  # else the backward pass was first
+                    saves = one.tensor.untyped_storage()._cdata in addresses
+                    self._settle(one, op if saves else "")
+
+    def _settle(self, waiting: Waiting, saved_by: str) -> Raw | Packed:
+        if waiting.packed is None:
+            assert waiting.tensor is not None
+            waiting.packed = self._pack(waiting.tensor, waiting.module, saved_by)
+            waiting.tensor = None
+        return waiting.packed
+
+    def unpack(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
-        with self._lock, torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with self._lock, _apart():
+            if isinstance(packed, Waiting):
+                packed = self._settle(packed, "")
             if self._step is not None:
                 self._step.advance()
             if isinstance(packed, Raw):
@@ -244,14 +293,16 @@ class Stash:
                 self._keep(memory, values)
             return memory.view(values, packed.geometry)
 
-    def _pack(self, tensor: torch.Tensor) -> Raw | Packed:
+    def _pack(self, tensor: torch.Tensor, module: str, saved_by: str) -> Raw | Packed:
         storage, origin, region = tensor.untyped_storage(), self._trace.origin(tensor), region_of(tensor)
         state = (storage._cdata, tensor._version, origin.writes, tensor.dtype)
         source = self._sources.get(state)
         if source is None:
             source = self._sources[state] = Source(storage, tensor.element_size())
         is_exact = origin.constant is not None or _opt_out.holds
-        if not is_exact and (entry := source.holding(region)) is not None:
+        rules = self._rules_for(tensor.dtype, region.count, origin, module, saved_by)
+        alone = any(rule.saved_by != "*" for rule in rules)
+        if not is_exact and not alone and (entry := source.holding(region)) is not None:
             return Packed(entry, Geometry.of(tensor))
         if source.keeps(region):
             return Raw(tensor.detach(), source)
@@ -259,7 +310,9 @@ class Stash:
         values, codec, kept, step = tensor, None, origin.constant or OPTED_OUT, None
         if not is_exact:
             values = region.values(tensor.detach())
-            codec, kept = self._codec(values, origin)
+            codec, kept = self._codec(values, rules)
+            if alone and (entry := source.holding(region, codec)) is not None:
+                return Packed(entry, Geometry.of(tensor))
             if len(values) >= self._min_values:  # what is smaller is not worth a way to the disk
                 step = self._step
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
@@ -344,11 +397,13 @@ class Stash:
     def _too_small(self) -> str:
         return f"under {self._min_values} values"
 
-    def _codec(self, values: torch.Tensor, origin: Origin) -> tuple[backends.Backend | BitsCodec | None, str]:
+    def _codec(
+        self, values: torch.Tensor, rules: list[Rule]
+    ) -> tuple[backends.Backend | BitsCodec | None, str]:
         """What compresses a flat tensor, None if nothing does, and what the report is to say of it."""
         if len(values) < self._min_values:
             return None, self._too_small
-        for rule in self._rules_for(values, origin):
+        for rule in rules:
             if rule.keep == "raw":
                 return None, rule.why or "raw"
             if rule.keep == "bits":
@@ -362,8 +417,10 @@ class Stash:
                 return self._codecs.get(rule.keep, values.dtype), COMPRESSED
         return None, "no rule"
 
-    def _rules_for(self, values: torch.Tensor, origin: Origin) -> list[Rule]:
-        facts = (origin.op, self._trace.module, _name_of(values.dtype), len(values))
+    def _rules_for(
+        self, dtype: torch.dtype, count: int, origin: Origin, module: str, saved_by: str
+    ) -> list[Rule]:
+        facts = (origin.op, module, _name_of(dtype), count, saved_by)
         if facts not in self._rules:
             self._rules[facts] = [rule for rule in self._policy.rules if rule.fits(*facts)]
         return self._rules[facts]

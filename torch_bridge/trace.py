@@ -12,7 +12,7 @@ storage can have the same address, so a freed and reused address is never mistak
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -75,6 +75,10 @@ class Trace(TorchDispatchMode):
         module: its parameters and buffers are known as such, and copies of them too.
         follow_modules: also note which module's forward pass is under way, for :attr:`module`.
 
+    Attributes:
+        before: called with each operation's name and arguments before it runs. What an operation needs of
+            its inputs for the backward pass is saved just before.
+
     Example:
         >>> with Trace(torch.nn.Linear(2, 2)) as trace:
         ...     y = torch.log_softmax(torch.ones(3, 3), 0)
@@ -89,6 +93,7 @@ class Trace(TorchDispatchMode):
         self._names = {part: name for name, part in module.named_modules()} if follow_modules else {}
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
+        self.before: Callable[[str, tuple[Any, ...]], None] | None = None
         self._add_constants(module.parameters(), "parameter")
         self._add_constants(module.buffers(), "buffer")
 
@@ -149,8 +154,10 @@ class Trace(TorchDispatchMode):
         return seen or Origin()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         name, is_view, written = _traits(func)
+        if self.before is not None:
+            self.before(_call(name, args), args)
+        result = func(*args, **(kwargs or {}))
         for place, key in written:
             value = args[place] if place < len(args) else (kwargs or {}).get(key)
             for tensor in _tensors(value):
@@ -174,6 +181,12 @@ class Trace(TorchDispatchMode):
         storage = tensor.untyped_storage()
         before = self._origins.get(storage)
         self._origins.set(storage, Origin(name, writes=before.writes + 1 if before else 1))
+
+
+def _call(name: str, args: tuple[Any, ...]) -> str:
+    """What a rule calls an operation: its name, of a power with the exponent: "pow(0.5)"."""
+    is_power = name == "pow" and len(args) > 1 and isinstance(args[1], int | float)
+    return f"pow({args[1]:g})" if is_power else name
 
 
 @cache
@@ -202,6 +215,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
     elif isinstance(value, torch.Tensor):
         yield value
+
+
+def strided(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an operation's arguments that are memory with strides."""
+    return filter(_is_strided, _tensors(value))
 
 
 def _is_strided(value: Any) -> bool:

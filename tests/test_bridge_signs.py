@@ -1,0 +1,105 @@
+"""The default policy of a format that loses signs and zeros: backward formulas that need them have them."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from golden import HadamardFormat
+from torch_bridge import Policy, Rule, compress_activations
+
+FMT = HadamardFormat("fp32", 128, 32)
+NEEDY = {
+    "relu": torch.relu,
+    "relu in place": lambda x: functional.relu(x * 1, inplace=True),
+    "leaky_relu": lambda x: functional.leaky_relu(x, 0.1),
+    "leaky_relu in place": lambda x: functional.leaky_relu(x * 1, 0.1, inplace=True),
+    "prelu": lambda x: functional.prelu(x, torch.tensor([0.2])),
+    "relu6": functional.relu6,
+    "hardswish": functional.hardswish,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "abs": torch.abs,
+    "maximum": lambda x: torch.maximum(x, 0.3 * x.detach().roll(1)),
+    "amax": lambda x: x.view(-1, 4).amax(1),
+    "max_pool": lambda x: functional.max_pool1d(x.view(1, 8, -1), 2),
+    "divisor": lambda x: torch.ones_like(x) / x,
+    "reciprocal": lambda x: 1 / x,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "log": torch.log,
+    "pow(-1)": lambda x: x.pow(-1),
+    "pow(0.5)": lambda x: x**0.5,
+    "norm": lambda x: x.view(-1, 64).norm(dim=1),
+    "smooth_l1": lambda x: functional.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"),
+}
+
+
+POSITIVE = ("sqrt", "rsqrt", "log", "pow(0.5)")
+
+
+def gradient(function, policy=None):
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    x = torch.where(x.abs() < 0.05, 0.05, x)
+    x = (x.abs() if function in map(NEEDY.get, POSITIVE) else x).requires_grad_()
+    if policy is None:
+        function(x).sum().backward()
+        return x.grad, None
+    with compress_activations(torch.nn.Module(), policy, "golden") as stash:
+        y = function(x).sum()
+    y.backward()
+    return x.grad, stash
+
+
+def error(found, exact):
+    return float((found - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_what_backward_formulas_compare_or_divide_by_keeps_sign_and_zeros(name):
+    exact, _ = gradient(NEEDY[name])
+    found, stash = gradient(NEEDY[name], FMT)
+    assert error(found, exact) < 0.12, stash.report()  # planes at ten bits: a clamp at 0.5 opens a few gates
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "clamp", "abs", "divisor", "log", "pow(-1)", "norm"])
+def test_without_these_rules_the_gradient_is_wrong(name):
+    exact, _ = gradient(NEEDY[name])
+    found, _ = gradient(NEEDY[name], Policy([Rule(FMT)]))
+    assert error(found, exact) > 0.2
+
+
+@pytest.mark.parametrize(
+    "function", [torch.nn.GELU(), torch.nn.SiLU(), torch.square, lambda x: x**3, lambda x: x * torch.tanh(x)]
+)
+def test_smooth_functions_stay_in_few_bits(function):
+    _, stash = gradient(function, FMT)
+    assert stash.ratio == pytest.approx(16, rel=0.01), stash.report()
+
+
+def test_a_divisor_shares_nothing_with_what_was_stashed_before():
+    """The same tensor is first saved by a product, which may have it in two bits a value."""
+
+    def function(x):
+        y = x * 1
+        return 1e-6 * (y * torch.ones_like(y)) + torch.ones_like(y) / y
+
+    exact, _ = gradient(function)
+    found, stash = gradient(function, FMT)
+    assert error(found, exact) < 0.12, stash.report()
+
+
+def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins():
+    """No more than the inputs of one operation wait undecided, so that the forward pass keeps no raw tensor."""
+    with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
+        x = torch.randn(4096, requires_grad=True)
+        for _ in range(6):
+            x = torch.nn.functional.silu(x * 1.5)
+            assert sum(one.tensor is not None for one in stash._waiting.tensors) <= 2
+    assert not stash._waiting.tensors
+    x.sum().backward()
+
+
+def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
+    with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
+        y = torch.randn(4096, requires_grad=True).exp()
+        assert stash.ratio == pytest.approx(16, rel=0.01)
+    y.sum().backward()
