@@ -88,7 +88,7 @@ def test_a_divisor_shares_nothing_with_what_was_stashed_before():
 
 
 def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins():
-    """No more than the inputs of one operation wait undecided, so that the forward pass keeps no raw tensor."""
+    """No more than the inputs of one operation wait undecided: the forward pass keeps no raw tensors."""
     with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
         x = torch.randn(4096, requires_grad=True)
         for _ in range(6):

@@ -48,7 +48,7 @@ class Source:
             self._limit = max(16, 2 * len(self._entries))
 
     def holding(self, region: Region, *codecs: Backend | BitsCodec | None) -> Entry | None:
-        """The entry that has all of a region, the first that was added; of these codecs alone, if any is given."""
+        """The entry that has all of a region, the first that was added; of these codecs, if any is given."""
         near = self._near(region)
         if codecs:
             near = [entry for entry in near if entry.codec in codecs and not isinstance(entry, Joint)]

@@ -46,9 +46,21 @@ _MASK_OPS = ("bernoulli_", "div_")
 # What backward formulas compare, divide by, or take roots or logarithms of. A format that does not keep the
 # sign and the zeros of each value would open gates that were closed, and divide by what should not be near 0.
 SIGNS_AND_ZEROS, EQUALS = "sign and zeros of each value", "looked for among the inputs"
-_SIGNED_RESULTS = ["relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "sqrt*", "reciprocal*", "prod*", "cumprod*", "pow", "linalg_vector_norm"]
-_SIGNED_INPUTS = ["relu", "threshold*", "leaky_relu*", "_prelu_kernel", "rrelu*", "hardtanh*", "hardswish*", "hardsigmoid*", "elu*", "clamp*", "abs", "sgn", "maximum", "minimum", "fmax", "fmin", "*max_pool*", "div", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "logit", "xlogy", "pow", "pow(-*", "pow(*.*", "prod*", "cumprod*", "linalg_vector_norm", "norm*", "_cdist*", "cdist*", "hypot", "atan2", "acos", "asin", "acosh", "atanh", "tan", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"]
-_COMPARED = ["amax", "amin", "max", "min"]
+# fmt: off
+_SIGNED_RESULTS = (
+    "relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "sqrt*", "reciprocal*", "prod*",
+    "cumprod*", "pow", "linalg_vector_norm",
+)
+_SIGNED_INPUTS = (
+    "relu", "threshold*", "leaky_relu*", "_prelu_kernel", "rrelu*", "hardtanh*", "hardswish*",
+    "hardsigmoid*", "elu*", "clamp*", "abs", "sgn", "maximum", "minimum", "fmax", "fmin", "*max_pool*",
+    "div", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "logit", "xlogy", "pow",
+    "pow(-*", "pow(*.*", "prod*", "cumprod*", "linalg_vector_norm", "norm*", "_cdist*", "cdist*",
+    "hypot", "atan2", "acos", "asin", "acosh", "atanh", "tan", "smooth_l1_loss", "huber_loss",
+    "binary_cross_entropy",
+)
+_COMPARED = ("amax", "amin", "max", "min")
+# fmt: on
 _SIGNED_BITS = 10
 
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
@@ -140,8 +152,8 @@ class Policy:
         has fewer.
 
         The Hadamard format loses the sign and the zeros of single values. What backward formulas compare,
-        divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: the inputs or
-        results of ReLU, clamp, max pooling, abs, division, sqrt, log, powers of negative and fractional exponents.
+        divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what ReLU, clamp,
+        max pooling, abs, division, sqrt, log, powers with negative and fractional exponents save.
 
         Raises:
             ValueError: the format is lossless, so that its blocks vary in size.

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
