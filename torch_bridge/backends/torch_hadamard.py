@@ -195,7 +195,7 @@ class HadamardCodec:
         flips = self._flips(first, len(stored)) >> 31
         sums = _transform(self._coefficients(fields)).bitwise_xor_(flips).sub_(flips)
         sums *= header > SPECIALS
-        # A header is the top of its scale's pattern, or of infinity's and more: then all but 0 are the largest.
+        # A header is the top of its scale's pattern, or of infinity's or more: all but 0 become the largest.
         scale = (header << _FP32_MANTISSA - FRACTION_BITS).clamp_(max=_FP32_MAX).view(torch.float32)
         largest = torch.finfo(self.dtype).max
         values = (sums.float() * scale).clamp_(-largest, largest).to(self.dtype)
