@@ -1,6 +1,6 @@
 """The Triton backend makes golden's bytes and values: on the GPU if there is one, else interpreted."""
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from torch_bridge import backends
 from torch_bridge.dtypes import TORCH_DTYPES
 
+from . import hadamard_blocks
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+from .test_bridge_hadamard import any_rows, decoded_by_golden, hard_values
 
 # The interpreter warns of what is meant to: a value too large for a float becomes infinite, and then finite.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply")
@@ -22,24 +24,25 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
-def kernels(name):
-    """A module of kernels; where there is no GPU a copy of our own, which is interpreted.
+def triton_backend():
+    """The backend; where there is no GPU that of modules of our own, whose kernels are interpreted.
 
-    Triton decides while the module is loaded, and other tests may want it compiled.
+    Triton decides while a module is loaded, and other tests may want it compiled.
     """
-    loaded = importlib.import_module(f"torch_bridge.backends.{name}")
+    name = "torch_bridge.backends.triton_kernels"
+    loaded = importlib.import_module(name)
     if DEVICE == "cuda":
-        return loaded
-    spec = importlib.util.find_spec(f"torch_bridge.backends.{name}")
-    module = importlib.util.module_from_spec(spec)
+        return loaded.TritonBackend
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        spec.loader.exec_module(module)
-    return module
+        for module in [module for module in vars(backends) if module.startswith("triton_")]:
+            patch.delitem(sys.modules, f"torch_bridge.backends.{module}")
+            patch.delattr(backends, module)
+        return importlib.import_module(name).TritonBackend
 
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
-TritonBackend = kernels("triton_kernels").TritonBackend
+TritonBackend = triton_backend()
 
 
 def spread_of_targets(dtype, block):
@@ -54,14 +57,14 @@ def as_tensor(fmt, words):
     return torch.from_numpy(words.view(np.uint8)).view(TORCH_DTYPES[fmt.dtype])
 
 
-def compress(backend, values):
-    stored = backend.compress(values.to(DEVICE))
+def compress(backend, values, first=0):
+    stored = backend.compress(values.to(DEVICE), first)
     assert stored.device.type == DEVICE
     return stored.cpu()
 
 
-def decompress(backend, stored, count):
-    values = backend.decompress(stored.to(DEVICE), count)
+def decompress(backend, stored, count, first=0):
+    values = backend.decompress(stored.to(DEVICE), count, first)
     assert values.device.type == DEVICE
     backend.check()
     return values.cpu()
@@ -112,6 +115,49 @@ def test_the_number_of_the_first_block_changes_nothing_about_planes():
         backend.compress(values, -1)
 
 
+@pytest.mark.parametrize("block", hadamard_blocks.BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bytes_and_values_of_the_hadamard_format_are_goldens(dtype, block):
+    low, high = hadamard_blocks.target_range(block)
+    for target in (low, low + 2, 2 * low + 1, 3 * low, high):
+        fmt = HadamardFormat(dtype, block, target)
+        first = hadamard_blocks.FIRSTS[target % len(hadamard_blocks.FIRSTS)]
+        golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
+        values = hard_values(fmt, first, 9 if block == 256 else 15, seed=target)
+        stored = golden.compress(values, first)
+        found = compress(ours, values, first)
+        assert torch.equal(found, stored), (fmt, first, "blocks", (found != stored).any(1).nonzero()[:3])
+        decoded = decompress(ours, stored, len(values), first)
+        assert_same_bits(fmt, decoded, golden.decompress(stored, len(values), first))
+
+
+@pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 64, 16), HadamardFormat("bf16", 256, 100)])
+def test_blocks_are_numbered_through_whatever_program_has_them(fmt):
+    values = torch.randn(100 * fmt.block - 3).to(TORCH_DTYPES[fmt.dtype])
+    golden, ours, first = backends.get("golden", fmt), TritonBackend(fmt), (1 << 32) - 70
+    stored = golden.compress(values, first)
+    assert torch.equal(compress(ours, values, first), stored)
+    decoded = decompress(ours, stored, len(values), first)
+    assert_same_bits(fmt, decoded, golden.decompress(stored, len(values), first))
+
+
+@pytest.mark.parametrize("block", hadamard_blocks.BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does(dtype, block):
+    low, high = hadamard_blocks.target_range(block)
+    for target in (low, 2 * low + 1, high):
+        fmt = HadamardFormat(dtype, block, target)
+        backend, rows = TritonBackend(fmt), any_rows(fmt, 30, seed=target)
+        valid, expected = decoded_by_golden(fmt, rows, 5)
+        number = int(np.flatnonzero(~valid)[0])
+        assert refuse(backend, torch.from_numpy(rows), len(rows) * block) == fmt.complaint(
+            number, rows[number]
+        )
+        rows[~valid] = 0
+        found = decompress(backend, torch.from_numpy(rows), len(rows) * block, 5)
+        assert_same_bits(fmt, found.view(len(rows), block)[valid].view(-1), as_tensor(fmt, expected))
+
+
 @pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 32, 60), PlaneFormat("fp16", 128, 96)])
 def test_programs_side_by_side_make_what_one_makes(fmt):
     values = as_tensor(fmt, hostile(fmt, 300, seed=0))[:-1]
@@ -147,8 +193,8 @@ def test_tails_and_empty_tensors_keep_their_length(count, block):
     assert torch.equal(decompress(backend, stored, count), values)
 
 
-def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(monkeypatch):
-    fmt = PlaneFormat("bf16", 64, 41)
+@pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 64, 41), HadamardFormat("bf16", 64, 23)])
+def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(fmt, monkeypatch):
     ours = TritonBackend(fmt)
     values = as_tensor(fmt, hostile(fmt, 5, seed=2))[:-30].to(DEVICE)
     stored = ours.compress(values)
@@ -244,7 +290,8 @@ def test_stored_of_the_wrong_size_or_type_is_an_error():
 
 def test_it_is_a_backend_of_the_bridge():
     assert "triton" in backends.NAMES
-    assert type(backends.get("triton", PlaneFormat())).__name__ == "TritonBackend"
+    for fmt in (PlaneFormat(), HadamardFormat()):
+        assert type(backends.get("triton", fmt)).__name__ == "TritonBackend"
 
 
 def test_a_missing_triton_is_named(monkeypatch):
@@ -283,19 +330,24 @@ for call in (
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
-    """The interpreter takes code that the compiler does not; an H100 or H200 is of compute capability 9.0."""
+    """The interpreter takes code that the compiler does not. An A100 is of compute capability 8.0, an H100
+    or H200 of 9.0, a B200 of 10.0."""
     program = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from torch_bridge import backends
+from torch_bridge.backends.triton_tiles import WARPS
 
 aligned = {(i,): [["tt.divisibility", 16]] for i in (0, 1)}  # as tensors are, both values and stored
-for fmt in (
-    PlaneFormat("fp32", 64, 80),
-    PlaneFormat("fp32", 16, 64, "truncate"),
-    PlaneFormat("bf16", 128, 36),
-    PlaneFormat("fp16", 16, 7),
+for fmt, capability in (
+    (PlaneFormat("fp32", 64, 80), 90),
+    (PlaneFormat("fp32", 16, 64, "truncate"), 90),
+    (PlaneFormat("bf16", 128, 36), 90),
+    (PlaneFormat("fp16", 16, 7), 90),
+    (HadamardFormat("fp32", 128, 32), 80),
+    (HadamardFormat("bf16", 64, 32), 90),
+    (HadamardFormat("fp16", 256, 32), 100),
 ):
     kernels = backends.get("triton", fmt)._kernels
     constants = kernels.constants(fmt)
@@ -310,12 +362,11 @@ for fmt in (
     ):
         signature = arguments | dict.fromkeys(constants, "constexpr")
         source = ASTSource(kernel, signature, constants, attrs=aligned)
-        options = {"num_warps": kernels.warps}
-        compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS})
         assert compiled.asm["cubin"], (fmt, kernel)
         lines = compiled.asm["ptx"].count("\\n")
         # Several times that if threads of a tile repeat each other's work.
         assert lines < 6000, (fmt, kernel, lines)
         print(kernel.__name__)
 """
-    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 4 * "_compress\n_decompress\n"
+    assert run_native(program, TRITON_CACHE_DIR=str(tmp_path)) == 7 * "_compress\n_decompress\n"
