@@ -152,8 +152,8 @@ class Policy:
         has fewer.
 
         The Hadamard format loses the sign and the zeros of single values. What backward formulas compare,
-        divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what ReLU, clamp,
-        max pooling, abs, division, sqrt, log, powers with negative and fractional exponents save.
+        divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what ReLU,
+        clamp, max pooling, abs, division, sqrt, log, powers with negative and fractional exponents save.
 
         Raises:
             ValueError: the format is lossless, so that its blocks vary in size.
