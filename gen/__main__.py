@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from golden import FORMATS, Format, PlaneFormat
-from rtl import Engine
 
 from . import library, verilog
 from .config import PRESETS, Config
@@ -69,7 +68,7 @@ def _format(arguments: argparse.Namespace) -> Format:
 
 def _config(arguments: argparse.Namespace) -> Config:
     config = Config(_format(arguments), arguments.bus_bytes or 64, arguments.interface or "stream")
-    Engine(config.fmt, config.bus_bytes)  # raises if there is no such engine
+    verilog.make_component(config, "compressor")  # raises if there is no such engine
     return config
 
 

@@ -45,14 +45,19 @@ class Config:
     @property
     def slug(self) -> str:
         """The parameters as part of a Verilog or file name."""
-        fmt = self.fmt
         interface = "" if self.interface == "stream" else f"_{self.interface}"
-        interface += "".join(f"_{other.dtype}_t{other.target}_{other.rounding}" for other in self.further)
-        return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{fmt.rounding}_b{self.bus_bytes}{interface}"
+        interface += "".join(f"_{fmt.dtype}_t{fmt.target}_{kind_of(fmt)}" for fmt in self.further)
+        fmt = self.fmt
+        return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{kind_of(fmt)}_b{self.bus_bytes}{interface}"
 
     @property
     def name(self) -> str:
         return self.preset or self.slug
+
+
+def kind_of(fmt: Format) -> str:
+    """What is not said by sizes: of planes their rounding, else the format."""
+    return fmt.rounding if isinstance(fmt, PlaneFormat) else fmt.scheme
 
 
 PRESETS = {

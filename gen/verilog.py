@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from rtl import (
 )
 
 from . import toolchain
-from .config import Config
+from .config import Config, kind_of
 
 # Verilator warnings that generated code may give, each with the reason. Every other one is an error.
 WAIVERS = {
@@ -54,7 +55,11 @@ def parts(config: Config) -> dict[str, Any]:
 
 
 def _engines(fmt: Format) -> dict[str, dict[str, Any]]:
-    return next(engines for kind, engines in ENGINES.items() if isinstance(fmt, kind))
+    for kind, engines in ENGINES.items():
+        if isinstance(fmt, kind):
+            return engines
+    have = ", ".join(kind.scheme for kind in ENGINES)
+    raise ValueError(f"scheme must be one that has engines, {have}, not {fmt.scheme!r}")
 
 
 def make_component(config: Config, part: str) -> wiring.Component:
@@ -72,7 +77,7 @@ def verilog_text(config: Config) -> str:
     """Self-contained Verilog of all engines of a configuration."""
     modules = [_text_and_ports(config, part)[0] for part in parts(config)]
     formats = [
-        f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {fmt.rounding}"
+        f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {kind_of(fmt)}"
         for fmt in config.formats
     ]
     title = f"// bitstash {config.name}: blocks of {'; '.join(formats)}; {config.bus_bytes}-byte buses"
@@ -168,10 +173,7 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
 
 def _parameters(fmt: Format) -> dict[str, Any]:
     return {
-        "dtype": fmt.dtype,
-        "block": fmt.block,
-        "target": fmt.target,
-        "rounding": fmt.rounding,
+        **asdict(fmt),
         "raw_bytes": fmt.raw_bytes,
         "ratio": fmt.raw_bytes / fmt.target if fmt.target else None,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +26,8 @@ _INTERFACE = 3
 def library_path(fmt: Format) -> Path:
     """Where the library of a format lies, below ``$BITSTASH_LIBRARIES`` or ``build/verilated``."""
     root = Path(os.environ.get("BITSTASH_LIBRARIES") or Path("build", "verilated"))
-    return root / f"{fmt.scheme}-{fmt.dtype}-n{fmt.block}-t{fmt.target}-{fmt.rounding}" / "libbitstash.so"
+    parameters = "-".join(map(str, asdict(fmt).values()))
+    return root / f"{fmt.scheme}-{parameters}" / "libbitstash.so"
 
 
 class VerilatedBackend(Backend):
@@ -41,10 +43,8 @@ class VerilatedBackend(Backend):
     def __init__(self, fmt: Format) -> None:
         super().__init__(fmt)
         path = library_path(fmt)
-        build = (
-            f"build it with: python -m gen library --scheme {fmt.scheme} --dtype {fmt.dtype} "
-            f"--block {fmt.block} --target {fmt.target} --rounding {fmt.rounding}"
-        )
+        parameters = " ".join(f"--{name} {value}" for name, value in asdict(fmt).items())
+        build = f"build it with: python -m gen library --scheme {fmt.scheme} {parameters}"
         if not path.exists():
             raise FileNotFoundError(f"{path} is not built; {build}")
         self._library, self._lock = _load(path.resolve())
