@@ -111,7 +111,10 @@ def test_a_run_writes_its_result(tmp_path, capsys):
         (["--dropout", "1.5"], "must be a number of from 0.0 to 0.99, not '1.5'"),
         (["--scheme", "planes", "--target", "8"], "not 8"),
         (["--data", "no/such/file"], "--data must be a text file, not 'no/such/file'"),
-        (["--scheme", "planes", "--backend", "verilated", "--target", "93"], "gen library --dtype fp32"),
+        (
+            ["--scheme", "planes", "--backend", "verilated", "--target", "93"],
+            "library --scheme planes --dtype fp32",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(arguments, message, capsys):
