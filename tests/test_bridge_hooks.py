@@ -10,10 +10,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge import Policy, Rule, backends, compress_activations
+from torch_bridge.backends import AutoBackend
 from torch_bridge.entries import Entry
 
-from .plain_stash import COARSE, FMT, NOTHING, reference
+from .plain_stash import COARSE, FMT, NOTHING, reference, untouched
 
 
 def ours(model=NOTHING, fmt=FMT, **kwargs):
@@ -426,6 +427,23 @@ def test_entries_go_as_backward_passes_them():
     assert len(entries()) == before
 
 
+@pytest.mark.parametrize(("storages", "expected"), [(1, 1), (2, 2), (3, 9)])
+def test_the_last_two_decompressed_storages_are_kept_for_other_nodes(storages, expected, monkeypatch):
+    calls = []
+
+    def decompress(self, stored, count):
+        calls.append(count)
+        return plain(self, stored, count)
+
+    plain = AutoBackend.decompress
+    monkeypatch.setattr(AutoBackend, "decompress", decompress)
+    with ours():
+        inputs = [leaf(64, 64, seed=seed) * 2 for seed in range(storages)]
+        loss = sum(x.sin().sum() for _ in range(3) for x in inputs)  # needed in turn
+    loss.backward(retain_graph=True)
+    assert len(calls) == expected
+
+
 def test_parameters_and_their_views_are_exact():
     model = torch.nn.Linear(64, 64)
 
@@ -538,6 +556,21 @@ def test_the_size_floor_keeps_small_tensors_exact():
     assert stash.report().rows[0].kept == "under 101 values"
 
 
+def test_strided_nested_tensors_stay_raw():
+    def gradients(context):
+        x, y = leaf(40, 64), leaf(30, 64, seed=1)
+        with context as stash:
+            loss = torch.nested.as_nested_tensor([x, y]).relu().to_padded_tensor(0).sin().sum()
+        loss.backward()
+        return (x.grad, y.grad), stash
+
+    exact, _ = gradients(untouched())
+    found, stash = gradients(ours(fmt=PlaneFormat("fp32", 64, 256)))
+    assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
+    (row,) = [row for row in stash.report().rows if row.kept == "not a plain strided tensor"]
+    assert (row.shape, row.raw_bytes) == ((70 * 64,), row.tensors * 70 * 64 * 4)
+
+
 def test_float64_stays_raw():
     x = leaf(64, 64).double()
     with ours() as stash:
@@ -609,6 +642,19 @@ def test_batch_norm_running_statistics_do_not_look_modified():
         loss = model(x).sum() + model(x).sum()
     loss.backward()
     assert model[0].weight.grad is not None
+
+
+def test_the_backend_of_every_rule_is_made_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(tmp_path))
+    policy = Policy([Rule(COARSE, op="sin"), Rule("raw")])
+    with pytest.raises(FileNotFoundError, match="--block 16 --target 9"):
+        compress_activations(NOTHING, policy, "verilated")
+    # Of one for large tensors a library need not be built.
+    assert compress_activations(NOTHING, Policy([Rule(COARSE, least=1 << 20), Rule("raw")]), "verilated")
+    made = []
+    monkeypatch.setattr(backends, "get", lambda name, fmt: made.append(fmt))
+    compress_activations(NOTHING, Policy([Rule(COARSE), Rule("bits"), Rule(FMT)]))
+    assert made == [COARSE, FMT]
 
 
 def test_a_bad_argument_is_an_error_at_once():

@@ -1,5 +1,6 @@
 """Rules say how each tensor is kept: as bits, raw or in a format of its own; calibration writes them."""
 
+import contextlib
 import gc
 import warnings
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import CorruptionError, Policy, Rule, compress_activations
+from torch_bridge import CorruptionError, Policy, Rule, checksum, compress_activations
 from torch_bridge.bits import BitsCodec
 from torch_bridge.checksum import checksums
 from torch_bridge.entries import Entry
@@ -71,6 +72,20 @@ def test_a_dropout_mask_is_kept_as_bits_and_exact(dtype):
     assert torch.equal(grad, exact)
     assert kept(stash) == {"bits"}
     assert stash.stored_bytes == -(-10_000 // 512) * 64
+
+
+def test_quotients_of_16_bytes_stay_raw():
+    def gradient(context):
+        x = torch.randn(40, 40, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+        x.requires_grad_()
+        with context as stash:
+            loss = (x * 2).div_(3).square().abs().sum()
+        loss.backward()
+        return x.grad, stash
+
+    found, stash = gradient(compress_activations(NOTHING, FMT))
+    assert torch.equal(found, gradient(contextlib.nullcontext())[0])
+    assert "not floating point" in kept(stash)
 
 
 def test_a_quotient_is_no_mask():
@@ -249,6 +264,19 @@ def test_without_verification_only_an_invalid_header_is_an_error():
     entry.stored[37, 0] = 255
     with pytest.raises(ValueError, match="block 37: no encoder produces the header"):
         loss.backward()
+
+
+def test_checksums_do_not_go_to_the_default_device():
+    def gradient(device):
+        checksum._weights.cache_clear()
+        x = leaf(100, 64)
+        with device:
+            with compress_activations(NOTHING, FMT, verify=True):
+                loss = (x * 2).sin().sum()
+            loss.backward()
+        return x.grad
+
+    assert torch.equal(gradient(torch.device("meta")), gradient(contextlib.nullcontext()))
 
 
 def test_checksums_are_counted_and_change_nothing_else():
