@@ -280,7 +280,7 @@ def _switched_headers(number: int) -> Proof:
     fmt, bus = _plane(replace(SWITCHED, fmt=SWITCHED.formats[number])), SWITCHED.bus_bytes
 
     def harness():
-        configured = Configured(RuntimeDecompressor(SWITCHED.formats, bus), number, bypass=False)
+        configured = Configured(make_component(SWITCHED, "decompressor"), number, bypass=False)
         return Headers(configured, fmt, bus)
 
     name = f"{SWITCHED.name}, format {number}"
