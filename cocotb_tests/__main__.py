@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument(
         "--preset", nargs="+", choices=configs.PRESETS, help="only these (default: all, and many others)"
     )
-    add("coverage", _coverage, "line and toggle coverage of the plane format's presets", 10_000)
+    add("coverage", _coverage, "line and toggle coverage of the presets' Verilog", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
     add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
@@ -159,7 +159,7 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 def _mutate(arguments: argparse.Namespace) -> None:
     folder = Path("build/mutate")
     run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
-    engines = _engines([*configs.SMALL, *configs.STEP_SMALL])
+    engines = _engines(configs.SMALL)
     calls = [partial(run, config, part) for config, part in engines]
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
     (folder / "report.json").write_text(

@@ -17,14 +17,12 @@ import numpy as np
 from cocotb.triggers import ClockCycles
 
 import golden
-from cocotb_tests import oracle, step_stimulus, stimulus
+from cocotb_tests import oracle, stimulus
 from cocotb_tests.coverage import Coverage
 from cocotb_tests.promises import Promise, promise
-from cocotb_tests.step_coverage import StepCoverage
-from cocotb_tests.streams import PATTERNS, Bench, Word, bursts, never, often, seed_of
-from golden import Format, PlaneFormat, StepFormat
+from cocotb_tests.streams import PATTERNS, Bench, Word, bursts, never, often
+from golden import Format
 from rtl import Engine
-from rtl.engine import StepEngine
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,7 @@ def in_and_out(tensor: bytes) -> tuple[bytes, bytes]:
     fmt = TASK.fmt
     blocks = -(-len(tensor) // fmt.raw_bytes)
     whole = tensor.ljust(blocks * fmt.raw_bytes, b"\0")
-    seed = {"seed": seed_of(tensor)} if isinstance(fmt, StepFormat) else {}
-    stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array), **seed)
+    stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array))
     if TASK.part == "compressor":
         return tensor, stored.tobytes()
     return stored.tobytes(), fmt.decompress(stored, blocks * fmt.block).tobytes()
@@ -103,8 +100,6 @@ def mismatches(words: list[Word], expected: bytes, errors: set[int] = frozenset(
 
 
 def new_coverage() -> Coverage:
-    if isinstance(TASK.fmt, StepFormat):
-        return StepCoverage(StepEngine(TASK.fmt, TASK.bus_bytes), TASK.part)
     return Coverage(Engine(TASK.fmt, TASK.bus_bytes), TASK.part)
 
 
@@ -137,7 +132,7 @@ async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int,
         stop = start + fmt.raw_bytes * -(-size // fmt.raw_bytes)
         tensor = data[start : start + size]
         padded = np.frombuffer(tensor.ljust(stop - start, b"\0"), fmt.float_type.bits)
-        coverage.blocks(padded.reshape(-1, fmt.block), seed_of(tensor))
+        coverage.blocks(padded.reshape(-1, fmt.block))
         tensors.append(in_and_out(tensor))
         start = stop
     for sent, _ in tensors:
@@ -266,21 +261,7 @@ async def tells_every_nan_from_an_infinity(dut):
     assert mismatches(await bench.receive(words_of(expected)), expected) == 0
 
 
-@cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, StepFormat))
-async def reads_zeros_behind_a_block(dut):
-    """Wide fields that begin in a block or behind it and reach farther have zeros there."""
-    fmt, rng = TASK.fmt, TASK.rng(12)
-    bench = await started(12)
-    bench.pause(never, never)
-    stored = step_stimulus.overfull_blocks(fmt, TASK.blocks, rng)
-    if not len(stored):
-        return
-    expected, errors = step_stimulus.decoded(fmt, stored)
-    bench.send(stored.tobytes())
-    assert mismatches(await bench.receive(words_of(expected)), expected, errors) == 0
-
-
-@cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, PlaneFormat))
+@cocotb.test(skip=TASK.part != "decompressor")
 async def invalid_headers_give_zeros_and_an_error(dut):
     """A block with an invalid header is zeros with ``error``; its neighbours are intact."""
     fmt, rng = TASK.fmt, TASK.rng(5)
@@ -300,26 +281,6 @@ async def invalid_headers_give_zeros_and_an_error(dut):
         wrong += mismatches(await bench.receive(words_of(expected)), expected, errors)
     TASK.note(coverage=coverage.as_rows())
     assert wrong == 0, f"{wrong} blocks are wrong beside invalid ones (seed {TASK.seed})"
-
-
-@cocotb.test(skip=TASK.part != "decompressor" or not isinstance(TASK.fmt, StepFormat))
-@cocotb.parametrize(ends=["never", "often"])
-async def decodes_every_header(dut, ends):
-    """Blocks of every header, also such as no tensor becomes; one that is invalid is zeros with ``error``."""
-    fmt, rng = TASK.fmt, TASK.rng(10)
-    bench = await started(10)
-    bench.pause(PATTERNS[ends], PATTERNS[ends])
-    coverage = new_coverage()
-    wrong = count = 0
-    while count < TASK.blocks // 2:
-        stored = step_stimulus.stored_blocks(fmt, 100, rng)
-        expected, errors = step_stimulus.decoded(fmt, stored)
-        coverage.stored(stored, expected, errors)
-        bench.send(stored.tobytes())
-        wrong += mismatches(await bench.receive(words_of(expected)), expected, errors)
-        count += len(stored)
-    TASK.note(blocks=count, mismatches=wrong, coverage=coverage.as_rows())
-    assert wrong == 0, f"{wrong} of {count} blocks differ from golden/ (seed {TASK.seed})"
 
 
 @cocotb.test(skip=TASK.part != "decompressor")

@@ -12,7 +12,6 @@ import cocotb
 
 from cocotb_tests import bench_engines as benches
 from cocotb_tests.bench_engines import TASK
-from golden import StepFormat
 
 PAUSES = [("never", "often"), ("often", "bursts"), ("bursts", "never")]
 
@@ -38,20 +37,15 @@ BENCHES: dict[str, Callable] = {
     "reset": partial(benches.reset_leaves_no_trace.func, ends="often"),
 }
 if TASK.part == "decompressor":
-    is_step = isinstance(TASK.fmt, StepFormat)
     BENCHES |= {
         "no gap": benches.a_stall_leaves_no_gap.func,
-        "headers": partial(benches.decodes_every_header.func, ends="often")
-        if is_step
-        else benches.invalid_headers_give_zeros_and_an_error.func,
+        "headers": benches.invalid_headers_give_zeros_and_an_error.func,
         "broken streams": benches.a_stream_that_breaks_off_ends_with_an_error.func,
         "any bytes": benches.any_bytes_give_one_last_word_a_tensor.func,
     }
 BENCHES |= comparisons(TASK.blocks, [("never", "never")])
 if TASK.part == "compressor":
     BENCHES["lone bits of NaNs"] = benches.tells_every_nan_from_an_infinity.func
-elif isinstance(TASK.fmt, StepFormat):
-    BENCHES["zeros behind a block"] = benches.reads_zeros_behind_a_block.func
 
 unfinished: dict[int, str] = {}  # mutant -> the bench that did not end well on it
 

@@ -55,8 +55,8 @@ class Coverage:
         if self._part == "decompressor":
             self.headers(np.zeros((1, fmt.header_bytes), np.uint8))
 
-    def blocks(self, words: np.ndarray, seed: int = 0) -> None:
-        """Count the blocks of a tensor, by their values' bit patterns, uint[blocks, N], and its seed."""
+    def blocks(self, words: np.ndarray) -> None:
+        """Count the blocks of a tensor, by their values' bit patterns, uint[blocks, N]."""
         self._count(_value_corners(self._engine.fmt, words))
         self._count(_plane_corners(self._engine.fmt, words))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from golden import Format, StepFormat
+from golden import Format
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,7 @@ def promise(part: str, fmt: Format, formats: Sequence[Format], bus_bytes: int) -
     moved = values * fmt.float_type.width // 8
     steps = fmt.block // values
     pieces = -(-bus_bytes // moved)  # steps that make a word
-    is_step = isinstance(fmt, StepFormat)
     if part == "compressor":
-        gathers = int(moved > bus_bytes)
-        stochastic = int(fmt.rounding == "stochastic")
-        latency = (9 if is_step else 4) + steps + gathers + stochastic
-    else:
-        # The word is full after as many steps, unless the tensor ends before.
-        latency = (5 if is_step else 4) + (min(pieces, steps) if pieces > 1 else 0)
-    return Promise(steps, latency, pieces)
+        return Promise(steps, 4 + steps + (moved > bus_bytes), pieces)
+    # A word is full after as many steps, unless the tensor ends before.
+    return Promise(steps, 4 + (min(pieces, steps) if pieces > 1 else 0), pieces)

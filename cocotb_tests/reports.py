@@ -100,10 +100,7 @@ BINS = Report(
     "Bins are the corners of [the format](format.md) that can occur in it: each width of the deltas, each"
     " class of flags, what fits, how values are rounded and saturate, every kind of value, flushing to "
     "each width, specials blocks, each place where a block can start in a bus word and a tensor end in a "
-    "block, each way in which a header is invalid. In the step format: each width of the core, with and "
-    "without a mask, and of wide fields, how many escapes and fine bits there are and what they reach "
-    "into, every kind of value that comes out. "
-    "`cocotb_tests/coverage.py` and `step_coverage.py` have them with the rules for"
+    "block, each way in which a header is invalid. `cocotb_tests/coverage.py` has them with the rules for"
     " corners that a format lacks. An empty bin fails the run.",
 )
 CODE = Report(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from golden import Format, PlaneFormat, StepFormat
+from golden import Format, PlaneFormat
 
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
@@ -254,19 +254,6 @@ def _planes_that_barely_fit(fmt: PlaneFormat, count: int, rng: np.random.Generat
     return _fields(fmt, sign & signs[:, None], exponent, np.where(ones, mask, mantissa & mask))
 
 
-def _outliers(fmt: StepFormat, count: int, rng: np.random.Generator) -> Blocks:
-    """Values about a mean, some of them far from it, at every magnitude: cores and escapes of all widths."""
-    ft = fmt.float_type
-    shape = (count, fmt.block)
-    values = rng.normal(rng.choice([0, 1, 30], (count, 1)), 1, shape)
-    far = rng.random(shape) < rng.choice([0, 0.02, 0.1, 0.3], (count, 1))
-    values = np.where(far, values * np.exp2(rng.uniform(0, 12, shape)), values)
-    exponent = rng.uniform(-(ft.exponent_max // 2) - ft.mantissa_bits, ft.exponent_max // 2, (count, 1))
-    largest = float(np.finfo(ft.array).max if ft.name != "bf16" else 3.38e38)
-    with np.errstate(over="ignore"):
-        return np.clip(values * np.exp2(exponent), -largest, largest).astype(ft.array).view(ft.bits)
-
-
 Kinds = dict[str, Callable[[Format, int, np.random.Generator], Blocks]]
 
 _KINDS: Kinds = {
@@ -279,8 +266,10 @@ _KINDS: Kinds = {
 }
 
 
+# Those that only one format has a use for.
+_KINDS_OF: dict[type[Format], Kinds] = {PlaneFormat: {"fits": _planes_that_barely_fit, "ranks": _every_rank}}
+
+
 def kinds(fmt: Format) -> Kinds:
     """The kinds of blocks for a format."""
-    if isinstance(fmt, StepFormat):
-        return _KINDS | {"outliers": _outliers}
-    return _KINDS | {"fits": _planes_that_barely_fit, "ranks": _every_rank}
+    return _KINDS | _KINDS_OF[type(fmt)]

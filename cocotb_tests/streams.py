@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from zlib import crc32
 
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
@@ -34,17 +33,11 @@ def bursts(rng: random.Random) -> Iterator[bool]:
 PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts}
 
 
-def seed_of(tensor: bytes) -> int:
-    """The seed with which a bench has a tensor rounded."""
-    return crc32(tensor)
-
-
 @dataclass(frozen=True)
 class Word:
     """One word of a stream, as :func:`rtl.stream.word_layout` has it; ``data`` without the empty bytes.
 
-    ``cycle`` is when it was taken, ``offered`` when valid rose for it; ``seed`` is driven where the engine
-    takes one.
+    ``cycle`` is when it was taken, ``offered`` when valid rose for it.
     """
 
     data: bytes
@@ -52,7 +45,6 @@ class Word:
     error: bool = False
     cycle: int = -1
     offered: int = -1
-    seed: int = 0
 
 
 class Bench:
@@ -103,8 +95,7 @@ class Bench:
     def send(self, tensor: bytes) -> int:
         """Queue a tensor; return its number of words."""
         words = [tensor[i : i + self.bus_bytes] for i in range(0, len(tensor), self.bus_bytes)]
-        seeds = [seed_of(tensor), *range(1, len(words))]  # only that of the first word counts
-        self._queue += [Word(word, last=i == len(words) - 1, seed=seeds[i]) for i, word in enumerate(words)]
+        self._queue += [Word(word, last=i == len(words) - 1) for i, word in enumerate(words)]
         return len(words)
 
     async def receive(self, count: int) -> list[Word]:
@@ -140,7 +131,6 @@ class Bench:
         """
         dut, bits = self.dut, 8 * self.bus_bytes
         empty_at, error_at = 1, self.bus_bytes.bit_length()  # of the bits behind the data
-        seed_at = error_at if len(dut.i__payload) > bits + error_at else None
         offering: Word | None = None
         ready = False
         offered_at = held = None
@@ -175,8 +165,6 @@ class Bench:
             if offering is None and self._queue and not next(self._idle):
                 offering = self._queue[0]
                 flags = offering.last | (self.bus_bytes - len(offering.data)) << empty_at
-                if seed_at is not None:
-                    flags |= offering.seed << seed_at
                 dut.i__payload.value = int.from_bytes(offering.data, "little") | flags << bits
             dut.i__valid.value = offering is not None
             ready = not next(self._stall)

@@ -14,9 +14,8 @@ from cocotb_tests.coverage import Coverage
 from cocotb_tests.promises import promise
 from gen.config import Config
 from gen.verilog import bytes_per_cycle, convert, make_component, module_name, parts
-from golden import PlaneFormat, StepFormat
+from golden import PlaneFormat
 from rtl import Engine
-from rtl.engine import StepEngine
 
 DATASHEET = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
 
@@ -26,9 +25,8 @@ SLICE = [
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
     configs.SWITCHED,
-    Config(StepFormat("fp16", 32, 19, "stochastic"), bus_bytes=32),
-    Config(StepFormat("fp32", 16, 5), bus_bytes=64),
 ]
+PLANES = [config for config in configs.ALL if isinstance(config.fmt, PlaneFormat)]
 ENGINES = [
     pytest.param(config, part, id=f"{config.slug}-{part}") for config in SLICE for part in parts(config)
 ]
@@ -52,18 +50,7 @@ def test_the_benches_meet_every_corner_of_the_format(part, build):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("part", "corner"),
-    [("compressor", ("escapes", "undone by a fine bit")), ("decompressor", ("invalid", "by a single bit"))],
-)
-def test_the_benches_meet_every_corner_of_the_step_format(part, corner, build):
-    row = runner.run(SLICE[5], part, build / "sim", blocks=3000, seed=1)
-    assert [(group, name) for group, name, hits in row.coverage if not hits] == []
-    assert corner in [(group, name) for group, name, _ in row.coverage]
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("config", "part"), [(configs.SMALL[0], "compressor"), (configs.STEP_SMALL[1], "decompressor")]
+    ("config", "part"), [(configs.SMALL[0], "compressor"), (configs.SMALL[1], "decompressor")]
 )
 def test_gates_without_initial_values_match_the_golden_model(config, part, build):
     row = runner.run(config, part, build / "gates", model=runner.GATES, blocks=300, seed=1)
@@ -118,7 +105,7 @@ def test_the_benches_find_an_error_that_is_stuck(error, build):
         runner.run(configs.SWITCHED, "decompressor", build / f"stuck{error}", model=model, blocks=100, seed=1)
 
 
-@pytest.mark.parametrize("config", configs.ALL, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", PLANES, ids=lambda config: config.name)
 def test_the_promises_are_those_of_the_datasheet_and_the_manifest(config):
     rows = re.findall(rf"^\| {re.escape(config.name)} \| (\w+) \|(.*)\|$", DATASHEET, re.M)
     measured = {part: cells.split("|") for part, cells in rows if "verilator" in cells}
@@ -201,27 +188,13 @@ def test_a_waveform_is_left_on_request(build):
 
 
 def test_the_spread_has_every_dtype_block_bus_and_rounding():
-    formats = [config.fmt for config in configs.ALL if isinstance(config.fmt, PlaneFormat)]
+    formats = [config.fmt for config in PLANES]
     assert {fmt.dtype for fmt in formats} == {"fp32", "bf16", "fp16"}
     assert {fmt.block for fmt in formats} == {16, 32, 64, 128}
     assert {fmt.rounding for fmt in formats} == {"nearest", "truncate"}
     assert {config.bus_bytes for config in configs.ALL} == {16, 32, 64, 128}
     assert any(fmt.has_specials_blocks for fmt in formats)
     assert any(fmt.target == fmt.raw_bytes for fmt in formats)
-
-
-def test_the_spread_of_the_step_format_has_every_dtype_block_bus_and_rounding():
-    engines = [config for config in configs.ALL if isinstance(config.fmt, StepFormat)]
-    assert {config.fmt.dtype for config in engines} == {"fp32", "bf16", "fp16"}
-    assert {config.fmt.block for config in engines} == {16, 32, 64, 128}
-    assert {config.bus_bytes for config in engines} == {16, 32, 64, 128}
-    kinds = {(config.fmt.dtype, config.fmt.rounding) for config in engines}
-    assert kinds == {
-        (dtype, rounding) for dtype in ("fp32", "bf16", "fp16") for rounding in ("nearest", "stochastic")
-    }
-    sections = {StepEngine(config.fmt, config.bus_bytes).sections for config in engines}
-    assert {1, 2} < sections
-    assert max(sections) >= 15
 
 
 def test_wrong_parameters_are_named():
