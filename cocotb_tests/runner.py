@@ -17,8 +17,7 @@ from cocotb_tools.runner import Runner, Verilator, get_runner
 
 from gen import netlist, toolchain
 from gen.config import Config
-from gen.verilog import digest, module_name, parts, verilog_text
-from rtl import Engine
+from gen.verilog import digest, module_name, verilog_text
 
 from .waves import vcd_to_fst
 
@@ -157,7 +156,6 @@ def simulate(
         "part": part,
         "formats": [(type(fmt).__name__, asdict(fmt)) for fmt in config.formats],
         "bus_bytes": config.bus_bytes,
-        "latency": parts(config)[part].latency(Engine(config.formats, config.bus_bytes)),
         "blocks": blocks,
         "seed": seed,
         "activations": str(activations.resolve()) if activations else None,

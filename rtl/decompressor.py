@@ -30,8 +30,9 @@ class Decompressor(wiring.Component):
 
     Throughput: one bus word of values a cycle while neither end stalls; a block smaller than two
     bus words takes two cycles. Latency: a block's first word is offered :meth:`latency` cycles after the
-    last word of its compressed bytes was taken, unless blocks before it are still being sent.
-    Back-pressure on either end stalls it without loss. After reset it holds nothing.
+    last word of its compressed bytes was taken, unless blocks before it are still being sent; sooner if it
+    ends its tensor before that word is full. Back-pressure on either end stalls it without loss. After reset
+    it holds nothing.
 
     A block whose header is invalid becomes zeros with ``error`` set; so does one that the end of its tensor
     cuts short. The blocks after it are decoded as usual, and every input word with ``last`` leads to

@@ -43,7 +43,7 @@ class _RuntimeEngine(wiring.Component):
 
     @classmethod
     def latency(cls, engine) -> int:
-        """As without a choice of formats; 0 in bypass."""
+        """Cycles in the format that takes longest, as without a choice; none in bypass."""
         return cls._inner_type.latency(engine)
 
     def elaborate(self, platform):
@@ -98,7 +98,8 @@ class RuntimeCompressor(_RuntimeEngine):
     """A :class:`rtl.Compressor` that is switched between formats, or bypassed, by a stream of configurations.
 
     Throughput: one bus word a cycle while neither end stalls, in every format whose raw block is at least two
-    bus words. Latency: :meth:`latency` cycles for every format, as for the compressor; none in bypass.
+    bus words. Latency: as of a compressor that moves as many values a cycle as the bus holds of the shortest
+    type, :meth:`latency` cycles in the format that takes longest; none in bypass.
     A configuration is taken at the block boundary between two tensors: when the last one has left the engine,
     before the next one begins, which waits for it. It holds until the next configuration.
     After reset the engine holds nothing and has its first format.

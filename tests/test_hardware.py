@@ -1,6 +1,7 @@
 """The engines in Verilator against golden/: a slice of what ``make sim`` runs in full."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from amaranth.lib.wiring import In
 
 from cocotb_tests import configs, mutation, reports, runner
 from cocotb_tests.coverage import Coverage
+from cocotb_tests.promises import promise
 from gen.config import Config
-from gen.verilog import convert, make_component, module_name, parts
+from gen.verilog import bytes_per_cycle, convert, make_component, module_name, parts
 from golden import PlaneFormat
 from rtl import Engine
+
+DATASHEET = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
 
 SLICE = [
     Config(PlaneFormat("fp32", 64, 80), bus_bytes=64),
@@ -22,6 +26,7 @@ SLICE = [
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
     configs.SWITCHED,
 ]
+PLANES = [config for config in configs.ALL if isinstance(config.fmt, PlaneFormat)]
 ENGINES = [
     pytest.param(config, part, id=f"{config.slug}-{part}") for config in SLICE for part in parts(config)
 ]
@@ -98,6 +103,21 @@ def test_the_benches_find_an_error_that_is_stuck(error, build):
     model = runner.Model(f"error stuck at {error}", write)
     with pytest.raises(runner.BenchError, match="invalid_headers_give_zeros_and_an_error"):
         runner.run(configs.SWITCHED, "decompressor", build / f"stuck{error}", model=model, blocks=100, seed=1)
+
+
+@pytest.mark.parametrize("config", PLANES, ids=lambda config: config.name)
+def test_the_promises_are_those_of_the_datasheet_and_the_manifest(config):
+    rows = re.findall(rf"^\| {re.escape(config.name)} \| (\w+) \|(.*)\|$", DATASHEET, re.M)
+    measured = {part: cells.split("|") for part, cells in rows if "verilator" in cells}
+    assert measured.keys() == parts(config).keys()
+    for part, cells in measured.items():
+        promises = [promise(part, fmt, config.formats, config.bus_bytes) for fmt in config.formats]
+        latencies = [made.latency for made in promises]
+        assert (int(cells[-3]), int(cells[-1])) == (min(latencies), max(latencies))
+        slowest = config.bus_bytes // max(made.word_cycles for made in promises)
+        assert slowest <= float(cells[-5]) < 1.02 * slowest
+        assert bytes_per_cycle(config) == slowest
+        assert parts(config)[part].latency(Engine(config.formats, config.bus_bytes)) >= max(latencies)
 
 
 def test_a_corner_that_cannot_occur_is_no_bin():

@@ -276,8 +276,7 @@ def _switched_headers(number: int) -> Proof:
     fmt, bus = _plane(replace(SWITCHED, fmt=SWITCHED.formats[number])), SWITCHED.bus_bytes
 
     def harness():
-        formats = [fmt for fmt in SWITCHED.formats if isinstance(fmt, PlaneFormat)]
-        configured = Configured(RuntimeDecompressor(formats, bus), number, bypass=False)
+        configured = Configured(make_component(SWITCHED, "decompressor"), number, bypass=False)
         return Headers(configured, fmt, bus)
 
     name = f"{SWITCHED.name}, format {number}"

@@ -1,0 +1,51 @@
+"""What docs/hardware.md promises under "Throughput and latency": where the benches have it from.
+
+Nothing of it comes from rtl/: an engine slower than its datasheet fails, whatever it says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from golden import Format
+
+
+@dataclass(frozen=True)
+class Promise:
+    """How long an engine takes.
+
+    Attributes:
+        steps: cycles that a block takes inside, at least two.
+        latency: cycles from the last word of a block that is a tensor of its own to the first word that it
+            becomes.
+        word_cycles: cycles that a word of uncompressed data takes, while nothing stalls.
+    """
+
+    steps: int
+    latency: int
+    word_cycles: int
+
+    def cycles(self, words: int) -> int:
+        """From the first to the last of so many words of uncompressed data, both included."""
+        return (words - 1) * self.word_cycles + 1
+
+
+def promise(part: str, fmt: Format, formats: Sequence[Format], bus_bytes: int) -> Promise:
+    """What a part of an engine does in one of its formats.
+
+    Args:
+        part: "compressor" or "decompressor".
+        fmt: the format of the moment.
+        formats: all that the engine has; it moves as many values a cycle as its bus holds of the shortest.
+        bus_bytes: bytes of a word.
+    """
+    shortest = min(other.float_type.width for other in formats)
+    values = min(8 * bus_bytes // shortest, fmt.block // 2)
+    moved = values * fmt.float_type.width // 8
+    steps = fmt.block // values
+    pieces = -(-bus_bytes // moved)  # steps that make a word
+    if part == "compressor":
+        return Promise(steps, 4 + steps + (moved > bus_bytes), pieces)
+    # A word is full after as many steps, unless the tensor ends before.
+    return Promise(steps, 4 + (min(pieces, steps) if pieces > 1 else 0), pieces)
