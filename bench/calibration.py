@@ -1,7 +1,7 @@
 """What calibration gains on the small GPT-2: ``python -m bench.calibration``.
 
 The gradient error ``||g - g_exact|| / ||g_exact||`` over all parameters, with the same dropout masks, of
-stashes of one size: all tensors at one rate, or each at the rate that ``Policy.calibrate`` chose for it, on
+stashes of one size: all tensors at one rate, or each at the rate that ``bitstash.calibrate`` chose for it, on
 batches other than that of the error. Prints the policies, too; rows go to build/bench/calibration.json.
 """
 
@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from golden import Format, PlaneFormat
-from torch_bridge import Policy, compress_activations, train
+from torch_bridge import Policy, calibrate, compress_activations
+from torch_bridge.job import train
 
 OPTIONS = train.Options(batch=2, dropout=0.1, steps=2)
 FORMATS = (PlaneFormat("fp32", 64, 80),)
@@ -43,7 +44,7 @@ def main() -> None:
     for fmt in FORMATS:
         uniform, size = gradient(fmt)
         start = time.perf_counter()
-        policy = Policy.calibrate(model, [batch(2), batch(3)], budget=size, fmt=fmt)
+        policy = calibrate(model, [batch(2), batch(3)], budget=size, fmt=fmt)
         seconds = time.perf_counter() - start
         print(policy)
         calibrated, fitted = gradient(policy)

@@ -32,8 +32,8 @@ from rich.table import Table
 
 from golden import Format, PlaneFormat
 from torch_bridge import backends
-from torch_bridge.capture import gpt2_activations
-from torch_bridge.dtypes import TORCH_DTYPES
+from torch_bridge.backends.dtypes import TORCH_DTYPES
+from torch_bridge.job.activations import gpt2_activations
 
 RAW_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 RUNS = {"cpu": 5, "cuda": 20}

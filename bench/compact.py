@@ -29,8 +29,10 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from torch_bridge import Policy, Stash, compact, compress_activations, train
-from torch_bridge.peak import measure
+from torch_bridge import Policy, Stash, compress_activations
+from torch_bridge.job import train
+from torch_bridge.job.peak import measure
+from torch_bridge.schemes import compact
 
 SIZES = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4}
 PRETRAINING = {"full": None, "n/2": 1 / 2, "n/4": 1 / 4, "n/8": 1 / 8}

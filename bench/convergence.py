@@ -41,7 +41,8 @@ from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
 
-from torch_bridge import compress_activations, train
+from torch_bridge import compress_activations
+from torch_bridge.job import train
 
 from .effective_bits import mean, quality, tensors
 

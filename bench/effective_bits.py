@@ -28,9 +28,10 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import backends, compress_activations, train
-from torch_bridge.capture import Saved, visit
-from torch_bridge.dtypes import Format
+from torch_bridge import backends, compress_activations
+from torch_bridge.backends.dtypes import Format
+from torch_bridge.calibration.capture import Saved, visit
+from torch_bridge.job import train
 
 FORMATS = [
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),

@@ -29,8 +29,9 @@ from rich.table import Table
 
 from golden import HadamardFormat
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, LEVELS, THRESHOLDS
-from torch_bridge import backends, train
-from torch_bridge.dtypes import Format
+from torch_bridge import backends
+from torch_bridge.backends.dtypes import Format
+from torch_bridge.job import train
 
 from . import effective_bits
 

@@ -17,7 +17,8 @@ from rich.progress import track
 from rich.table import Table
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, compress_activations, train
+from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge.job import train
 
 OPTIONS = train.Options(config="gpt2", batch=1, steps=2)
 BITS = (32, 16, 14, 12, 10, 8, 6)

@@ -29,8 +29,10 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
-from torch_bridge import Policy, Stash, compress_activations, pool, train
-from torch_bridge.peak import measure
+from torch_bridge import Policy, Stash, compress_activations
+from torch_bridge.job import train
+from torch_bridge.job.peak import measure
+from torch_bridge.schemes import pool
 
 SIZE = 32
 SCHEMES: dict[str, tuple[int, int | None]] = {  # seed of the weights, kernel

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from torch_bridge import Policy, Stash, compress_activations, peak, train
+from torch_bridge import Policy, Stash, compress_activations
+from torch_bridge.job import peak, train
 
 SCHEMES = ("none", "planes", "planes_verify", "checkpoint", "save_on_cpu")
 MODELS = {

@@ -38,7 +38,7 @@ def capture_activations(path: Path) -> Path:
     Eager attention and dropout, so that there are causal zeros and masks among it; one array for each tensor.
     """
     if not path.exists():
-        from torch_bridge.capture import gpt2_activations  # the benches themselves do without PyTorch
+        from torch_bridge.job.activations import gpt2_activations
 
         print("capturing the activations of a GPT-2 training step ...", flush=True)
         saved = gpt2_activations(attention="eager", dropout=0.1, steps=20, batch=2)

@@ -6,8 +6,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from golden import PlaneFormat
-from torch_bridge.huggingface import CompressActivationsMixin
-from torch_bridge.train import draw, read_text
+from torch_bridge.job.train import draw, read_text
+from torch_bridge.trainers.huggingface import CompressActivationsMixin
 
 LENGTH = 64
 

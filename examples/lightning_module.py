@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from golden import PlaneFormat
-from torch_bridge.lightning import CompressActivations
+from torch_bridge.trainers.lightning import CompressActivations
 
 
 class Regression(lightning.LightningModule):

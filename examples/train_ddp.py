@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from golden import PlaneFormat
 from torch_bridge import compress_activations
-from torch_bridge.train import draw, read_text
+from torch_bridge.job.train import draw, read_text
 
 LENGTH, WIDTH = 64, 64
 

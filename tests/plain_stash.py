@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from golden import PlaneFormat
 from torch_bridge.backends import get
-from torch_bridge.dtypes import float_name, format_for
+from torch_bridge.backends.dtypes import float_name, format_for
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 COARSE = PlaneFormat("fp32", block=16, target=9)  # what goes through it is plainly not exact

@@ -13,8 +13,8 @@ from gen import toolchain
 from golden import PlaneFormat
 from torch_bridge import QuantFormat, backends
 from torch_bridge.backends import instructions, threads
+from torch_bridge.backends.dtypes import TORCH_DTYPES, format_for
 from torch_bridge.backends.verilated import library_path
-from torch_bridge.dtypes import TORCH_DTYPES, format_for
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
 

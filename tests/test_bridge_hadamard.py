@@ -10,7 +10,7 @@ import torch
 from golden import HadamardFormat
 from torch_bridge import backends
 from torch_bridge.backends import threads
-from torch_bridge.dtypes import TORCH_DTYPES
+from torch_bridge.backends.dtypes import TORCH_DTYPES
 
 from .blocks import DTYPES, UINTS, as_values, as_words, hostile
 from .hadamard_blocks import BLOCKS, FIRSTS, blocks_of, target_range

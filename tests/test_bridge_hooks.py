@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from golden import PlaneFormat
 from torch_bridge import Policy, Rule, backends, compress_activations
 from torch_bridge.backends import AutoBackend
-from torch_bridge.entries import Entry
+from torch_bridge.stash.entries import Entry
 
 from .plain_stash import COARSE, FMT, NOTHING, reference, untouched
 

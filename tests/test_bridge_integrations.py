@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 from torch_bridge import compress_activations
-from torch_bridge.huggingface import CompressActivationsMixin
-from torch_bridge.lightning import CompressActivations
+from torch_bridge.trainers.huggingface import CompressActivationsMixin
+from torch_bridge.trainers.lightning import CompressActivations
 
 from .launch import TORCHRUN, python
 from .plain_stash import COARSE, untouched

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import CorruptionError, Policy, Rule, checksum, compress_activations
-from torch_bridge.bits import BitsCodec
-from torch_bridge.checksum import checksums
-from torch_bridge.entries import Entry
+from torch_bridge import CorruptionError, Policy, Rule, calibrate, compress_activations
+from torch_bridge.backends import checksum
+from torch_bridge.backends.bits import BitsCodec
+from torch_bridge.backends.checksum import checksums
+from torch_bridge.stash.entries import Entry
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 COARSE = PlaneFormat("fp32", block=16, target=9)
@@ -334,7 +335,7 @@ def test_a_calibrated_policy_fits_the_budget_with_less_error_than_one_rate():
     model, batches = calibrated_model()
     exact, _ = gradients(model, batches[0], Policy([]))
     uniform, stash = gradients(model, batches[0], FMT)
-    policy = Policy.calibrate(model, batches, budget=stash.stored_bytes, loss=cross_entropy)
+    policy = calibrate(model, batches, budget=stash.stored_bytes, loss=cross_entropy)
     chosen, calibrated = gradients(model, batches[0], policy)
     assert calibrated.stored_bytes <= stash.stored_bytes
     assert (chosen - exact).norm() < 0.8 * (uniform - exact).norm()
@@ -349,18 +350,18 @@ def test_calibration_leaves_everything_as_it_was():
         (b.clone(),) for b in model.buffers()
     ]
     random = torch.random.get_rng_state()
-    policy = Policy.calibrate(model, batches, budget=100_000, loss=cross_entropy)
+    policy = calibrate(model, batches, budget=100_000, loss=cross_entropy)
     after = [(p, p.grad) for p in model.parameters()] + [(b,) for b in model.buffers()]
     assert all(
         torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True)
     )
     assert torch.equal(random, torch.random.get_rng_state())
-    assert policy == Policy.calibrate(model, batches, budget=100_000, loss=cross_entropy)
+    assert policy == calibrate(model, batches, budget=100_000, loss=cross_entropy)
 
 
 def test_a_large_budget_keeps_everything_raw():
     model, batches = calibrated_model()
-    policy = Policy.calibrate(model, batches[0], budget=1 << 30, loss=cross_entropy)
+    policy = calibrate(model, batches[0], budget=1 << 30, loss=cross_entropy)
     _, stash = gradients(model, batches[0], policy)
     assert "compressed" not in kept(stash)
 
@@ -368,6 +369,6 @@ def test_a_large_budget_keeps_everything_raw():
 def test_a_budget_that_cannot_be_met_names_the_least():
     model, batches = calibrated_model()
     with pytest.raises(ValueError, match=r"budget must be at least [\d,]+ bytes for this batch, not 1,000"):
-        Policy.calibrate(model, batches, budget=1000, loss=cross_entropy)
+        calibrate(model, batches, budget=1000, loss=cross_entropy)
     with pytest.raises(ValueError, match="budget must be a positive number of bytes, not 0"):
-        Policy.calibrate(model, batches, budget=0, loss=cross_entropy)
+        calibrate(model, batches, budget=0, loss=cross_entropy)

@@ -11,7 +11,7 @@ import torch
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import backends
-from torch_bridge.dtypes import TORCH_DTYPES
+from torch_bridge.backends.dtypes import TORCH_DTYPES
 
 from . import hadamard_blocks
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range

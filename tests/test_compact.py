@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from golden import PlaneFormat
-from torch_bridge import compact, compress_activations
+from torch_bridge import compress_activations
+from torch_bridge.schemes import compact
 
 from .launch import TORCHRUN, python
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bench import convergence
-from torch_bridge import compare
-from torch_bridge.cli import main
+from torch_bridge.job import compare
+from torch_bridge.job.cli import main
 from torch_bridge.offload import transfers
 
 from .test_offload import open_files

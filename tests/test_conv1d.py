@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from torch_bridge import compact, pool
-from torch_bridge.conv1d import CompActConv1D, PooledConv1D
+from torch_bridge.schemes import compact, pool
 
 
 def pair():
@@ -36,7 +35,7 @@ def test_it_does_what_a_linear_layer_does(scheme):
             assert compact.convert(model, 4, names="*") == ["layer"]
         else:
             assert pool.convert(model, 2, tokens=True) == ["layer"]
-    assert type(conv["layer"]) is (CompActConv1D if scheme == "compact" else PooledConv1D)
+    assert type(conv["layer"]).__name__ == ("CompActConv1D" if scheme == "compact" else "PooledConv1D")
     (out, x_grad), (line_out, line_x_grad) = run(conv), run(line)
     assert torch.equal(out, plain)
     torch.testing.assert_close(out, line_out)

@@ -9,7 +9,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations, pool
+from torch_bridge import compress_activations
+from torch_bridge.schemes import pool
 
 
 def random(*shape, seed=0):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torch_bridge import Policy, QuantFormat, backends, compress_activations
-from torch_bridge.dtypes import TORCH_DTYPES
-from torch_bridge.quant import BITS
+from torch_bridge.backends.dtypes import TORCH_DTYPES
+from torch_bridge.backends.quant_format import BITS
 
 
 def round_trip(values, bits):

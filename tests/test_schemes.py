@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_bridge import Offload, Policy, compress_activations, schemes, train
-from torch_bridge.peak import measure
-from torch_bridge.recompute import recompute_activations
-from torch_bridge.schemes import Scheme
+from torch_bridge import Offload, Policy, compress_activations
+from torch_bridge.job import train
+from torch_bridge.job.peak import measure
+from torch_bridge.schemes import Scheme, schemes
+from torch_bridge.schemes.recompute import recompute_activations
 
 from .test_offload import open_files, settle
 

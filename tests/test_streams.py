@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations, streams
+from torch_bridge import compress_activations
+from torch_bridge.backends import streams
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 NOTHING = torch.nn.Module()

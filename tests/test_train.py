@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_bridge import cli, demo, train
-from torch_bridge.capture import gpt2_activations
+from torch_bridge.job import cli, demo, train
+from torch_bridge.job.activations import gpt2_activations
 
 TINY = train.Options(scheme="planes", steps=2, batch=1, validations=1, dropout=0.1)
 

@@ -1,11 +1,11 @@
 """Training through the compressor: saved-tensor hooks that stash compressed bytes, and their backends."""
 
-from .checksum import CorruptionError
+from .backends.checksum import CorruptionError
+from .backends.quant_format import QuantFormat
+from .calibration import calibrate
 from .offload import Offload, OffloadError
 from .policy import Policy, Rule
-from .quant import QuantFormat
-from .report import Report, Row
-from .stash import Stash, compress_activations, keep_activations
+from .stash import Report, Row, Stash, compress_activations, keep_activations
 
 __all__ = [
     "CorruptionError",
@@ -17,6 +17,7 @@ __all__ = [
     "Row",
     "Rule",
     "Stash",
+    "calibrate",
     "compress_activations",
     "keep_activations",
 ]

@@ -1,5 +1,5 @@
 import sys
 
-from .cli import main
+from .job.cli import main
 
 sys.exit(main())

@@ -18,12 +18,12 @@ import torch
 
 import golden
 
-from ..dtypes import Format
-from ..quant import QuantFormat
 from .base import Backend
 from .cpu import CpuBackend
+from .dtypes import Format
 from .golden import GoldenBackend
 from .quant import QuantBackend
+from .quant_format import QuantFormat
 from .torch_ops import TorchBackend
 from .verilated import VerilatedBackend
 

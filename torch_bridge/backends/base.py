@@ -8,7 +8,7 @@ import torch
 
 from golden.blocks import as_block_number
 
-from ..dtypes import Format
+from .dtypes import Format
 
 
 class Backend(ABC):

@@ -7,9 +7,9 @@ import torch
 
 from golden import Format, PlaneFormat
 
-from ..dtypes import TORCH_DTYPES
 from . import cpu_plane
 from .base import Backend, number_of
+from .dtypes import TORCH_DTYPES
 from .memory import octets
 from .threads import for_each
 

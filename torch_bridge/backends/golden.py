@@ -6,8 +6,8 @@ import torch
 
 from golden import Format
 
-from ..dtypes import TORCH_DTYPES
 from .base import Backend
+from .dtypes import TORCH_DTYPES
 
 
 class GoldenBackend(Backend):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..dtypes import TORCH_DTYPES
-from ..quant import QuantFormat
 from .base import Backend
+from .dtypes import TORCH_DTYPES
+from .quant_format import QuantFormat
 
 # Groups at a time, so that the temporary tensors stay small.
 _GROUPS = 1 << 12

@@ -32,7 +32,7 @@ from golden.hadamard import (
     THRESHOLDS,
 )
 
-from ..dtypes import TORCH_DTYPES
+from .dtypes import TORCH_DTYPES
 
 _FP32_MANTISSA, _FP32_MAX = 23, 0x7F7FFFFF  # of fp32: bits, and the pattern of the largest number
 _CODES = 1 << max(LEVELS)  # fields of the greatest width

@@ -8,8 +8,8 @@ import torch
 
 from golden import Format, HadamardFormat, PlaneFormat
 
-from ..dtypes import TORCH_DTYPES
 from .base import Backend, number_of
+from .dtypes import TORCH_DTYPES
 from .threads import for_each
 from .torch_hadamard import HadamardCodec
 from .torch_plane import PlaneCodec

@@ -11,9 +11,9 @@ import triton
 
 from golden import Format, HadamardFormat, PlaneFormat
 
-from ..dtypes import TORCH_DTYPES
 from . import triton_hadamard, triton_plane
 from .base import Backend
+from .dtypes import TORCH_DTYPES
 from .triton_tiles import WARPS
 
 _KERNELS = {PlaneFormat: triton_plane.KERNELS, HadamardFormat: triton_hadamard.KERNELS}

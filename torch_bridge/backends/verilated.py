@@ -16,8 +16,8 @@ import torch
 
 from golden import Format
 
-from ..dtypes import TORCH_DTYPES
 from .base import Backend
+from .dtypes import TORCH_DTYPES
 
 # What gen/library.cpp calls its functions as they are now.
 _INTERFACE = 3

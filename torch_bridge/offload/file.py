@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 from zlib import crc32
 
-from ..checksum import CorruptionError
+from ..backends.checksum import CorruptionError
 from .extents import Extents, Place
 
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from . import backends, streams
-from .bits import BitsCodec
-from .checksum import checksums
-from .dtypes import Format, float_name, format_for
+from .. import backends
+from ..backends import streams
+from ..backends.bits import BitsCodec
+from ..backends.checksum import checksums
+from ..backends.dtypes import Format, float_name, format_for
+from ..offload import Handle, Offload, Step
+from ..policy import Policy, Rule
 from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
 from .layout import Geometry, Region, region_of
-from .offload import Handle, Offload, Step
-from .policy import Policy, Rule
 from .report import BITS, COMPRESSED, Report, Tally
 from .trace import Origin, Trace, strided
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .dtypes import Format
-from .offload import Offload
-from .policy import Policy
-from .stash import Stash, compress_activations
+from ..backends.dtypes import Format
+from ..offload import Offload
+from ..policy import Policy
+from ..stash import Stash, compress_activations
 
 
 def _package() -> str:

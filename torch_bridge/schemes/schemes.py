@@ -12,13 +12,13 @@ import torch
 
 import golden
 
+from ..backends.dtypes import Format
+from ..backends.quant_format import QuantFormat
+from ..offload import Offload
+from ..policy import Policy
+from ..stash import Stash, compress_activations
 from . import compact, pool
-from .dtypes import Format
-from .offload import Offload
-from .policy import Policy
-from .quant import QuantFormat
 from .recompute import recompute_activations
-from .stash import Stash, compress_activations
 
 FORMATS = (*golden.FORMATS, QuantFormat.scheme)
 

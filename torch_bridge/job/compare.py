@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ..schemes import Scheme
+from ..stash import Stash
 from . import peak, train
-from .schemes import Scheme
-from .stash import Stash
 
 MODELS = ("gpt2", "bert", "t5")
 CONFIGS = ("small", "gpt2")

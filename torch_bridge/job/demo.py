@@ -18,7 +18,8 @@ from matplotlib.transforms import Bbox
 from rich.console import Console
 from rich.table import Table
 
-from . import backends, train
+from .. import backends
+from . import train
 from .ratios import PAPER, WORKLOAD, ratios
 
 # The length is chosen so that the demo takes about eight minutes on two cores.

@@ -9,7 +9,7 @@ import torch
 import golden
 from golden import PlaneFormat
 
-from .quant import QuantFormat
+from .quant_format import QuantFormat
 
 Format = golden.Format | QuantFormat
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .bits import BitsCodec
-from .linear import may_have_conv1d, weight_of
+from ..backends.bits import BitsCodec
+from .linear import conv1d, weight_of
 
 KERNELS = (2, 4)
 
@@ -68,10 +69,8 @@ def convert(
     classes: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: PooledConv2d, nn.ReLU: BitReLU}
     if tokens:
         classes[nn.Linear] = PooledLinear
-        if may_have_conv1d():
-            from .conv1d import Conv1D, PooledConv1D
-
-            classes[Conv1D] = PooledConv1D
+        if (kind := conv1d()) is not None:
+            classes[kind] = _of_conv1d(kind)
     patterns = [names] if isinstance(names, str) else names
     converted = []
     for name, layer in model.named_modules():
@@ -137,6 +136,14 @@ class PooledLayer(nn.Module):
 
 class PooledLinear(PooledLayer, nn.Linear):
     """An ``nn.Linear`` that keeps the means of ``pool`` tokens of its input."""
+
+
+@cache
+def _of_conv1d(kind: Any) -> type[PooledLayer]:
+    class PooledConv1D(PooledLayer, kind):
+        """A ``Conv1D`` that keeps the means of ``pool`` tokens of its input."""
+
+    return PooledConv1D
 
 
 class BitReLU(nn.ReLU):

@@ -20,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from golden import HadamardFormat, PlaneFormat
 
-from .dtypes import TORCH_DTYPES, Format
-from .offload import Offload
-from .quant import QuantFormat
-from .schemes import Scheme
+from ..backends.dtypes import TORCH_DTYPES, Format
+from ..backends.quant_format import QuantFormat
+from ..offload import Offload
+from ..schemes import Scheme
 
 # Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
 CONFIGS: dict[str, dict[str, int]] = {

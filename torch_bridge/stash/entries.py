@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import streams
-from .backends import Backend
-from .bits import BitsCodec
-from .checksum import CorruptionError, checksums
+from ..backends import Backend, streams
+from ..backends.bits import BitsCodec
+from ..backends.checksum import CorruptionError, checksums
+from ..offload import Handle
 from .layout import Geometry, Region
-from .offload import Handle
 
 # What was stashed of a tensor before is shared if it is at least this part of what is left to stash: to put
 # memory together of many small parts costs more than it saves.

@@ -17,13 +17,13 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from golden import Format
+from golden import Format, PlaneFormat
 
-from . import backends
+from .. import backends
+from ..backends.dtypes import TORCH_DTYPES, format_for
+from ..policy import LOG_SOFTMAX, Policy, Rule
+from ..stash import Stash, compress_activations
 from .capture import Saved, visit
-from .dtypes import TORCH_DTYPES, format_for
-from .policy import LOG_SOFTMAX, Policy, Rule
-from .stash import Stash, compress_activations
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
@@ -65,13 +65,33 @@ class _Kind:
 
 
 def calibrate(
-    model: torch.nn.Module, batch: Any, budget: int, fmt: Format, loss: Loss | None = None
-) -> tuple[Rule, ...]:
-    """The rules of :meth:`Policy.calibrate`, which says what is taken and raised.
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    budget: int,
+    fmt: Format | None = None,
+    loss: Loss | None = None,
+) -> Policy:
+    """The policy with the least gradient error whose stash fits a budget.
 
     Weights, their gradients, buffers and the state of random numbers are left as they were. Every batch
     is run once for each kind of tensor, and three times besides.
+
+    Args:
+        model: as it trains: its weights, and train() or eval().
+        batch: one batch, or a list of several, whose errors are averaged.
+        budget: bytes that a step's stash may have, with all that stays raw.
+        fmt: gives block and rounding; by default ``PlaneFormat("fp32", 64, 80)``.
+        loss: computes a batch's loss; by default ``model(**batch).loss``.
+
+    Returns:
+        Rules for each module and operation, with the reason for each, before those of
+        :meth:`Policy.default`. Print it for a table.
+
+    Raises:
+        ValueError: no choice fits the budget; the message says what would.
     """
+    fmt = fmt or PlaneFormat("fp32", 64, 80)
     if budget < 1:
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
     batches = batch if isinstance(batch, list) else [batch]
@@ -96,7 +116,8 @@ def calibrate(
     all_raw = Policy([*(kind.rule(None) for kind in kinds), *defaults])
     fixed = max(run.stashed_bytes(all_raw) for run in runs) - sum(kind.raw_bytes for kind in kinds)
     chosen = _choose(kinds, formats, budget - fixed, fixed)
-    return (*(kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True)), *defaults)
+    rules = (kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True))
+    return Policy([*rules, *defaults])
 
 
 def _choose(kinds: list[_Kind], formats: list[Format], budget: float, fixed: float) -> list[Format | None]:

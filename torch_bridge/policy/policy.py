@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-import golden
 from golden import HadamardFormat, PlaneFormat
 
-from .dtypes import Format
-from .quant import BITS as QUANT_BITS
-from .quant import QuantFormat
+from ..backends.dtypes import Format
+from ..backends.quant_format import BITS as QUANT_BITS
+from ..backends.quant_format import QuantFormat
 
 Keep = Format | Literal["raw", "bits"]
 
@@ -172,36 +170,6 @@ class Policy:
             signed += [Rule(planes, op=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_RESULTS]
             signed += [Rule(planes, saved_by=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_INPUTS]
         return cls([*masks, *exact, *logs, *signed, Rule(fmt)])
-
-    @classmethod
-    def calibrate(
-        cls,
-        model: torch.nn.Module,
-        batch: Any,
-        *,
-        budget: int,
-        fmt: golden.Format | None = None,
-        loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
-    ) -> Policy:
-        """The policy with the least gradient error whose stash fits a budget: see :mod:`.calibration`.
-
-        Args:
-            model: as it trains: its weights, and train() or eval().
-            batch: one batch, or a list of several, whose errors are averaged.
-            budget: bytes that a step's stash may have, with all that stays raw.
-            fmt: gives block and rounding; by default ``PlaneFormat("fp32", 64, 80)``.
-            loss: computes a batch's loss; by default ``model(**batch).loss``.
-
-        Returns:
-            Rules for each module and operation, with the reason for each, before those of :meth:`default`.
-            Print it for a table.
-
-        Raises:
-            ValueError: no choice fits the budget; the message says what would.
-        """
-        from .calibration import calibrate
-
-        return cls(calibrate(model, batch, budget, fmt or PlaneFormat("fp32", 64, 80), loss))
 
     @property
     def names_modules(self) -> bool:

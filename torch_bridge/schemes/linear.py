@@ -14,6 +14,6 @@ def weight_of(layer: Any) -> torch.Tensor:
     return layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
 
 
-def may_have_conv1d() -> bool:
-    """Whether any model can have a ``Conv1D``: whether what defines it was imported."""
-    return "transformers.pytorch_utils" in sys.modules
+def conv1d() -> Any:
+    """transformers' ``Conv1D``, or None if no model can have one: if what defines it was not imported."""
+    return getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)

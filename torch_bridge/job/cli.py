@@ -14,9 +14,11 @@ import torch
 from golden import plane
 from golden.floats import FLOAT_TYPES
 
-from . import backends, compare, schemes, train
-from .pool import KERNELS
-from .quant import BITS
+from .. import backends
+from ..backends.quant_format import BITS
+from ..schemes import schemes
+from ..schemes.pool import KERNELS
+from . import compare, train
 
 INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 

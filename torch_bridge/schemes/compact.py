@@ -26,6 +26,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -35,7 +36,7 @@ from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
-from .linear import may_have_conv1d, weight_of
+from .linear import conv1d, weight_of
 
 # All but the attention's output projection, as in the paper: of LLaMA, GPT-2, BERT and T5.
 NAMES = (
@@ -337,11 +338,17 @@ class CompActAdamW(torch.optim.AdamW):
 def _classes() -> dict[type[nn.Module], type[CompActLayer]]:
     """What becomes what."""
     classes: dict[type[nn.Module], type[CompActLayer]] = {nn.Linear: CompActLinear}
-    if may_have_conv1d():
-        from .conv1d import CompActConv1D, Conv1D
-
-        classes[Conv1D] = CompActConv1D
+    if (kind := conv1d()) is not None:
+        classes[kind] = _of_conv1d(kind)
     return classes
+
+
+@cache
+def _of_conv1d(kind: Any) -> type[CompActLayer]:
+    class CompActConv1D(CompActLayer, kind):
+        """A ``Conv1D`` whose weight, [in_features, out_features], moves in a subspace."""
+
+    return CompActConv1D
 
 
 def _rank(rank: float, width: int, name: str) -> int:

@@ -12,11 +12,11 @@ import torch
 from golden import PlaneFormat
 from golden.floats import FLOAT_TYPES
 
-from .bits import BitsCodec
-from .dtypes import float_name
-from .layout import Region, region_of
-from .policy import Policy, Rule
-from .trace import Trace
+from ..backends.bits import BitsCodec
+from ..backends.dtypes import float_name
+from ..policy import Policy, Rule
+from ..stash.layout import Region, region_of
+from ..stash.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,3 @@ def capture(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list
     saved: list[Saved] = []
     visit(model, forward, saved.append)
     return saved
-
-
-def gpt2_activations(
-    dtype: str = "fp32", *, attention: str = "sdpa", dropout: float = 0.1, steps: int = 4, batch: int = 1
-) -> list[Saved]:
-    """What a step of the default GPT-2 saves after a few training steps on English text.
-
-    Args:
-        dtype: of the activations; under autocast a 16-bit type comes with fp32 tensors in between.
-        attention: "sdpa" or "eager".
-        dropout: probability of every dropout.
-        steps: training steps before the one that is captured.
-        batch: sequences of 128 tokens.
-    """
-    from . import train
-
-    options = train.Options(dtype=dtype, attention=attention, dropout=dropout, batch=batch, steps=steps)
-    return capture(*train.warmed_up(options))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from .dtypes import Format
-from .offload import Offload
-from .policy import Policy
-from .stash import Stash, compress_activations
+from ..backends.dtypes import Format
+from ..offload import Offload
+from ..policy import Policy
+from ..stash import Stash, compress_activations
 
 
 class CompressActivationsMixin:

@@ -6,8 +6,8 @@ from functools import partial
 
 from golden import Account, PlaneFormat
 
+from ..calibration.capture import Saved, visit
 from . import train
-from .capture import Saved, visit
 
 # Lee, Yun, Lee 2023, for GPT-2's activations.
 PAPER = {"sign": 2.09, "exponent": 2.04, "mantissa": 1.21}

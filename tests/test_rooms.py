@@ -1,0 +1,101 @@
+"""The rooms of the house: who imports whom, late imports included, and that there are no circles."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bitstash
+import golden
+import torch_bridge
+
+ROOT = Path(__file__).parent.parent
+# What each room may import of the house; its own parts aside.
+ROOMS = {
+    "golden": set(),
+    "rtl": {"golden"},
+    "torch_bridge.backends": {"golden"},
+    "torch_bridge.offload": {"torch_bridge.backends"},
+    "torch_bridge.policy": {"golden", "torch_bridge.backends"},
+    "torch_bridge.stash": {"torch_bridge.backends", "torch_bridge.offload", "torch_bridge.policy"},
+}
+ROOMS["torch_bridge.calibration"] = {*ROOMS["torch_bridge.stash"], "golden", "torch_bridge.stash"}
+ROOMS["torch_bridge.schemes"] = {*ROOMS["torch_bridge.stash"], "golden", "torch_bridge.stash"}
+ROOMS["torch_bridge.trainers"] = ROOMS["torch_bridge.schemes"]
+ROOMS["torch_bridge.job"] = {room for room in ROOMS if room != "rtl"}
+ROOMS["torch_bridge"] = {room for room in ROOMS if room != "rtl"}
+ROOMS["bitstash"] = {"golden", "torch_bridge"}
+ROOMS["gen"] = {"golden", "rtl", "torch_bridge.backends"}
+HOUSE = {*(room.partition(".")[0] for room in ROOMS), "cocotb_tests", "tests", "bench"}
+
+
+def modules():
+    """The modules of the rooms: by their names, and with whether a package."""
+    for path in sorted(ROOT.glob("*/**/*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] in {room.partition(".")[0] for room in ROOMS}:
+            is_package = parts[-1] == "__init__"
+            yield ".".join(parts[:-1] if is_package else parts), is_package, path
+
+
+def imports(name, is_package, path):
+    """The modules of the house that a module imports, wherever in it the import stands."""
+    known = {module for module, _, _ in modules()}
+    package = name if is_package else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*up, *([node.module] if node.module else [])])
+            parts = [f"{base}.{alias.name}" for alias in node.names]
+            found = [part if part in known else base for part in parts]
+        else:
+            continue
+        yield from (one for one in found if one.partition(".")[0] in HOUSE and one != name)
+
+
+def room_of(module):
+    return max((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), key=len, default=module)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_point_downward_only(room):
+    own = [module for module in modules() if room_of(module[0]) == room]
+    assert own
+    wrong = [
+        f"{module[0]} imports {other}"
+        for module in own
+        for other in imports(*module)
+        if room_of(other) not in {room, *ROOMS[room]}
+    ]
+    assert wrong == []
+
+
+def test_there_are_no_circles_of_imports():
+    arrows = {name: {*imports(name, *rest)} for name, *rest in modules()}
+    while leaves := [name for name, others in arrows.items() if not others & arrows.keys()]:
+        for name in leaves:
+            del arrows[name]
+    packages = {name for name, is_package, _ in modules() if is_package}
+    # A module that imports a sibling's name from its package goes through the package: that is no circle.
+    assert {name: others & arrows.keys() for name, others in arrows.items() if name not in packages} == {}
+
+
+def test_the_one_import_has_everything_public_and_no_more():
+    assert {*bitstash.__all__} == {*golden.__all__, *torch_bridge.__all__}
+    for name in bitstash.__all__:
+        assert getattr(bitstash, name) is getattr(torch_bridge, name, None) or getattr(golden, name)
+
+
+@pytest.mark.parametrize("absent", ["numba", "transformers", "matplotlib", "triton", "amaranth", "cocotb"])
+def test_the_one_import_needs_its_dependencies_only(absent):
+    code = f"import sys; sys.modules[{absent!r}] = None; import bitstash"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_types_are_shipped():
+    for package in ("bitstash", "golden", "torch_bridge"):
+        assert (ROOT / package / "py.typed").exists()

@@ -1,0 +1,1 @@
+"""Compressed activations in other people's training loops: Hugging Face's and Lightning's."""
