@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 
 from ..dtypes import TORCH_DTYPES
-from . import cpu_plane
+from . import cpu_hadamard, cpu_plane
 from .base import Backend, number_of
 from .memory import octets
 from .threads import for_each
@@ -18,7 +20,7 @@ _CHUNK = 1 << 16
 
 # The module of each format's kernels, and of the ``Layout`` that these have to know of it. A kernel is also
 # given the number of its first block.
-_KERNELS = {PlaneFormat: cpu_plane}
+_KERNELS: dict[type[Format], Any] = {PlaneFormat: cpu_plane, HadamardFormat: cpu_hadamard}
 
 
 class CpuBackend(Backend):
