@@ -30,14 +30,15 @@ import zfpy
 from rich.console import Console
 from rich.table import Table
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 from torch_bridge.job.activations import gpt2_activations
 
 RAW_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 RUNS = {"cpu": 5, "cuda": 20}
-BLOCK, RATIOS = 64, (3.2, 2.0)
+BLOCK, RATIOS = 64, (3.2, 2.0)  # of planes
+HADAMARD_BLOCK, HADAMARD_BITS = 128, (2, 3, 4)  # bits a value
 SIMULATED = 1 << 19  # values, as a simulation is slow
 OUTPUT = {"cpu": Path("build/bench/codec.json"), "cuda": Path("build/bench/codec_gpu.json")}
 
@@ -64,6 +65,10 @@ def activations(dtype: str, device: str) -> torch.Tensor:
 def planes(dtype: str) -> list[Format]:
     raw = PlaneFormat(dtype, BLOCK, None).raw_bytes
     return [PlaneFormat(dtype, BLOCK, int(raw / ratio)) for ratio in RATIOS]
+
+
+def hadamards(dtype: str) -> list[Format]:
+    return [HadamardFormat(dtype, HADAMARD_BLOCK, HADAMARD_BLOCK * bits // 8) for bits in HADAMARD_BITS]
 
 
 def bridge(backend: str, values: torch.Tensor, formats: Sequence[Format]) -> Iterator[Codec]:
@@ -109,7 +114,7 @@ def codecs(values: torch.Tensor, dtype: str, threads: int) -> Iterator[Codec]:
     if values.device.type == "cuda":
         yield from bridge("triton", values, planes(dtype))
         return
-    yield from bridge("cpu", values, planes(dtype))
+    yield from bridge("cpu", values, [*planes(dtype), *hadamards(dtype)])
     if threads == 1:
         yield from zfp(values)
     yield from blosc(values, threads)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gen import toolchain
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from torch_bridge import QuantFormat, backends
 from torch_bridge.backends import instructions, threads
 from torch_bridge.backends.dtypes import TORCH_DTYPES, format_for
@@ -202,11 +202,12 @@ def test_stored_of_the_wrong_size_is_an_error(name):
         backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
 
 
-def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
+@pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 16, 16), HadamardFormat("bf16", 64, 32)])
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(fmt, tmp_path):
     program = (
-        "import torch; from golden import PlaneFormat; from torch_bridge import backends\n"
-        "backend = backends.get('cpu', PlaneFormat('bf16', 16, 16))\n"
-        "values = torch.arange(16.0).bfloat16()\n"
+        "import torch; from golden import HadamardFormat, PlaneFormat; from torch_bridge import backends\n"
+        f"backend = backends.get('cpu', {fmt})\n"
+        "values = torch.zeros(16).bfloat16()\n"
         "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
         "print(sum(backend._encode.stats.cache_hits.values()))"
     )

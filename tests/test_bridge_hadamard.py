@@ -15,7 +15,7 @@ from torch_bridge.backends.dtypes import TORCH_DTYPES
 from .blocks import DTYPES, UINTS, as_values, as_words, hostile
 from .hadamard_blocks import BLOCKS, FIRSTS, blocks_of, target_range
 
-FAST = ("torch",)  # Triton's kernels have tests of their own
+FAST = ("cpu", "torch")  # Triton's kernels have tests of their own
 LAST = (1 << 32) - 1
 
 

@@ -3,8 +3,8 @@
 A backend takes values as a flat tensor and gives the stored bytes, and back. ``golden`` is the NumPy
 model itself, ``cpu`` the same as machine code, ``triton`` kernels for CUDA, ``torch`` vectorised torch
 operations on any device, ``verilated`` the generated Verilog, simulated. ``auto`` takes for each tensor the
-fastest that needs nothing built: ``cpu`` on a CPU, ``triton`` on CUDA where Triton is installed, ``torch``
-elsewhere.
+fastest that needs nothing built: ``cpu`` on a CPU where Numba is installed, ``triton`` on CUDA where Triton
+is, ``torch`` elsewhere.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AutoBackend(Backend):
 
     @cached_property
     def _cpu(self) -> Backend:
-        return CpuBackend(self.fmt)
+        return CpuBackend(self.fmt) if find_spec("numba") else self._other
 
     @cached_property
     def _cuda(self) -> Backend:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import torch
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 
-from . import cpu_plane
 from .base import Backend, number_of
 from .dtypes import TORCH_DTYPES
 from .memory import octets
@@ -18,7 +19,7 @@ _CHUNK = 1 << 16
 
 # The module of each format's kernels, and of the ``Layout`` that these have to know of it. A kernel is also
 # given the number of its first block.
-_KERNELS = {PlaneFormat: cpu_plane}
+_KERNELS: dict[type[Format], str] = {PlaneFormat: ".cpu_plane", HadamardFormat: ".cpu_hadamard"}
 
 
 class CpuBackend(Backend):
@@ -26,13 +27,19 @@ class CpuBackend(Backend):
 
     The first call for a block's size and a value's width compiles for some seconds. Numba keeps what it
     compiled beside these files or, if that folder is read-only, in the user's cache (``NUMBA_CACHE_DIR``).
+
+    Raises:
+        ImportError: Numba is not installed; the message says how.
     """
 
     fmt: Format
 
     def __init__(self, fmt: Format) -> None:
         super().__init__(fmt)
-        kernels = _KERNELS[type(fmt)]
+        try:
+            kernels = import_module(_KERNELS[type(fmt)], __package__)
+        except ModuleNotFoundError as error:
+            raise ImportError("the cpu backend needs Numba: pip install 'bitstash[cpu]'") from error
         self._layout = kernels.Layout.of(fmt)
         self._encode, self._decode = kernels.kernels(fmt.float_type.width, fmt.block)
 

@@ -2,10 +2,10 @@
 
 What the bits mean is said in ``golden/hadamard.py`` and docs/format.md; this file says how it is done fast.
 Sixteen blocks are worked on side by side: once they are transposed, value ``i`` of all of them is one vector,
-and so is coefficient ``k``. The transform is then nothing but sums and differences of vectors, and a field is in
-the same bits of the same word of all sixteen. Only blocks with specials are met one by one.
+and so is coefficient ``k``. The transform is then nothing but sums and differences of vectors, and a field is
+in the same bits of the same word of all sixteen. Only blocks with specials are met one by one.
 
-Places in arrays of vectors count numbers, so that neighbours are ``LANES`` apart.
+Places in arrays of vectors count numbers: neighbours are ``LANES`` apart. A tile is ``LANES`` vectors.
 """
 
 # What Numba compiles has vectors, and numbers of whatever width its operations give them.
@@ -35,7 +35,7 @@ from golden.hadamard import (
     THRESHOLDS,
 )
 
-from .instructions import compiled, inlined, load_octets, store_octets
+from .instructions import compiled, copy_octets, inlined
 from .lanes import (
     LANES,
     butterflies,
@@ -58,14 +58,15 @@ _TILE = LANES * LANES
 _MOST_HEADER, _LEAST_SCALE = (1 << HEADER_BITS) - 1, 1 << FRACTION_BITS
 _MOST_ALIGNED = (1 << ALIGNED_BITS) - 1
 
-# Of fields of each width: the first level, how many thresholds there are, and what follows from each of them:
-# what it adds to the level and, above the bits of that, to its number.
+# Of fields of each width: the first level, how many thresholds there are, and what each of these adds to the
+# level and, above LEVEL_BITS, to its number.
 _LEVEL_BITS = 6
 _FIRST = tuple(levels[0] for levels in LEVELS.values())
 _COUNT = tuple(len(thresholds) for thresholds in THRESHOLDS.values())
-_MOST = max(_COUNT)
-_THRESHOLDS = np.array([(*THRESHOLDS[w], *[0] * (_MOST - _COUNT[w])) for w in LEVELS], np.int32)
-_ADDED = np.diff([(*LEVELS[w], *[0] * (_MOST - _COUNT[w])) for w in LEVELS]).astype(np.int32) + (1 << _LEVEL_BITS)
+_THRESHOLDS, _ADDED = np.zeros((2, len(LEVELS), max(_COUNT)), np.int32)
+for _width, _count in enumerate(_COUNT):
+    _THRESHOLDS[_width, :_count] = THRESHOLDS[_width]
+    _ADDED[_width, :_count] = np.diff(LEVELS[_width]) + (1 << _LEVEL_BITS)
 
 _level_0, _level_1, _level_2, _level_3, _level_4 = map(table, LEVELS.values())
 
@@ -108,8 +109,16 @@ def _draw(number: int, signs: np.ndarray) -> None:
 
 
 @inlined
+def _copy(array: np.ndarray, place: int, out: np.ndarray, to: int, count: int) -> None:
+    for i in range(count & ~7, count):
+        out[to + i] = array[place + i]
+    for i in range(0, count - 7, 8):
+        copy_octets(array, place + i, out, to + i)
+
+
+@inlined
 def _transform_tiles(x: np.ndarray) -> None:
-    """The stages of the transform between numbers of different tiles."""
+    """The transform, as far as it is between vectors in the same places of tiles."""
     for i in range(0, _TILE, LANES):
         if len(x) == 4 * _TILE:
             butterflies(x, i, _TILE, 4, x)
@@ -144,7 +153,7 @@ def _align(
             word = load(raw, i)
             magnitude = word & (1 << width - 1) - 1
             exponent = larger(magnitude >> mantissa_bits, 1) - 1
-            # That takes away what is above the hidden bit, and leaves it to normal numbers.
+            # An exponent of 1 is left of a normal number's: its hidden bit.
             mantissa = magnitude - (exponent << mantissa_bits) << up
             doubled = mantissa >> smaller(most - exponent, width - 1)
             aligned = converted(smaller(doubled + 1 >> 1, _MOST_ALIGNED), np.int32)
@@ -159,6 +168,7 @@ def _align(
 @inlined
 def _deviation(energy: Any) -> tuple[Any, Any]:
     """The root of the energy: its ROOT_BITS leading bits, and how often they are doubled."""
+    energy = larger(energy, 1)
     exponent = (viewed(converted(energy, np.float64), np.int64) >> _WIDE_MANTISSA) - _WIDE_BIAS
     half = converted(exponent >> 1, np.int32)
     leading = energy << (larger(negated(half) + 3, 0) << 1) >> (larger(half - 3, 0) << 1)
@@ -172,17 +182,17 @@ def _quantise(
     """Coefficients as fields, behind the place of the header; their product with the levels."""
     root, half = _deviation(energy)
     product, word = filled(np.int32(0)), filled(np.uint32(0))
-    i, to, at = 0, 0, HEADER_BITS
+    begin, to, at = 0, 0, HEADER_BITS
     for bits, end in ((least + 1, more * LANES), (least, len(z))):
         if bits == 0:
             break
         for t in range(_COUNT[bits]):
             limit = root * _THRESHOLDS[bits, t] << half >> ROOT_BITS - 1 + THRESHOLD_BITS
             store(limits, t * LANES, limit)
-        for i in range(i, end, LANES):
+        for i in range(begin, end, LANES):
             value = load(z, i)
             magnitude = where(value < 0, negated(value), value)
-            found = filled(np.int32(_FIRST[bits]))
+            found = filled(np.int32(_FIRST[bits]))  # the level, and above it its number
             for t in range(_COUNT[bits]):
                 found = where(magnitude > load(limits, t * LANES), found + _ADDED[bits, t], found)
             product = product + magnitude * (found & (1 << _LEVEL_BITS) - 1)
@@ -193,7 +203,7 @@ def _quantise(
                 store(packed, to, word)
                 to, at = to + LANES, at - 32
                 word = field >> bits - at
-        i = end
+        begin = end
     store(packed, to, word)
     return product
 
@@ -211,19 +221,15 @@ def _header(energy: Any, product: Any, top: Any, exponent_max: int) -> Any:
 
 
 @inlined
-def _write(packed: np.ndarray, rows: np.ndarray, count: int, octets: np.ndarray, start: int, target: int) -> None:
+def _write(
+    packed: np.ndarray, rows: np.ndarray, count: int, octets: np.ndarray, start: int, target: int
+) -> None:
     """So many blocks as bytes."""
-    span = len(rows) // LANES
+    span, row = len(rows) // LANES, rows.view(np.uint8)
     for i in range(0, span, LANES):
         transpose(packed, i * LANES, LANES, rows, i, span)
     for lane in range(count):
-        k = lane * span
-        for i in range(start, start + target - 7, 8):
-            store_octets(octets, i, load_octets(rows, k))
-            k += 2
-        for i in range(target & ~7, target):
-            octets[start + i] = rows[lane * span + (i >> 2)] >> np.uint32(8 * (i & 3))
-        start += target
+        _copy(row, 4 * lane * span, octets, start + lane * target, target)
 
 
 @inlined
@@ -254,7 +260,7 @@ def _compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int)
     flat, octets, spare = words.reshape(-1), stored.reshape(-1), np.empty(size, words.dtype)
     x, z = np.empty(size, np.int16), np.empty(size, np.int32)
     raw, signs = z.view(words.dtype)[:size], np.empty(n, np.int16)
-    limits, tops = np.empty(_MOST * LANES, np.int32), np.empty(LANES, np.int32)
+    limits, tops = np.empty(max(_COUNT) * LANES, np.int32), np.empty(LANES, np.int32)
     packed = np.empty(max(n // 8, LANES) * LANES + LANES, np.uint32)
     rows = np.empty(len(packed) - LANES, np.uint32)
 
@@ -291,17 +297,13 @@ def _compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int)
 
 
 @inlined
-def _read(octets: np.ndarray, start: int, count: int, target: int, rows: np.ndarray, packed: np.ndarray) -> None:
+def _read(
+    octets: np.ndarray, start: int, count: int, target: int, rows: np.ndarray, packed: np.ndarray
+) -> None:
     """The words of so many blocks."""
-    span, early = len(rows) // LANES, np.uint64(-8 * target & 63)
+    span, row = len(rows) // LANES, rows.view(np.uint8)
     for lane in range(count):
-        k = lane * span
-        for i in range(start, start + target - 7, 8):
-            store_octets(rows, k, load_octets(octets, i))
-            k += 2
-        start += target
-        if early:
-            store_octets(rows, k, load_octets(octets, start - 8) >> early)
+        _copy(octets, start + lane * target, row, 4 * lane * span, target)
     for i in range(0, span, LANES):
         transpose(rows, i, span, packed, i * LANES, LANES)
 
@@ -321,10 +323,10 @@ def _level(field: Any, bits: int) -> Any:
 def _expand(packed: np.ndarray, least: int, more: int, x: np.ndarray) -> None:
     """Fields as coefficients."""
     word = load(packed, 0)
-    i, place, at = 0, 0, HEADER_BITS
+    begin, place, at = 0, 0, HEADER_BITS
     for bits, end in ((least + 1, more * LANES), (least, len(x))):
         sign = 1 << max(bits - 1, 0)
-        for i in range(i, end, LANES):
+        for i in range(begin, end, LANES):
             code = word >> at
             at += bits
             if at >= 32:
@@ -334,7 +336,7 @@ def _expand(packed: np.ndarray, least: int, more: int, x: np.ndarray) -> None:
             field = converted(code, np.int16)
             level = _level(field, bits)
             store(x, i, where((field & sign) != 0, negated(level), level))
-        i = end
+        begin = end
 
 
 @inlined
@@ -353,7 +355,9 @@ def _rounded(value: Any, mantissa_bits: int) -> Any:
 
 
 @inlined
-def _finish(x: np.ndarray, place: int, pattern: Any, header: Any, huge: bool, layout: Layout, tile: np.ndarray) -> None:
+def _finish(
+    x: np.ndarray, place: int, pattern: Any, header: Any, huge: bool, layout: Layout, tile: np.ndarray
+) -> None:
     """A tile of sums as words."""
     # The header is the upper bits of the scale, as a float.
     scale = viewed(smaller(header << _MANTISSA - FRACTION_BITS, _INFINITY - 1), np.float32)
@@ -407,7 +411,7 @@ def _decompress(stored: np.ndarray, words: np.ndarray, layout: Layout, first: in
         for lane in range(count):
             if SPECIALS < headers[lane] < _LEAST_SCALE:
                 return block + lane
-            huge |= headers[lane] >= least_huge
+            huge = huge or headers[lane] >= least_huge
 
         _draw(first + block, signs)
         _expand(packed, layout.least, layout.more, x)
@@ -426,5 +430,5 @@ def _decompress(stored: np.ndarray, words: np.ndarray, layout: Layout, first: in
 
 
 def kernels(width: int, n: int) -> tuple[Any, Any]:
-    """Both directions; they are the same for all blocks and words."""
+    """Both directions, for blocks of any size; Numba compiles them for words of a width when they come."""
     return _compress, _decompress

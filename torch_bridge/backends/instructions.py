@@ -23,25 +23,25 @@ def inlined(function: Callable) -> Any:
     return numba.njit(function, forceinline=True)
 
 
-def _instruction(function: Callable) -> Any:
+def instruction(function: Callable) -> Any:
     """What a function of argument types returns: a signature, and what emits the LLVM code for a call."""
     return intrinsic(prefer_literal=True)(function)
 
 
-@_instruction
+@instruction
 def bit_count(_: Any, number: Any) -> Any:
     kind = numba.types.unliteral(number)
     return kind(kind), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
 
 
-@_instruction
+@instruction
 def trailing_zeros(_: Any, number: Any) -> Any:
     """Of a number other than 0."""
     kind, true = numba.types.unliteral(number), ir.IntType(1)(1)
     return kind(kind), lambda context, builder, signature, arguments: builder.cttz(arguments[0], true)
 
 
-@_instruction
+@instruction
 def _leading_zeros(_: Any, number: Any) -> Any:
     kind, false = numba.types.unliteral(number), ir.IntType(1)(0)
     return kind(kind), lambda context, builder, signature, arguments: builder.ctlz(arguments[0], false)
@@ -53,11 +53,29 @@ def bit_length(number: int) -> int:
     return 64 - _leading_zeros(np.int64(number))
 
 
+@instruction
+def copy_octets(_: Any, array: Any, place: Any, out: Any, to: Any) -> Any:
+    """``out[to : to + 8] = array[place : place + 8]``, of arrays of bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, target = (
+            builder.bitcast(
+                builder.gep(context.make_array(kind)(context, builder, value).data, [at]),
+                ir.IntType(64).as_pointer(),
+            )
+            for kind, value, at in ((array, *arguments[:2]), (out, *arguments[2:]))
+        )
+        builder.store(builder.load(source, align=1), target, align=1)
+        return context.get_dummy_value()
+
+    return numba.void(array, numba.intp, out, numba.intp), generate
+
+
 # A plane is all words of a block compared at once, which processors have instructions for and compilers
 # do not find in a loop. So these two are written in LLVM's language, where a comparison gives <N x i1>.
 
 
-@_instruction
+@instruction
 def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
     """``stored[place:] =`` the bits of that weight of ``words[:n]``."""
     signature = numba.void(words, n, words.dtype, stored, place)
@@ -72,7 +90,7 @@ def store_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any
     return signature, generate
 
 
-@_instruction
+@instruction
 def load_plane(_: Any, words: Any, n: Any, weight: Any, stored: Any, place: Any) -> Any:
     """Those of ``words[:n]`` whose bit in ``stored[place:]`` is 1 get a bit of that weight."""
     signature = numba.void(words, n, words.dtype, stored, place)

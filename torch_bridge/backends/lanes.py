@@ -1,8 +1,8 @@
 """Vectors of sixteen numbers, one for each of sixteen blocks, as a type that Numba compiles.
 
 ``a + b`` is sixteen sums and ``a > b`` sixteen truths; where ``b`` is a single number it stands for sixteen.
-LLVM makes of these what vectors the processor has. They come from flat arrays and go there: ``load(array, i)``
-is ``array[i : i + 16]``.
+LLVM makes of these what vectors the processor has. They come from flat arrays and go there:
+``load(array, i)`` is ``array[i : i + 16]``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+from numba.extending import lower_builtin, models, register_model, type_callable
+
+from .instructions import instruction
 
 LANES = 16
 
@@ -64,7 +66,7 @@ def _filled(context: Any, builder: Any, number: Any, kind: Any, lanes: Lanes) ->
     return builder.shuffle_vector(first, vector(ir.Undefined), zeros)
 
 
-def _by_name(of_integers: str, of_floats: str | None = None) -> Callable:
+def _by_name(of_integers: str, of_floats: str = "") -> Callable:
     def emit(builder: Any, dtype: Any, a: Any, b: Any) -> Any:
         name = of_floats if isinstance(dtype, types.Float) else of_integers
         return getattr(builder, name)(a, b)
@@ -102,7 +104,7 @@ _define(operator.ne, _comparison("!="), Lanes(types.boolean))
 # Functions: what each returns is a signature, and what emits the LLVM code for a call.
 
 
-@intrinsic
+@instruction
 def filled(_: Any, number: Any) -> Any:
     """A number sixteen times."""
     lanes = Lanes(types.unliteral(number))
@@ -113,12 +115,12 @@ def filled(_: Any, number: Any) -> Any:
     return lanes(number), generate
 
 
-@intrinsic
+@instruction
 def negated(_: Any, a: Any) -> Any:
     return a(a), lambda context, builder, signature, arguments: builder.neg(arguments[0])
 
 
-@intrinsic
+@instruction
 def where(_: Any, truths: Any, a: Any, b: Any) -> Any:
     """``a`` where it is true, ``b``, which may be a number, elsewhere."""
 
@@ -134,17 +136,19 @@ def _chooses(sign: str) -> Callable:
     def chosen(_: Any, a: Any, b: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             other = _filled(context, builder, arguments[1], b, a)
-            return builder.select(_comparison(sign)(builder, a.dtype, arguments[0], other), arguments[0], other)
+            return builder.select(
+                _comparison(sign)(builder, a.dtype, arguments[0], other), arguments[0], other
+            )
 
         return a(a, b), generate
 
-    return intrinsic(chosen)
+    return instruction(chosen)
 
 
 smaller, larger = _chooses("<"), _chooses(">")
 
 
-@intrinsic
+@instruction
 def converted(_: Any, a: Any, dtype: Any) -> Any:
     """The numbers as another type: of integers the lowest bits, of floats what is before the point."""
     lanes, old, new = Lanes(dtype.dtype), a.dtype, dtype.dtype
@@ -163,7 +167,7 @@ def converted(_: Any, a: Any, dtype: Any) -> Any:
     return lanes(a, dtype), generate
 
 
-@intrinsic
+@instruction
 def viewed(_: Any, a: Any, dtype: Any) -> Any:
     """The bits as another type of the same width."""
     lanes = Lanes(dtype.dtype)
@@ -174,7 +178,7 @@ def viewed(_: Any, a: Any, dtype: Any) -> Any:
     return lanes(a, dtype), generate
 
 
-@intrinsic
+@instruction
 def square_root(_: Any, a: Any) -> Any:
     """Of floats of 32 bits."""
 
@@ -204,10 +208,10 @@ def table(numbers: tuple[int, ...]) -> Any:
 
         return index(index), generate
 
-    return intrinsic(looked_up)
+    return instruction(looked_up)
 
 
-@intrinsic
+@instruction
 def load(_: Any, array: Any, place: Any) -> Any:
     """``array[place : place + 16]``."""
 
@@ -217,7 +221,7 @@ def load(_: Any, array: Any, place: Any) -> Any:
     return Lanes(array.dtype)(array, types.intp), generate
 
 
-@intrinsic
+@instruction
 def store(_: Any, array: Any, place: Any, a: Any) -> Any:
     """``array[place : place + 16] = a``."""
 
@@ -243,11 +247,11 @@ def _store(builder: Any, vector: Any, pointer: Any, place: Any) -> None:
     builder.store(vector, at, align=pointer.type.pointee.width // 8)
 
 
-def _places(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
+def _places(builder: Any, count: int, first: Any, stride: Any) -> list[Any]:
     return [builder.add(first, builder.mul(stride, stride.type(i))) for i in range(count)]
 
 
-@intrinsic(prefer_literal=True)
+@instruction
 def butterflies(_: Any, array: Any, place: Any, stride: Any, count: Any, out: Any) -> Any:
     """The Walsh-Hadamard transform of ``count`` vectors, a constant, ``stride`` apart from ``place`` on.
 
@@ -257,7 +261,7 @@ def butterflies(_: Any, array: Any, place: Any, stride: Any, count: Any, out: An
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source = _pointer(context, builder, array, arguments[0])
         target = _pointer(context, builder, out, arguments[4])
-        places = _places(builder, *arguments[1:3], count.literal_value)
+        places = _places(builder, count.literal_value, *arguments[1:3])
         rows = [_load(builder, source, at) for at in places]
         if out != array:
             rows = [builder.sext(row, ir.VectorType(target.type.pointee, LANES)) for row in rows]
@@ -275,7 +279,7 @@ def butterflies(_: Any, array: Any, place: Any, stride: Any, count: Any, out: An
     return types.void(array, types.intp, types.intp, count, out), generate
 
 
-@intrinsic
+@instruction
 def transpose(_: Any, array: Any, place: Any, stride: Any, out: Any, out_place: Any, out_stride: Any) -> Any:
     """Sixteen rows of sixteen numbers, ``stride`` apart, become the columns of others in ``out``.
 
@@ -285,23 +289,24 @@ def transpose(_: Any, array: Any, place: Any, stride: Any, out: Any, out_place: 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source = _pointer(context, builder, array, arguments[0])
         target = _pointer(context, builder, out, arguments[3])
-        rows = [_load(builder, source, at) for at in _places(builder, *arguments[1:3], LANES)]
+        rows = [_load(builder, source, at) for at in _places(builder, LANES, *arguments[1:3])]
         parts = array.dtype.bitwidth // out.dtype.bitwidth
-        # Each row interleaved with that half of all rows below: the bits of a number's place, those of its
-        # row and then those of its column, rotate by one.
-        half = LANES // 2
+        half, order = LANES // 2, ir.VectorType(ir.IntType(32), LANES)
         for _ in range(LANES.bit_length() - 1):
+            # Each row of the upper half interleaved with that of the lower one: the bits of a number's place,
+            # those of its row and then those of its column, rotate by one.
             rows = [builder.bitcast(row, ir.VectorType(target.type.pointee, LANES * parts)) for row in rows]
-            orders = [
-                [parts * (i // 2 + i % 2 * LANES + start + 1) - 1 for i in range(LANES)] for start in (0, half)
-            ]
             rows = [
-                builder.shuffle_vector(rows[i], rows[i + half], ir.Constant(ir.VectorType(ir.IntType(32), LANES), o))
+                builder.shuffle_vector(
+                    rows[i],
+                    rows[i + half],
+                    order([parts * (start + k // 2 + k % 2 * LANES + 1) - 1 for k in range(LANES)]),
+                )
                 for i in range(half)
-                for o in orders
+                for start in (0, half)
             ]
             parts = 1
-        for row, at in zip(rows, _places(builder, *arguments[4:6], LANES), strict=True):
+        for row, at in zip(rows, _places(builder, LANES, *arguments[4:6]), strict=True):
             _store(builder, row, target, at)
         return context.get_dummy_value()
 
