@@ -93,7 +93,7 @@ def get(name: str, fmt: Format) -> Backend:
     Raises:
         ValueError: there is no such backend, or the format is lossless.
         FileNotFoundError: "verilated", and its library is not built; the message says how.
-        ImportError: "triton", and Triton is not installed; the message says how.
+        ImportError: "triton" or "cpu", and Triton or Numba is not installed; the message says how.
 
     Example:
         >>> backend = get("auto", PlaneFormat("fp32", block=64, target=80))
