@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch import nn
 
-from torch_bridge import compress_activations
+from torch_bridge import Offload, Stash, compress_activations
+from torch_bridge.backends import GoldenBackend
 from torch_bridge.trainers.huggingface import CompressActivationsMixin
 from torch_bridge.trainers.lightning import CompressActivations
 
@@ -80,7 +81,7 @@ class WithOwnLoss(CompressActivationsMixin, PlainTrainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
 
-def huggingface(kind, folder, **arguments):
+def huggingface(kind, folder, options=None, **arguments):
     model = fresh()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
@@ -96,7 +97,23 @@ def huggingface(kind, folder, **arguments):
         disable_tqdm=True,
         **arguments,
     )
-    return kind(model, settings, optimizers=(optimizer, constant), policy=COARSE)
+    return kind(model, settings, optimizers=(optimizer, constant), policy=COARSE, **(options or {}))
+
+
+def every_option(folder):
+    """Of compress_activations, but for the policy; each leaves its trace in the stash."""
+    disk = Offload(folder, amount="all")
+    return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk}
+
+
+def check_options(stash, plain):
+    """Only the first two activations are large enough, each 64 x 64 values in 256 blocks of 9 and 4 bytes."""
+    rows = {(row.shape, row.kept): row.stored_bytes for row in stash.report().rows if row.counted}
+    assert rows[(64, 64), "compressed, offloaded"] == 2 * 256 * (9 + 4)
+    assert rows[(64, 32), "under 4096 values"] == 64 * 32 * 4
+    assert stash.offloaded_bytes == 2 * 256 * 9
+    assert isinstance(stash._codecs.get(COARSE, torch.float32), GoldenBackend)
+    assert "compressed, offloaded" not in {row.kept for row in plain.report().rows}
 
 
 @pytest.mark.parametrize("kind", [Compressing, WithOwnLoss])
@@ -107,6 +124,16 @@ def test_huggingface_trainer_equals_a_plain_loop(tmp_path, expected, kind):
     logged = [entry["activation_ratio"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged == [trainer.stash.report().ratio] * STEPS
     assert logged[0] > 2
+
+
+def test_huggingface_trainer_takes_every_option(tmp_path):
+    plain = huggingface(Compressing, tmp_path / "plain")
+    trainer = huggingface(Compressing, tmp_path / "all", every_option(tmp_path))
+    for one in (plain, trainer):
+        one.train()
+    check_options(trainer.stash, plain.stash)
+    with pytest.raises(ValueError, match="min_values must not be negative, not -1"):
+        huggingface(Compressing, tmp_path, {"min_values": -1})
 
 
 def test_huggingface_evaluation_is_left_alone(tmp_path):
@@ -177,6 +204,27 @@ def test_lightning_equals_a_plain_loop(expected, kind):
     assert callback.stash.report().ratio > 2
 
 
+def test_lightning_takes_every_option(tmp_path):
+    plain, callback = CompressActivations(COARSE), CompressActivations(COARSE, **every_option(tmp_path))
+    for one in (plain, callback):
+        fit(Automatic(), one)
+    check_options(callback.stash, plain.stash)
+    with pytest.raises(ValueError, match="backend must be one of"):
+        CompressActivations(COARSE, "gpu")
+
+
+def test_no_step_waits_for_a_report(tmp_path, monkeypatch):
+    def report(self):
+        raise AssertionError("a report waits for the GPU")
+
+    monkeypatch.setattr(Stash, "report", report)
+    trainer = fit(Automatic(), CompressActivations(COARSE))
+    assert trainer.callback_metrics["activation_ratio"] > 2
+    other = huggingface(Compressing, tmp_path)
+    other.train()
+    assert other.state.log_history[0]["activation_ratio"] > 2
+
+
 def test_lightning_with_autocast_stashes_bf16():
     callback = CompressActivations(COARSE)
     fit(Automatic(), callback, precision="bf16-mixed")
@@ -195,6 +243,25 @@ def test_lightning_module_is_as_before_after_fit_and_after_a_failure():
     x = torch.randn(64, 64, requires_grad=True)
     (x * x).sum().backward()
     assert torch.equal(x.grad, 2 * x)
+
+
+def test_a_step_of_the_instance_comes_back_after_fit_and_after_a_failure():
+    module, callback = Automatic(), CompressActivations(COARSE)
+    calls = []
+
+    def own(x, batch_idx):  # as Lightning keeps the step of a compiled module
+        calls.append(batch_idx)
+        return Automatic.training_step(module, x, batch_idx)
+
+    module.training_step = own
+    fit(module, callback)
+    assert vars(module)["training_step"] is own
+    assert len(calls) == STEPS
+    assert callback.stash.report().ratio > 2
+    module.fails = True
+    with pytest.raises(ArithmeticError):
+        fit(module, callback)
+    assert vars(module)["training_step"] is own
 
 
 EXAMPLES = {

@@ -378,16 +378,24 @@ def test_subclasses_and_other_names_are_left_alone():
 
 
 class Checkpointed(nn.Sequential):
+    reentrant = False
+
     def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
 
 
-def test_checkpoints_compute_the_same():
-    model = converted(net()[:2])
-    x = random(2, 3, 8, 8)
-    found, expected = run(Checkpointed(*model), x)[2], run(model, x)[2]
-    for name, gradient in expected.items():
-        assert torch.equal(found[name], gradient)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_the_same(reentrant):
+    plain, x = net()[:2], random(2, 3, 8, 8)
+    model, other = converted(plain), Checkpointed(*converted(plain))
+    other.reentrant = reentrant
+    exact, expected, found = run(plain, x), run(model, x), run(other, x)
+    assert torch.equal(found[0], exact[0])
+    assert torch.equal(found[1], exact[1])
+    for name, gradient in expected[2].items():
+        assert torch.equal(found[2][name], gradient)
+    assert not torch.equal(found[2]["0.weight"], exact[2]["0.weight"])
+    assert saved_bytes(other, x.requires_grad_()) == x.nbytes != saved_bytes(model, x)
 
 
 def test_pooled_inputs_are_compressed_like_other_tensors():
