@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from torch_bridge import Offload, Policy, compress_activations
+from torch_bridge import CorruptionError, Offload, Policy, compress_activations
 from torch_bridge.backends.memory import octets
 from torch_bridge.offload import copies, transfers
 
@@ -241,6 +241,22 @@ def test_reads_are_bounded_however_much_is_free(tmp_path, monkeypatch, device):
     check(handles)
 
 
+def test_what_cannot_be_read_ahead_does_not_reach_the_device(tmp_path, device):
+    disk = Offload(tmp_path, amount="all")
+    step = disk.begin()
+    handles = put(step, 2)
+    settle(disk)
+    os.pwrite(disk._transfers._file.number, b"altered", handles[1]._item.place.offset)
+    step.advance()
+    disk._transfers._loading.submit(lambda: None).result()
+    step.advance()
+    assert device.arrived == [0]
+    assert disk.loaded_bytes == BYTES
+    with pytest.raises(CorruptionError, match="those of tensor 1"):
+        handles[1].get()
+    assert torch.equal(handles[0].get(), number(0))
+
+
 @pytest.mark.parametrize("host_bytes", [0, 1 << 30])
 def test_the_garbage_collector_may_run_in_the_writer_while_the_forward_pass_waits(
     tmp_path, monkeypatch, device, host_bytes
@@ -313,6 +329,7 @@ def test_pointers_of_other_devices_do_not_reach_the_host(tmp_path, monkeypatch):
     monkeypatch.setattr(copies, "to_host", lambda given: (memory, None) if given is tensor else None)
     disk = Offload(tmp_path, amount="all")
     handle = disk.begin().put(tensor, "a tensor")
+    assert handle._item.given is None
     settle(disk)
     assert disk.stored_bytes == BYTES
     found = handle.get()

@@ -136,8 +136,8 @@ class Offload:
     def close(self) -> None:
         """Give the file and the threads back; closing again does nothing.
 
-        What is being written or read is waited for, what has not begun is cancelled. A backward pass that
-        comes later finds what is still in memory; what is in the file only is gone, and an
+        What is being written or read is waited for; what has not begun to be written stays in memory. A
+        backward pass that comes later finds what is in memory. What is in the file only is gone, and an
         :class:`OffloadError` that names the tensor. So is a new step.
         """
         self._transfers.close()

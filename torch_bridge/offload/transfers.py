@@ -201,13 +201,11 @@ class Transfers:
                 self._land(self._back.popleft())
 
     def close(self) -> None:
-        """Cancel what has not begun, wait for the rest, and give threads and file back."""
+        """Cancel what is not being written yet, wait for the rest, and give threads and file back."""
         with self._lock:
             self._closed = True
             for out in self._out:
                 out.written.cancel()
-            for back in self._back:
-                back.read.cancel()
             self._storing.shutdown()
             self._loading.shutdown()
             self.poll()
@@ -295,10 +293,7 @@ class Transfers:
         """What was being read is in memory; what failed is an error when it is needed."""
         self._back_bytes -= back.memory.nbytes
         item = back.item()
-        if back.read.cancelled():
-            if item is not None:
-                item.coming = None
-        elif back.read.exception() is None:
+        if back.read.exception() is None:
             self.loaded_bytes += back.memory.nbytes
             if item is not None and item.coming is not None and not copies.in_host_memory(item.device):
                 item.arrival, item.coming = copies.to_device(back.memory, item.device), None
