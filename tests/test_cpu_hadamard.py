@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch_bridge.dtypes import TORCH_DTYPES
+from torch_bridge.backends.dtypes import TORCH_DTYPES
 
 from golden import HadamardFormat
 from torch_bridge import backends
