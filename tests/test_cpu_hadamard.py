@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from torch_bridge.backends.dtypes import TORCH_DTYPES
 
 from golden import HadamardFormat
 from torch_bridge import backends
+from torch_bridge.backends.dtypes import TORCH_DTYPES
 
 from .blocks import DTYPES, as_values, as_words, hostile
 from .hadamard_blocks import blocks_of

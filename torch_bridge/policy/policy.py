@@ -184,12 +184,12 @@ class Policy:
     def table(self) -> Table:
         """The rules as a table of rich."""
         table = Table(title="policy")
-        for heading in ("module", "operation", "saved by", "dtype", "values", "keep", "why"):
+        savers = ["saved by"] if self.names_savers else []
+        for heading in ("module", "operation", *savers, "dtype", "values", "keep", "why"):
             table.add_column(heading, overflow="fold")
         for rule in self.rules:
-            table.add_row(
-                rule.module, rule.op, rule.saved_by, rule.dtype, _range(rule), _name(rule.keep), rule.why
-            )
+            by = [rule.saved_by] if savers else []
+            table.add_row(rule.module, rule.op, *by, rule.dtype, _range(rule), _name(rule.keep), rule.why)
         return table
 
     def __str__(self) -> str:
