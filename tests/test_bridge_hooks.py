@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from golden import PlaneFormat
 from torch_bridge import Policy, Rule, backends, compress_activations
 from torch_bridge.backends import AutoBackend
+from torch_bridge.offload import Handle
 from torch_bridge.stash.entries import Entry
 
 from .plain_stash import COARSE, FMT, NOTHING, reference, untouched
@@ -442,6 +443,53 @@ def test_the_last_two_decompressed_storages_are_kept_for_other_nodes(storages, e
         loss = sum(x.sin().sum() for _ in range(3) for x in inputs)  # needed in turn
     loss.backward(retain_graph=True)
     assert len(calls) == expected
+
+
+class Waiting(Handle):
+    """Still where it was, as nobody came to send it away."""
+
+    def __init__(self, tensor):
+        self.tensor, self.nbytes, self.version = tensor, tensor.nbytes, tensor._version
+
+    def get(self):
+        if self.tensor._version != self.version:
+            raise RuntimeError("modified")
+        return self.tensor
+
+
+class Idle:
+    """An offload, and its steps, that sends nothing."""
+
+    bytes = 0
+
+    def begin(self):
+        return self
+
+    def wants(self, nbytes):
+        return True
+
+    def put(self, tensor, name):
+        return Waiting(tensor)
+
+    def end_forward(self):
+        pass
+
+
+def test_what_is_not_offloaded_yet_is_asked_for_each_time():
+    h = leaf(64, 64).detach()
+    with compress_activations(NOTHING, Policy([]), min_values=0, offload=Idle()):
+        part = h[10:20].requires_grad_()
+        nodes = part.sin().grad_fn, part.cos().grad_fn
+        seen = nodes[0]._saved_self
+        assert torch.equal(seen, part)
+        others = [leaf(64, 64, seed=seed).sin().grad_fn._saved_self for seed in range(3)]
+    assert torch.equal(nodes[1]._saved_self, part)
+    assert len(others) == 3
+    with torch.no_grad():
+        h.mul_(2)
+    assert torch.equal(seen, part)  # it is the tensor itself
+    with pytest.raises(RuntimeError, match="modified"):
+        _ = nodes[1]._saved_self
 
 
 def test_parameters_and_their_views_are_exact():

@@ -69,6 +69,10 @@ class Source:
                     rest += others
         return parts, rest
 
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the storage itself."""
+        return tensor.untyped_storage()._cdata == self._address.cdata
+
     def keeps(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
         return any(region.is_within(one) for one in self.raw)
@@ -126,15 +130,24 @@ class Memory:
             self._filled.clear()
         if entry not in self._filled:
             memory = entry.write_to(memory, self)
+            if entry.source.is_of(memory):  # on its way out, and may be written to: to be asked for each time
+                self._storage = None
+                return memory
             self._storage = StorageWeakRef(memory.untyped_storage())
             self._filled.add(entry)
             self._written = streams.written(memory.device)
         assert memory is not None
         return memory
 
+    def keep(self, values: torch.Tensor) -> None:
+        """Keep the memory, which these are, for nodes to come."""
+        if self._storage is not None:
+            self.kept = values
+
     def view(self, values: torch.Tensor, where: Geometry | Region) -> torch.Tensor:
         """A tensor in the memory, whose values these are, that lies as it did in the storage."""
-        return values.as_strided(where.size, where.stride, where.offset - self.start)
+        offset = values.storage_offset() + where.offset - self.start
+        return values.as_strided(where.size, where.stride, offset)
 
     def _find(self, entry: Entry) -> torch.Tensor | None:
         if self.kept is not None or self._storage is None:
@@ -142,7 +155,7 @@ class Memory:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             return None
-        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage)
+        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage, 0, (self.count,))
 
 
 class Entry:
@@ -168,7 +181,7 @@ class Entry:
         sums: torch.Tensor | None = None,
         name: str = "",
     ) -> None:
-        self._source, self.region, self.codec = source, region, codec
+        self.source, self.region, self.codec = source, region, codec
         self.dtype, self.device = values.dtype, values.device
         self.stored, self._checksums, self._name = stored, sums, name
         self._written = streams.written(self.device)
@@ -189,7 +202,7 @@ class Entry:
     def memory(self) -> Memory:
         """Where its values go when they are needed."""
         if self._memory is None:
-            self._memory = self._source.memory_for(self)
+            self._memory = self.source.memory_for(self)
         return self._memory
 
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:

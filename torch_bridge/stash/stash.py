@@ -442,7 +442,7 @@ class Stash:
         self._decompressed = deque(
             (ref for ref in self._decompressed if ref() not in (None, memory)), _KEEP_DECOMPRESSED + 1
         )
-        memory.kept = values
+        memory.keep(values)
         self._decompressed.append(weakref.ref(memory))
         if len(self._decompressed) > _KEEP_DECOMPRESSED:
             oldest = self._decompressed.popleft()()
