@@ -2,14 +2,13 @@
 
 What the bits mean is said in ``golden/hadamard.py`` and docs/format.md; this file says how it is done fast.
 Values, coefficients and fields are rows, int32[N, blocks], so that what holds for a block is one contiguous
-row as well, and what holds for a place in all blocks a column, [N, 1]. Nothing of a block but the quotient
-of its scale has more than 31 bits. The transform is made of sums: a matrix product would be at the mercy of
-autocast and of what precision its factors are allowed.
+row as well, and what holds for a place in all blocks a column, [N, 1]. Only what a root and a quotient are
+taken of, one number for each block, has more than 31 bits. The transform is made of sums: a matrix product
+would be at the mercy of autocast and of what precision its factors are allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import isqrt
 
 import numpy as np
@@ -21,6 +20,7 @@ from golden.hadamard import (
     FRACTION_BITS,
     HEADER_BITS,
     LEVELS,
+    MAX_WIDTH,
     MINUS_INFINITY,
     NAN,
     PLUS_INFINITY,
@@ -35,7 +35,7 @@ from golden.hadamard import (
 from .dtypes import TORCH_DTYPES
 
 _FP32_MANTISSA, _FP32_MAX = 23, 0x7F7FFFFF  # of fp32: bits, and the pattern of the largest number
-_CODES = 1 << max(LEVELS)  # fields of the greatest width
+_CODES = 1 << MAX_WIDTH  # fields of the greatest width
 
 
 class HadamardCodec:
@@ -57,8 +57,10 @@ class HadamardCodec:
         specials = [0, self.infinity | ft.quiet_bit, self.infinity, self.infinity - (1 << ft.width - 1)]
         self.specials = table(specials).to(self.word_dtype)  # by kind
 
-        widths = fmt.widths
+        widths, least = fmt.widths, int(fmt.widths[-1])
         self.widths = table(widths)[:, None]
+        more = int((widths > least).sum())
+        self.spans = (0, more, least + 1), (more, fmt.block, least)  # of fields of one width
         self.sign_bit = table(1 << widths >> 1)[:, None]
         # What fields stand for, and where those of a field's width begin.
         self.coefficients = table([_coefficients(width) for width in LEVELS]).view(-1)
@@ -131,18 +133,11 @@ class HadamardCodec:
         leading = energy.long() << 6 >> 2 * half
         root = self.roots[leading] << half
         fields = z >> 31 & self.sign_bit
-        for start, stop, width in self._spans():
+        for start, stop, width in self.spans:
             magnitude = z[start:stop].abs()
             for threshold in THRESHOLDS[width]:
                 fields[start:stop] += magnitude > threshold * root >> ROOT_BITS - 1 + THRESHOLD_BITS
         return fields
-
-    def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """Fields of one width: the first of them, the one behind the last, and the width."""
-        widths = self.fmt.widths
-        more = int((widths > widths[-1]).sum())
-        yield 0, more, int(widths[-1]) + 1
-        yield more, self.fmt.block, int(widths[-1])
 
     def _coefficients(self, fields: torch.Tensor) -> torch.Tensor:
         """What fields stand for, in units of the scale."""

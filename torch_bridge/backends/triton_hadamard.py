@@ -1,11 +1,11 @@
 """The Hadamard format as two Triton kernels, one for each direction; the bytes are golden's.
 
 What the bits mean is said in ``golden/hadamard.py`` and docs/format.md; this file says how it is done fast. A
-tile has 32 values or coefficients of a block in each column, int32[32, columns], and a thread a whole column.
-A column *of neighbours* has those of one place behind the other, 32 times as many as the block's columns
-before it; a column *from all over* has as many of each 32. So half of the transform's stages are within
-columns of one kind, the others within those of the other, and numbers move from thread to thread once.
-Coefficients are of neighbours: eight fields of these are joined to a word, and an octet has bits of two.
+tile holds 32 values or coefficients of a block in each column, int32[32, columns], and a thread has a whole
+column. Columns are of two kinds: *of neighbours*, 32 places one behind the other, or *from all over* the
+block, with an equal share of each 32 places. Five stages of the transform are within columns of one kind,
+the others within those of the other, so that numbers move from thread to thread once. Fields are of
+neighbours; they are joined to words of eight, and an octet has bits of one or two words.
 """
 
 # In a kernel, names in capitals are constants at compile time. What is computed with constants begins with a
@@ -129,7 +129,7 @@ def _stage(tile, DISTANCE: tl.constexpr):
 
 @triton.jit
 def _transform(tile, PER_BLOCK: tl.constexpr):
-    """The Walsh-Hadamard transform of each block, with columns of the other kind."""
+    """The Walsh-Hadamard transform of each block; its columns are of the other kind."""
     for stage in tl.static_range(5):
         tile = _stage(tile, 1 << stage)
     tile = _exchange(tile, PER_BLOCK)
@@ -210,6 +210,39 @@ def _scale(energy, product, top, BIAS: tl.constexpr):
     mantissa = ((quotient >> wide) + 1 >> 1) - _ONE
     exponent = top + length - product_length + wide + (_SCALE_BIAS - _ALIGNED_BITS - _FRACTION_BITS - BIAS)
     return (exponent << _FRACTION_BITS) + mantissa
+
+
+@triton.jit
+def _joined(fields, start, LEAST: tl.constexpr, MORE: tl.constexpr):
+    """Fields of neighbours, of which a column's first has such a number -> words of eight, [4, columns]."""
+    words = fields.to(tl.uint32)
+    for i in tl.static_range(3):
+        lower, upper = pairs(words, 1)
+        field = start[None, None, :] + (tl.arange(0, 16 >> i) * (2 << i))[:, None, None]
+        words = lower | upper << _bits(1 << i, field, LEAST, MORE).to(tl.uint32)
+        words = tl.reshape(words, (16 >> i, fields.shape[1]))
+    return words
+
+
+@triton.jit
+def _octets(words, header, octet, LEAST: tl.constexpr, MORE: tl.constexpr):
+    """Octets with these numbers, a row: of the header, a column, and the words of blocks, [blocks, words].
+
+    Each has bits of one or two words, or of the header and the first.
+    """
+    LAST: tl.constexpr = words.shape[1] - 1
+    shape: tl.constexpr = (words.shape[0], octet.shape[1])
+    bit = 8 * octet - _HEADER_BITS
+    beyond = bit - MORE * (LEAST + 1)
+    field = tl.where(beyond < 0, bit // (LEAST + 1), MORE + beyond // max(LEAST, 1))
+    word = tl.minimum(tl.maximum(field, 0) // 8, LAST)
+    lower = tl.gather(words, tl.broadcast_to(word, shape), 1)
+    upper = tl.gather(words, tl.broadcast_to(tl.minimum(word + 1, LAST), shape), 1)
+    down = tl.minimum(tl.maximum(bit - _bits(8 * word, 0, LEAST, MORE), 0), 31)
+    up = tl.minimum(_bits(8 * word + 8, 0, LEAST, MORE) - bit, 31)
+    octets = lower >> down.to(tl.uint32) | upper << up.to(tl.uint32)
+    first_two = header.to(tl.uint32) | lower << _HEADER_BITS
+    return tl.where(octet < 2, first_two >> tl.minimum(8 * octet, 8), octets)
 
 
 # The kernels.
@@ -300,30 +333,11 @@ def _compress(
         fields = tl.where(special[None, :], kinds, fields)
         header = tl.where(special, 1, header)
 
-    # Fields become words of two, four, eight.
-    words = tl.where((header > 0)[None, :], fields, 0).to(tl.uint32)
-    for i in tl.static_range(3):
-        lower, upper = pairs(words, 1)
-        field = start[None, None, :] + (tl.arange(0, 16 >> i) * (2 << i))[:, None, None]
-        joined = lower | upper << _bits(1 << i, field, LEAST, MORE).to(tl.uint32)
-        words = tl.reshape(joined, (16 >> i, BLOCKS * PER_BLOCK))
+    words = _joined(tl.where((header > 0)[None, :], fields, 0), start, LEAST, MORE)
     words = tl.permute(tl.reshape(words, (4, BLOCKS, PER_BLOCK)), (1, 2, 0))
-    words = tl.reshape(words, (BLOCKS, 4 * PER_BLOCK))
-
-    # An octet has bits of one or two of these, or of the header and the first.
+    header = tl.reduce(by_block(header, PER_BLOCK), 1, larger)[:, None]
     octet = tl.arange(0, OCTETS)[None, :]
-    bit = 8 * octet - _HEADER_BITS
-    beyond = bit - MORE * (LEAST + 1)
-    field = tl.where(beyond < 0, bit // (LEAST + 1), MORE + beyond // max(LEAST, 1))
-    word = tl.minimum(tl.maximum(field, 0) // 8, 4 * PER_BLOCK - 1)
-    following = tl.minimum(word + 1, 4 * PER_BLOCK - 1)
-    down = bit - _bits(8 * word, 0, LEAST, MORE)
-    up = tl.minimum(_bits(8 * word + 8, 0, LEAST, MORE) - bit, 31)
-    lower = tl.gather(words, tl.broadcast_to(word, (BLOCKS, OCTETS)), 1)
-    upper = tl.gather(words, tl.broadcast_to(following, (BLOCKS, OCTETS)), 1)
-    header = tl.reduce(by_block(header, PER_BLOCK), 1, larger)[:, None].to(tl.uint32)
-    octets = lower >> tl.minimum(tl.maximum(down, 0), 31).to(tl.uint32) | upper << up.to(tl.uint32)
-    octets = tl.where(octet < 2, (header | lower << _HEADER_BITS) >> tl.minimum(8 * octet, 8), octets)
+    octets = _octets(tl.reshape(words, (BLOCKS, 4 * PER_BLOCK)), header, octet, LEAST, MORE)
     in_program = tl.arange(0, BLOCKS)[:, None]
     inside = (in_program * N < left) & (octet < TARGET)
     tl.store(stored + before * TARGET + in_program * TARGET + octet, octets.to(tl.uint8), mask=inside)
