@@ -59,8 +59,8 @@ def beat_coverage(
         part: "compressor" or "decompressor".
     """
     coverage = Coverage()
-    paused, waits = np.array(after_pauses(taken), bool), np.array(held_up(taken), bool)
-    flows = {"after another beat": ~paused, "after a pause": paused, "held up by the engine": waits}
+    paused = np.array(after_pauses(taken), bool)
+    flows = {"after another beat": ~paused, "after a pause": paused}
     coverage.count(_taken_corners(bus_bytes, taken), flows)
     stalled = np.array(held_up(given), bool)
     flows = {"taken at once": ~stalled, "held up by the sink": stalled}
@@ -75,6 +75,7 @@ def _taken_corners(bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
         yield Corner("s_axis", f"{where}, bytes missing at the end", here & contiguous & ~full & keep)
         yield Corner("s_axis", f"{where}, bytes missing below others", here & ~contiguous)
         yield Corner("s_axis", f"{where}, no byte", here & ~keep)
+    yield Corner("s_axis", "held up by the engine", np.array(held_up(beats), bool))
 
 
 def _given_corners(fmt: PlaneFormat, part: str, bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:

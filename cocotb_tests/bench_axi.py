@@ -172,12 +172,12 @@ async def takes_packets_of_every_length(dut, ends):
 
 
 @cocotb.test()
-@cocotb.parametrize(ends=list(PATTERNS))
-async def takes_bytes_without_keep_as_zeros(dut, ends):
+@cocotb.parametrize(idle=list(PATTERNS), stall=list(PATTERNS))
+async def takes_bytes_without_keep_as_zeros(dut, idle, stall):
     """Any TKEEP: bytes without it count as 0; a packet ends behind the highest bit of its last beat."""
     rng, beat = TASK.rng(12), TASK.bus_bytes
     tb = await TB.started(3)
-    tb.pause(ends, ends)
+    tb.pause(idle, stall)
     packets = []
     for tensor in chain.from_iterable(tensors(int(rng.integers(1, 4)), rng) for _ in range(100)):
         whole_beats = rng.random() < 0.2
