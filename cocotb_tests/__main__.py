@@ -90,7 +90,7 @@ def _sim(arguments: argparse.Namespace) -> None:
     chosen = [configs.PRESETS[name] for name in arguments.preset or ()] or configs.ALL
     calls = [partial(run, config, part) for config, part in _engines(chosen)]
     rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating")]
-    bins = reports.bins([row for row in rows if row["coverage"]])  # the AXI4-Stream engines wrap the others
+    bins = reports.bins(rows)
     reports.BINS.write(bins)
     reports.SIM.write([{name: row[name] for name in row if name != "coverage"} for row in rows])
     empty = [f"{row['config']} {row['part']}: {bin[:2]}" for row in bins for bin in row["all"] if not bin[2]]

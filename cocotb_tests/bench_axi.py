@@ -6,7 +6,8 @@ Run as :mod:`cocotb_tests.bench_engines` is.
 from __future__ import annotations
 
 import random
-from itertools import repeat
+from itertools import chain, count, repeat
+from math import gcd
 
 import cocotb
 import numpy as np
@@ -15,6 +16,7 @@ from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge, with_timeout
 from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamMonitor, AxiStreamSink, AxiStreamSource
 
 from cocotb_tests import oracle, stimulus
+from cocotb_tests.beats import Port, beat_coverage
 from cocotb_tests.bench_engines import TASK
 from cocotb_tests.streams import PATTERNS
 
@@ -27,6 +29,7 @@ class TB:
     def __init__(self, dut, seed: int):
         self.dut = dut
         self.rng = random.Random(seed)
+        self.ports = [Port(dut, "s_axis", False), Port(dut, "m_axis", TASK.part == "decompressor")]
         self.source = self.on_port(AxiStreamSource, "s_axis")
         self.sink = self.on_port(AxiStreamSink, "m_axis")
 
@@ -50,6 +53,11 @@ class TB:
         self.source.set_pause_generator(PATTERNS[idle](self.rng))
         self.sink.set_pause_generator(PATTERNS[stall](self.rng))
 
+    def note_coverage(self) -> None:
+        """Count the corners that both ports have shown."""
+        beats = [port.beats for port in self.ports]
+        TASK.note(coverage=beat_coverage(TASK.fmt, TASK.part, TASK.bus_bytes, *beats).as_rows())
+
     async def receive(self) -> AxiStreamFrame:
         return await with_timeout(self.sink.recv(compact=False), 20_000 * PERIOD, "step")
 
@@ -59,8 +67,10 @@ class TB:
         payload = [getattr(dut, f"m_axis_{name}") for name in ("tdata", "tkeep", "tlast")]
         payload += [dut.m_axis_tuser] if TASK.part == "decompressor" else []
         held = None
-        while True:
+        for cycle in count():
             await RisingEdge(dut.aclk)
+            for port in self.ports:
+                port.edge(cycle)
             offered, taken = bool(dut.m_axis_tvalid.value), bool(dut.m_axis_tready.value)
             now = [signal.value for signal in payload]
             if held and dut.aresetn.value:
@@ -87,7 +97,10 @@ def answer(tensor: bytes) -> tuple[bytes, set[int]]:
 
 
 def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
-    """Tensors of ``count`` blocks in all: of any number of bytes for the compressor, else compressed."""
+    """Tensors of ``count`` blocks in all: of any number of bytes for the compressor, else compressed.
+
+    Half of these have some blocks that are invalid.
+    """
     fmt = TASK.fmt
     values = stimulus.blocks(fmt, "mixed", count, rng, TASK.activations).tobytes()
     made, start = [], 0
@@ -96,7 +109,9 @@ def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
         if TASK.part == "compressor":
             made.append(values[start : start + size])
         else:
-            made.append(fmt.compress(np.frombuffer(values[start:stop], fmt.float_type.array)).tobytes())
+            stored = fmt.compress(np.frombuffer(values[start:stop], fmt.float_type.array))
+            is_broken = rng.random() < 0.5
+            made.append((stimulus.with_broken_headers(fmt, stored, rng) if is_broken else stored).tobytes())
         start = stop
     return made
 
@@ -133,40 +148,52 @@ async def matches_golden(dut, idle, stall):
     TASK.note(blocks=count, mismatches=wrong)
     assert wrong == 0, f"{wrong} of {count} blocks are in packets that differ from golden/ (seed {TASK.seed})"
     assert tb.sink.empty(), "a packet without a tensor"
+    tb.note_coverage()
 
 
 @cocotb.test()
-async def takes_packets_of_every_length(dut):
+@cocotb.parametrize(ends=list(PATTERNS))
+async def takes_packets_of_every_length(dut, ends):
     """A packet may end after any byte; what the decompressor cannot decode comes with TUSER."""
     fmt = TASK.fmt
     tb = await TB.started(2)
-    tb.pause("often", "never")
-    data = stimulus.blocks(fmt, "mixed", 2 + TASK.bus_bytes // fmt.target, TASK.rng(11), None)
+    tb.pause(ends, ends)
+    # So many blocks fill their last beat.
+    full = max(2, TASK.bus_bytes // gcd(fmt.target, fmt.raw_bytes, TASK.bus_bytes))
+    data = stimulus.blocks(fmt, "mixed", full, TASK.rng(11), None)
     data = data.tobytes() if TASK.part == "compressor" else fmt.compress(data).tobytes()
     longest = min(len(data), fmt.raw_bytes + TASK.bus_bytes)
-    for size in range(1, longest + 1):
+    sizes = [*range(1, longest + 1), *[len(data)] * 5]
+    for size in sizes:
         tb.source.send_nowait(data[:size])
-    for size in range(1, longest + 1):
+    for size in sizes:
         assert is_answer(await tb.receive(), data[:size]), f"wrong answer to {size} bytes"
+    tb.note_coverage()
 
 
 @cocotb.test()
-async def takes_bytes_without_keep_as_zeros(dut):
+@cocotb.parametrize(idle=list(PATTERNS), stall=list(PATTERNS))
+async def takes_bytes_without_keep_as_zeros(dut, idle, stall):
     """Any TKEEP: bytes without it count as 0; a packet ends behind the highest bit of its last beat."""
     rng, beat = TASK.rng(12), TASK.bus_bytes
     tb = await TB.started(3)
-    tb.pause("often", "often")
+    tb.pause(idle, stall)
     packets = []
-    for tensor in tensors(200, rng):
-        data = tensor + rng.bytes(int(rng.integers(0, beat)))
+    for tensor in chain.from_iterable(tensors(int(rng.integers(1, 4)), rng) for _ in range(100)):
+        whole_beats = rng.random() < 0.2
+        behind = -len(tensor) % beat + beat if whole_beats else int(rng.integers(0, beat))
+        data = tensor + rng.bytes(behind)
         keep = rng.random(len(data)) < rng.choice([0.5, 0.98, 1])
         keep[len(tensor) :] = 0
+        for null in np.flatnonzero(rng.random(len(data) // beat) < 0.1):
+            keep[null * beat : (null + 1) * beat] = 0
         tb.source.send_nowait(AxiStreamFrame(data, tkeep=keep.astype(int).tolist()))
         last_beat = (len(data) - 1) // beat * beat
         size = 1 + max([*np.flatnonzero(keep[last_beat:]), 0]) + last_beat
         packets.append((np.frombuffer(data, np.uint8) * keep)[:size].tobytes())
     for i, tensor in enumerate(packets):
         assert is_answer(await tb.receive(), tensor), f"wrong answer to packet {i} (seed {TASK.seed})"
+    tb.note_coverage()
 
 
 @cocotb.test()

@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import dataclass
 from itertools import chain, product, repeat
+from math import gcd
 from pathlib import Path
 
 import cocotb
@@ -18,11 +19,10 @@ from cocotb.triggers import ClockCycles
 
 import golden
 from cocotb_tests import oracle, stimulus
-from cocotb_tests.coverage import Coverage
+from cocotb_tests.corners import engine_coverage
 from cocotb_tests.promises import Promise, promise
 from cocotb_tests.streams import PATTERNS, Bench, Word, bursts, never, often
 from golden import Format
-from rtl import Engine
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,10 @@ def mismatches(words: list[Word], expected: bytes, errors: set[int] = frozenset(
     return len(bad)
 
 
-def new_coverage() -> Coverage:
-    return Coverage(Engine(TASK.fmt, TASK.bus_bytes), TASK.part)
+def note_coverage(bench: Bench) -> None:
+    """Count the corners that the ports have shown since the last reset."""
+    coverage = engine_coverage(TASK.fmt, TASK.part, TASK.bus_bytes, bench.sent, bench.sink.given)
+    TASK.note(coverage=coverage.as_rows())
 
 
 async def started(*salt: int) -> Bench:
@@ -124,15 +126,10 @@ async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int,
     bench.pause(PATTERNS[idle], PATTERNS[stall])
     values = stimulus.blocks(fmt, kind, count, rng, TASK.activations)
     sizes = stimulus.tensor_lengths(count, fmt.raw_bytes, rng)
-    coverage = new_coverage()
-    coverage.tensors(sizes)
-
     data, start, tensors = values.tobytes(), 0, []
     for size in sizes:
         stop = start + fmt.raw_bytes * -(-size // fmt.raw_bytes)
         tensor = data[start : start + size]
-        padded = np.frombuffer(tensor.ljust(stop - start, b"\0"), fmt.float_type.bits)
-        coverage.blocks(padded.reshape(-1, fmt.block))
         tensors.append(in_and_out(tensor))
         start = stop
     for sent, _ in tensors:
@@ -140,9 +137,30 @@ async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int,
     wrong = 0
     for _, expected in tensors:
         wrong += mismatches(await bench.receive(words_of(expected)), expected)
-    TASK.note(blocks=count, mismatches=wrong, coverage=coverage.as_rows())
+    TASK.note(blocks=count, mismatches=wrong)
     assert wrong == 0, f"{wrong} of {count} blocks differ from golden/ (seed {TASK.seed})"
     assert not bench.received, "words without a tensor"
+    note_coverage(bench)
+
+
+@cocotb.test()
+@cocotb.parametrize(ends=list(PATTERNS))
+async def meets_every_place(dut, ends):
+    """Blocks start at each place of a bus word, and tensors end in each step of a block, back to back."""
+    fmt, rng = TASK.fmt, TASK.rng(13)
+    bench = await started(13)
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    places, steps = TASK.bus_bytes // gcd(fmt.target, TASK.bus_bytes), TASK.promise().steps
+    sizes = [places * fmt.raw_bytes] * 12
+    sizes += [fmt.raw_bytes * (step + 1) // steps - int(rng.integers(2)) for step in range(steps)] * 12
+    tensors = []
+    for size in sizes:
+        values = stimulus.blocks(fmt, "mixed", -(-size // fmt.raw_bytes), rng, TASK.activations)
+        tensors.append(in_and_out(values.tobytes()[:size]))
+        bench.send(tensors[-1][0])
+    for _, expected in tensors:
+        assert mismatches(await bench.receive(words_of(expected)), expected) == 0
+    note_coverage(bench)
 
 
 @cocotb.test()
@@ -179,9 +197,6 @@ async def sustains_its_throughput(dut, stalls):
     bench.send(sent)
     words = await bench.receive(words_of(expected))
     assert mismatches(words, expected) == 0
-    coverage = new_coverage()
-    coverage.tensors([values.nbytes])
-    TASK.note(coverage=coverage.as_rows())
     cycles = [word.cycle for word in (bench.sent if TASK.part == "compressor" else words)]
     rate = values.nbytes / (cycles[-1] - cycles[0] + 1)
     if stalls:
@@ -262,45 +277,52 @@ async def tells_every_nan_from_an_infinity(dut):
 
 
 @cocotb.test(skip=TASK.part != "decompressor")
-async def invalid_headers_give_zeros_and_an_error(dut):
-    """A block with an invalid header is zeros with ``error``; its neighbours are intact."""
+@cocotb.parametrize(ends=list(PATTERNS))
+async def invalid_headers_give_zeros_and_an_error(dut, ends):
+    """A block with an invalid header is zeros with ``error``; behind a valid one any bytes are decoded."""
     fmt, rng = TASK.fmt, TASK.rng(5)
     bench = await started(5)
-    bench.pause(often, often)
-    coverage = new_coverage()
-    wrong = 0
-    ordinary = (stimulus.blocks(fmt, "mixed", 20, rng, TASK.activations) for _ in range(60))
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    ordinary = [fmt.compress(stimulus.blocks(fmt, "mixed", 20, rng, TASK.activations)) for _ in range(20)]
     nearly = stimulus.nearly_valid_headers(fmt)
-    for stored in (
-        *(stimulus.with_broken_headers(fmt, fmt.compress(values), rng) for values in ordinary),
-        *np.array_split(nearly, -(-len(nearly) // 20)),
-    ):
-        coverage.headers(stored[:, : fmt.header_bytes])
-        expected, errors = oracle.decoded(fmt, stored)
+    valid = np.tile(nearly[~fmt.check_headers(nearly[:, : fmt.header_bytes])], (3, 1))
+    rows = np.concatenate([nearly, stimulus.with_any_payload(fmt, valid, rng)])
+    tensors = [stimulus.with_broken_headers(fmt, stored, rng) for stored in ordinary]
+    tensors += np.array_split(rng.permutation(rows), -(-len(rows) // 20))
+    wrong = 0
+    for stored in tensors:
         bench.send(stored.tobytes())
+    for stored in tensors:
+        expected, errors = oracle.decoded(fmt, stored)
         wrong += mismatches(await bench.receive(words_of(expected)), expected, errors)
-    TASK.note(coverage=coverage.as_rows())
     assert wrong == 0, f"{wrong} blocks are wrong beside invalid ones (seed {TASK.seed})"
+    note_coverage(bench)
 
 
 @cocotb.test(skip=TASK.part != "decompressor")
-async def a_stream_that_breaks_off_ends_with_an_error(dut):
+@cocotb.parametrize(ends=list(PATTERNS))
+async def a_stream_that_breaks_off_ends_with_an_error(dut, ends):
     """Bytes that end in the middle of a block give one block with ``error``, and ``last``."""
     fmt, rng = TASK.fmt, TASK.rng(6)
     bench = await started(6)
-    bench.pause(often, often)
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
     blocks = max(3 * TASK.bus_bytes // fmt.target, 3)
     data = stimulus.blocks(fmt, "mixed", blocks, rng).tobytes()
     stored, values = in_and_out(data)
     whole, after = in_and_out(data[: fmt.raw_bytes])
-    for size in rng.permutation(range(1, len(stored)))[:300]:
-        complete, rest = divmod(int(size), fmt.target)
+    inside_headers = [b * fmt.target + h for b in range(blocks) for h in range(1, fmt.header_bytes)]
+    anywhere = rng.permutation(range(1, len(stored)))[:100]
+    sizes = rng.permutation([*anywhere, *np.resize(inside_headers, 50)])
+    for size in sizes:
         bench.send(stored[:size])
         bench.send(whole)
+    for size in sizes:
+        complete, rest = divmod(int(size), fmt.target)
         expected = values[: complete * fmt.raw_bytes] + bytes(fmt.raw_bytes if rest else 0)
         errors = {complete} if rest else set()
         assert mismatches(await bench.receive(words_of(expected)), expected, errors) == 0, f"{size} bytes"
         assert mismatches(await bench.receive(words_of(after)), after) == 0, f"after {size} bytes"
+    note_coverage(bench)
 
 
 @cocotb.test(skip=TASK.part != "decompressor")

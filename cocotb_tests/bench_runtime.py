@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import product
 
 import cocotb
 import numpy as np
@@ -14,7 +15,8 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.bench_engines import TASK, words_of
-from cocotb_tests.streams import PATTERNS, Bench, Word, never, often
+from cocotb_tests.coverage import Corner, Coverage, flows_of
+from cocotb_tests.streams import PATTERNS, Bench, Word, after_pauses, held_up, never, often
 from golden import PlaneFormat
 
 FORMATS = TASK.formats
@@ -27,7 +29,8 @@ class Job:
     config: int | None  # payload of the configuration stream
     sent: bytes
     expected: bytes
-    blocks: int = 0  # none in bypass
+    fmt: PlaneFormat | None = None  # none in bypass
+    blocks: int = 0
     errors: Collection[int] = ()  # those of them that must come with ``error``
 
 
@@ -44,14 +47,14 @@ def job(config: int | None, fmt: PlaneFormat | None, tensor: bytes) -> Job:
     whole = tensor.ljust(blocks * fmt.raw_bytes, b"\0")
     stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array))
     if TASK.part == "compressor":
-        return Job(config, tensor, stored.tobytes(), blocks)
+        return Job(config, tensor, stored.tobytes(), fmt, blocks)
     return stored_job(config, fmt, stored)
 
 
 def stored_job(config: int | None, fmt: PlaneFormat, stored: np.ndarray) -> Job:
     """What golden/ makes of blocks, valid or not."""
     expected, errors = oracle.decoded(fmt, stored)
-    return Job(config, stored.tobytes(), expected, len(stored), errors)
+    return Job(config, stored.tobytes(), expected, fmt, len(stored), errors)
 
 
 def is_answer(words: list[Word], task: Job) -> bool:
@@ -60,6 +63,43 @@ def is_answer(words: list[Word], task: Job) -> bool:
     flags = oracle.error_flags(task.errors, block, end, size)
     want = [(task.expected[i : i + size], i + size >= end) for i in range(0, end, size)]
     return [(word.data, word.last) for word in words] == want and [word.error for word in words] == flags
+
+
+def note_coverage(bench: Bench, jobs: list[Job]) -> None:
+    """Count which formats followed which, and which had errors, since the last reset."""
+    names = [*(f"format {number}" for number in range(len(FORMATS))), "bypass"]
+    here = np.array([FORMATS.index(task.fmt) if task.fmt else len(FORMATS) for task in jobs])
+    before = np.concatenate([[0], here[:-1]])
+    configured = np.array([task.config is not None for task in jobs], bool)
+    errors = np.array([len(task.errors) > 0 for task in jobs], bool)
+    corners = [
+        Corner("configuration", f"{a} to {b}", configured & (before == i) & (here == j))
+        for i, a in enumerate(names)
+        for j, b in enumerate(names)
+    ]
+    for number, name in enumerate(names):
+        corners.append(Corner("configuration", f"{name} stays", ~configured & (here == number)))
+        can_err = TASK.part == "decompressor" and name != "bypass"
+        corners.append(Corner("error", name, errors & (here == number), can_err))
+    # A first word waits for its configuration.
+    starts = [True, *(word.last for word in bench.sent)]
+    pauses = [flag and not is_first for flag, is_first in zip(after_pauses(bench.sent), starts, strict=False)]
+    paused = of_tensors(bench.sent, pauses)
+    stalled = of_tensors(bench.sink.given, held_up(bench.sink.given))
+    coverage = Coverage()
+    coverage.count(corners, flows_of(paused, stalled))
+    TASK.note(coverage=coverage.as_rows())
+
+
+def of_tensors(words: list[Word], flags: list[bool]) -> np.ndarray:
+    """Which tensors have a flagged word."""
+    found, flagged = [], False
+    for word, flag in zip(words, flags, strict=True):
+        flagged |= flag
+        if word.last:
+            found.append(flagged)
+            flagged = False
+    return np.array(found, bool)
 
 
 async def started(*salt: int) -> Bench:
@@ -160,6 +200,28 @@ async def matches_golden(dut, idle, stall):
         f"{wrong} of {blocks} blocks are in tensors that differ from golden/ (seed {TASK.seed})"
     )
     assert not bench.received, "words without a tensor"
+    note_coverage(bench, jobs)
+
+
+@cocotb.test()
+@cocotb.parametrize(ends=list(PATTERNS))
+async def switches_from_each_format_to_each(dut, ends):
+    """Each format, and bypass, behind each other and itself, with a configuration between them or without."""
+    bench, rng = await started(25), TASK.rng(25)
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    choices = [(config_of(number), fmt) for number, fmt in enumerate(FORMATS)]
+    choices.append((config_of(0, bypass=True), None))
+    jobs = []
+    for first, second, _ in product(choices, choices, range(3)):
+        for config, fmt in (first, second, (None, second[1])):
+            size = int(rng.integers(4 * FORMATS[0].raw_bytes, 8 * FORMATS[0].raw_bytes))
+            jobs.append(job(config, fmt, rng.bytes(size)))
+    sending = cocotb.start_soon(send_all(bench, jobs))
+    for number, task in enumerate(jobs):
+        words = await bench.receive(words_of(task.expected))
+        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
+    await sending
+    note_coverage(bench, jobs)
 
 
 @cocotb.test(skip=TASK.part != "decompressor")
@@ -174,6 +236,7 @@ async def invalid_headers_give_zeros_and_an_error(dut, ends):
         words = await bench.receive(words_of(task.expected))
         assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
     await sending
+    note_coverage(bench, jobs)
 
 
 @cocotb.test()

@@ -97,11 +97,15 @@ BINS = Report(
     Path("build/sim/coverage.json"),
     "Functional coverage",
     _ENGINE | {"bins": "bins", "met": "met", "rarest": "rarest bin", "hits": "its hits"},
-    "Bins are the corners of [the format](format.md) that can occur in it: each width of the deltas, each"
-    " class of flags, what fits, how values are rounded and saturate, every kind of value, flushing to "
-    "each width, specials blocks, each place where a block can start in a bus word and a tensor end in a "
-    "block, each way in which a header is invalid. `cocotb_tests/coverage.py` has them with the rules for"
-    " corners that a format lacks. An empty bin fails the run.",
+    "Bins are the corners of [the format](format.md) that can occur in it, as monitors see them at the "
+    "engine's ports: each width of the deltas, each class of flags, what fits, every kind of value, each "
+    "place where a block can start in a bus word and a tensor end in a block; of compressors how values "
+    "are rounded and saturate, flushing to each width, specials blocks; of decompressors each way in "
+    "which a header is invalid, cleared memory, payloads that no encoder writes. Behind AXI4-Stream they "
+    "are those of TKEEP and TUSER, of formats at run time each switch and each format's errors. Every "
+    "corner counts three times: of what flows, of what comes after a pause of the source, of what the "
+    "sink holds up. `cocotb_tests/corners.py` has them with the rules for corners that a format lacks. "
+    "An empty bin fails the run.",
 )
 CODE = Report(
     "make coverage",

@@ -88,17 +88,27 @@ def with_broken_headers(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Gen
     return broken
 
 
+def with_any_payload(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same headers with any bytes behind them; in some blocks ones are as rare as zeros are in others."""
+    shape = (len(stored), fmt.target - fmt.header_bytes, 8)
+    density = rng.choice([0.03, 0.5, 0.97], (len(stored), 1, 1))
+    payload = np.packbits(rng.random(shape) < density, axis=2)[:, :, 0]
+    return np.concatenate([stored[:, : fmt.header_bytes], payload], axis=1)
+
+
 def nearly_valid_headers(fmt: PlaneFormat) -> np.ndarray:
     """Blocks of zeros behind headers that are valid but for one bit, or valid: uint8[count, target].
 
     The valid ones are those of blocks without mantissas, of each width of deltas, with and without signs, and
-    of blocks with a NaN or an infinity.
+    of blocks with a NaN or an infinity, also with the largest base for each width.
     """
     ft = fmt.float_type
     odd = np.arange(fmt.block) % 2
     lowest = 1 + ft.exponent_max // 4
     fields = [0 * odd, *(lowest + odd * ((1 << width - 1) - 1) for width in range(1, ft.exponent_bits + 1))]
-    fields += [np.where(odd, ft.exponent_max, rest) for rest in (0, lowest)]
+    ranges = [(1 << width - 1) - 1 for width in range(2, ft.exponent_bits + 1)]
+    rests = [0, lowest, *(ft.exponent_max - span for span in ranges)]
+    fields += [np.where(odd, ft.exponent_max, rest) for rest in rests]
     blocks = [
         _fields(fmt, sign, np.minimum(field, ft.exponent_max), mantissa * (field == ft.exponent_max))
         for field in fields
@@ -171,9 +181,10 @@ def _sparse_mantissas(fmt: Format, count: int, rng: np.random.Generator) -> Bloc
 
 
 def _rounds_up(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
-    """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit."""
+    """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit. Half without signs."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
+    sign &= rng.integers(0, 2, (count, 1))
     half = np.int64(1) << rng.integers(0, ft.mantissa_bits, shape)
     tie = mantissa & ~(2 * half - 1) | half
     mantissa = np.where(rng.random(shape) < 0.5, ft.mantissa_mask & ~(half - 1), tie)
@@ -196,25 +207,29 @@ def _specials(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
 
 
 def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
-    """All zero, all -0.0, all equal, all special, subnormal, one outlier, the largest value."""
+    """In turn: all zero, -0.0, equal, subnormal, one outlier, the largest value, specials of each kind."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     exponent = rng.integers(0, ft.exponent_max, (count, 1))
     equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
-    payload = rng.choice([0, 1, ft.quiet_bit, ft.mantissa_mask], (count, 1))
-    special = np.broadcast_to(_fields(fmt, sign[:, :1], ft.exponent_max, payload), shape)
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
+    specials = [
+        np.broadcast_to(_fields(fmt, negative, ft.exponent_max, payload), shape)
+        for negative in (0, 1)
+        for payload in (0, 1, ft.quiet_bit, ft.mantissa_mask)
+    ]
     choices = [
         np.zeros(shape),
         _fields(fmt, np.ones(shape), 0, 0),
         equal,
-        special,
         _fields(fmt, sign, 0, mantissa),
         outlier,
         np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
+        *specials,
     ]
-    return np.choose(rng.integers(0, len(choices), (count, 1)), choices).astype(np.uint64)
+    turns = np.arange(count)[:, None] + rng.integers(len(choices))
+    return np.choose(turns % len(choices), choices).astype(np.uint64)
 
 
 def _every_rank(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
 
@@ -37,7 +40,7 @@ PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts
 class Word:
     """One word of a stream, as :func:`rtl.stream.word_layout` has it; ``data`` without the empty bytes.
 
-    ``cycle`` is when it was taken, ``offered`` when valid rose for it.
+    ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it.
     """
 
     data: bytes
@@ -45,6 +48,114 @@ class Word:
     error: bool = False
     cycle: int = -1
     offered: int = -1
+
+
+def after_pauses(words: Sequence[Word]) -> list[bool]:
+    """Which words of a port came after a cycle in which it had none; the first one did."""
+    before = chain([-1], (word.cycle for word in words))
+    return [word.offered > cycle + 1 for word, cycle in zip(words, before, strict=False)]
+
+
+def held_up(words: Sequence[Word]) -> list[bool]:
+    """Which words of a port were not taken in their first cycle."""
+    return [word.cycle > word.offered for word in words]
+
+
+class Source:
+    """Drives the stream ``i`` and records what is taken. An offered word stays until then.
+
+    Attributes:
+        idle: whether no word is offered, cycle for cycle.
+        queue: words to send.
+        taken: those that were, since the last reset.
+    """
+
+    def __init__(self, dut, bus_bytes: int, idle: Iterator[bool]):
+        self._dut = dut
+        self._bus_bytes = bus_bytes
+        self.idle = idle
+        self.queue: deque[Word] = deque()
+        self.taken: list[Word] = []
+        self._word: Word | None = None
+        self._offered = 0
+
+    @property
+    def waiting(self) -> int:
+        """Words that are still to be taken."""
+        return len(self.queue) + (self._word is not None)
+
+    def edge(self, cycle: int) -> None:
+        """See what was taken at a clock edge, then drive the next cycle."""
+        dut = self._dut
+        if self._word and dut.i__ready.value:
+            word = self._word
+            self.taken.append(Word(word.data, word.last, cycle=cycle, offered=self._offered))
+            self._word = None
+        if self._word is None and self.queue and not next(self.idle):
+            self._word = word = self.queue.popleft()
+            self._offered = cycle + 1
+            flags = word.last | (self._bus_bytes - len(word.data)) << 1
+            payload = int.from_bytes(word.data, "little") | flags << 8 * self._bus_bytes
+            dut.i__payload.value = payload
+        dut.i__valid.value = self._word is not None
+
+    def reset(self) -> None:
+        self._word = None
+
+
+class Sink:
+    """Drives ``ready`` of the stream ``o``, which may fall at any time, and records what comes.
+
+    Attributes:
+        stall: whether it takes no word, cycle for cycle.
+        given: words that came, since the last reset.
+        received: those of them that nobody asked for yet.
+        is_offered: whether a word waits.
+    """
+
+    def __init__(self, dut, bus_bytes: int, stall: Iterator[bool]):
+        self._dut = dut
+        self._bus_bytes = bus_bytes
+        self.stall = stall
+        self.given: list[Word] = []
+        self.received: list[Word] = []
+        self._ready = False
+        self._held: int | None = None
+        self._offered = 0
+
+    @property
+    def is_offered(self) -> bool:
+        return self._held is not None
+
+    def edge(self, cycle: int) -> None:
+        """See what came at a clock edge, then drive the next cycle."""
+        dut = self._dut
+        if dut.o__valid.value:
+            payload = dut.o__payload.value.to_unsigned()
+            assert self._held in (None, payload), "the payload changed before it was taken"
+            if self._held is None:
+                self._held, self._offered = payload, cycle
+            if self._ready:
+                word = self._word(payload, cycle)
+                self.given.append(word)
+                self.received.append(word)
+                self._held = None
+        else:
+            assert self._held is None, "valid fell before the word was taken"
+        self._ready = not next(self.stall)
+        dut.o__ready.value = self._ready
+
+    def _word(self, payload: int, cycle: int) -> Word:
+        size = self._bus_bytes
+        data = (payload & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        flags = payload >> 8 * size
+        end = size - (flags >> 1) % size
+        assert not any(data[end:]), "empty bytes are not zero"
+        error = bool(flags >> size.bit_length())
+        return Word(data[:end], bool(flags & 1), error, cycle, self._offered)
+
+    def reset(self) -> None:
+        self._held = None
 
 
 class Bench:
@@ -61,17 +172,19 @@ class Bench:
         self.bus_bytes = bus_bytes
         self.rng = random.Random(seed)
         self.cycle = 0
-        self.sent: list[Word] = []
-        self.received: list[Word] = []
-        self._queue: list[Word] = []
-        self._idle = never(self.rng)
-        self._stall = never(self.rng)
-        self._is_offered = False
+        self.source = Source(dut, bus_bytes, never(self.rng))
+        self.sink = Sink(dut, bus_bytes, never(self.rng))
+
+    @property
+    def sent(self) -> list[Word]:
+        return self.source.taken
+
+    @property
+    def received(self) -> list[Word]:
+        return self.sink.received
 
     async def start(self) -> None:
         """Start the clock, reset, and let source and sink run from then on."""
-        import cocotb
-
         self.dut.i__valid.value = 0
         self.dut.i__payload.value = 0
         self.dut.o__ready.value = 0
@@ -84,88 +197,62 @@ class Bench:
 
     def pause(self, idle: Pattern, stall: Pattern) -> None:
         """Choose how often the source idles and the sink stalls."""
-        self._idle = idle(self.rng)
-        self._stall = stall(self.rng)
+        self.source.idle = idle(self.rng)
+        self.sink.stall = stall(self.rng)
 
     def until_offered(self, rng: random.Random) -> Iterator[bool]:
         """The pattern of a sink that is ready only after it has seen a word."""
         while True:
-            yield not self._is_offered
+            yield not self.sink.is_offered
 
     def send(self, tensor: bytes) -> int:
         """Queue a tensor; return its number of words."""
-        words = [tensor[i : i + self.bus_bytes] for i in range(0, len(tensor), self.bus_bytes)]
-        self._queue += [Word(word, last=i == len(words) - 1) for i, word in enumerate(words)]
+        words = cut_into_words(tensor, self.bus_bytes)
+        self.source.queue.extend(words)
         return len(words)
 
     async def receive(self, count: int) -> list[Word]:
         """Wait for ``count`` words and take them off the list of received ones."""
         idle_since, progress = self.cycle, None
-        while len(self.received) < count:
+        received = self.sink.received
+        while len(received) < count:
             await RisingEdge(self.dut.clk)
-            now = (len(self.received), len(self._queue))
+            now = (len(received), self.source.waiting)
             if now != progress:
                 idle_since, progress = self.cycle, now
             assert self.cycle - idle_since < 2000, (
-                f"hangs: {len(self.received)} of {count} words received, {len(self._queue)} not yet sent"
+                f"hangs: {len(received)} of {count} words received, {self.source.waiting} not yet sent"
             )
-        words, self.received = self.received[:count], self.received[count:]
+        words = received[:count]
+        del received[:count]
         return words
 
     async def reset(self) -> None:
         """Reset for a cycle; what was queued and received is gone."""
         self.dut.rst.value = 1
         await RisingEdge(self.dut.clk)
-        self._queue.clear()
+        self.source.queue.clear()
         self.dut.i__valid.value = 0
         self.dut.rst.value = 0
         await RisingEdge(self.dut.clk)
         assert not int(self.dut.o__valid.value), "offers a word in the cycle after reset"
         self.sent.clear()
+        self.sink.given.clear()
         self.received.clear()
 
     async def _run(self) -> None:
-        """One pass a cycle: see what was exchanged at the clock edge, then drive the next cycle.
-
-        An offered word stays until it is taken; ``ready`` may fall at any time.
-        """
-        dut, bits = self.dut, 8 * self.bus_bytes
-        empty_at, error_at = 1, self.bus_bytes.bit_length()  # of the bits behind the data
-        offering: Word | None = None
-        ready = False
-        offered_at = held = None
         while True:
-            await RisingEdge(dut.clk)
+            await RisingEdge(self.dut.clk)
             self.cycle += 1
-            if dut.rst.value:
-                offering = held = offered_at = None
+            if self.dut.rst.value:
+                self.source.reset()
+                self.sink.reset()
                 continue
-            if offering and dut.i__ready.value:
-                self.sent.append(Word(offering.data, offering.last, cycle=self.cycle))
-                if self._queue:  # empty after a reset
-                    self._queue.pop(0)
-                offering = None
-            if dut.o__valid.value:
-                payload = dut.o__payload.value.to_unsigned()
-                assert held in (None, payload), "the payload changed before it was taken"
-                held = payload
-                offered_at = offered_at or self.cycle
-                if ready:
-                    data = (payload & ((1 << bits) - 1)).to_bytes(self.bus_bytes, "little")
-                    flags = payload >> bits
-                    size = self.bus_bytes - (flags >> empty_at) % self.bus_bytes
-                    assert not any(data[size:]), "empty bytes are not zero"
-                    error = bool(flags >> error_at)
-                    self.received.append(Word(data[:size], bool(flags & 1), error, self.cycle, offered_at))
-                    held = offered_at = None
-            else:
-                assert held is None, "valid fell before the word was taken"
+            self.source.edge(self.cycle)
+            self.sink.edge(self.cycle)
 
-            self._is_offered = held is not None
-            if offering is None and self._queue and not next(self._idle):
-                offering = self._queue[0]
-                flags = offering.last | (self.bus_bytes - len(offering.data)) << empty_at
-                dut.i__payload.value = int.from_bytes(offering.data, "little") | flags << bits
-            dut.i__valid.value = offering is not None
-            ready = not next(self._stall)
-            dut.o__ready.value = ready
+
+def cut_into_words(tensor: bytes, size: int) -> list[Word]:
+    """A tensor as words of so many bytes."""
+    starts = range(0, len(tensor), size)
+    return [Word(tensor[i : i + size], last=i + size >= len(tensor)) for i in starts]

@@ -1,6 +1,7 @@
 """The engines in Verilator against golden/: a slice of what ``make sim`` runs in full."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
 from cocotb_tests import configs, mutation, reports, runner
-from cocotb_tests.coverage import Coverage
+from cocotb_tests.corners import engine_coverage
+from cocotb_tests.coverage import FLOWS
 from cocotb_tests.promises import promise
+from cocotb_tests.streams import cut_into_words
 from gen.config import Config
 from gen.verilog import bytes_per_cycle, convert, make_component, module_name, parts
 from golden import PlaneFormat
@@ -45,7 +48,7 @@ def test_engine_matches_the_golden_model(config, part, activations, build):
 def test_the_benches_meet_every_corner_of_the_format(part, build):
     row = runner.run(SLICE[1], part, build / "sim", blocks=3000, seed=1)
     assert [(group, name) for group, name, hits in row.coverage if not hits] == []
-    assert ("specials block", "a quiet NaN") in [(group, name) for group, name, _ in row.coverage]
+    assert ("specials block", "a quiet NaN; flowing") in [(group, name) for group, name, _ in row.coverage]
 
 
 @pytest.mark.timeout(900)
@@ -121,48 +124,67 @@ def test_the_promises_are_those_of_the_datasheet_and_the_manifest(config):
 
 
 def test_a_corner_that_cannot_occur_is_no_bin():
-    roomy = Coverage(Engine(PlaneFormat("bf16", 16, 32), 16), "compressor")
-    tight = Coverage(Engine(PlaneFormat("bf16", 16, 8), 16), "compressor")
-    assert ("specials block", "a quiet NaN") in tight.hits
-    assert ("specials block", "a quiet NaN") not in roomy.hits
-    assert ("flushed", "to 1 exponent planes") in tight.hits
+    roomy = engine_coverage(PlaneFormat("bf16", 16, 32), "compressor", 16, [], [])
+    tight = engine_coverage(PlaneFormat("bf16", 16, 8), "compressor", 16, [], [])
+    assert ("specials block", "a quiet NaN; flowing") in tight.hits
+    assert ("specials block", "a quiet NaN; flowing") not in roomy.hits
+    assert ("flushed", "to 1 exponent planes; flowing") in tight.hits
     assert not any(group == "flushed" for group, _ in roomy.hits)
     assert not any(group == "header" for group, _ in tight.hits)
 
 
+def test_rounding_is_no_corner_of_a_decompressor():
+    coverage = engine_coverage(PlaneFormat("bf16", 16, 12), "decompressor", 16, [], [])
+    assert not any(group.startswith("rounding") for group, _ in coverage.hits)
+    assert ("header", "of cleared memory; flowing") in coverage.hits
+
+
+def words_at(data, size, cycle):
+    """The words of a tensor at a port, one a cycle from a cycle on."""
+    words = cut_into_words(data, size)
+    return [replace(word, offered=cycle + i, cycle=cycle + i) for i, word in enumerate(words)]
+
+
 def test_coverage_sees_what_a_block_holds():
     fmt = PlaneFormat("bf16", 16, 12)  # the worked block of docs/format.md
-    values = [
-        0,
-        1,
-        -1.25,
-        1.1875,
-        2.125,
-        -2.25,
-        1.4375,
-        0.578125,
-        1.125,
-        1.1875,
-        1.375,
-        -0.625,
-        -0.0,
-        2.5,
-        0,
-        0,
+    values = [0, 1, -1.25, 1.1875, 2.125, -2.25, 1.4375, 0.578125]
+    values += [1.125, 1.1875, 1.375, -0.625, -0.0, 2.5, 0, 0]
+    block = np.array(values, fmt.float_type.array)
+    taken, given = words_at(block.tobytes(), 16, 0), words_at(fmt.compress(block).tobytes(), 16, 9)
+    hits = engine_coverage(fmt, "compressor", 16, taken, given).hits
+    assert hits["delta width", "2 bits; flowing"] == 1
+    assert hits["flags", "some, side by side, signs; flowing"] == 1
+    assert hits["fit", "planes dropped; flowing"] == 1
+    assert hits["rounding, early values", "a tie, up to even; flowing"] == 1  # value 3
+    assert hits["rounding, early values", "a tie, down to even; flowing"] == 1  # value 4
+    assert hits["rounding, early values", "saturates below a zero plane; flowing"] == 1  # value 6
+    assert hits["rounding, early values", "down; flowing"] == 1  # value 7
+    assert hits["rounding, late values", "a tie, down to even; flowing"] == 1  # value 8
+    assert hits["rounding, late values", "up; flowing"] == 1  # value 9
+    assert hits["rounding, late values", "saturates below a zero plane; flowing"] == 1  # value 10
+    assert hits["end of a tensor", "in step 1 of a block; flowing"] == 1
+
+
+@pytest.mark.parametrize(
+    ("late_in", "late_out", "expected"),
+    [
+        ((), (), [1, 0, 0]),
+        ((1,), (), [0, 1, 0]),
+        ((), (0,), [0, 0, 1]),
+        ((1,), (0, 1), [0, 1, 1]),
+    ],
+)
+def test_coverage_sees_how_a_block_flows(late_in, late_out, expected):
+    fmt = PlaneFormat("bf16", 16, 20)
+    block = np.ones(16, fmt.float_type.array)
+    taken, given = words_at(block.tobytes(), 16, 0), words_at(fmt.compress(block).tobytes(), 16, 9)
+    late = [5 * i * (i in late_in) for i in range(len(taken))]
+    taken = [
+        replace(w, offered=i + by, cycle=i + by) for i, (w, by) in enumerate(zip(taken, late, strict=True))
     ]
-    words = np.array(values, fmt.float_type.array).view(fmt.float_type.bits).reshape(1, 16)
-    coverage = Coverage(Engine(fmt, 16), "compressor")
-    coverage.blocks(words)
-    assert coverage.hits["delta width", "2 bits"] == 1
-    assert coverage.hits["flags", "some, side by side, signs"] == 1
-    assert coverage.hits["fit", "planes dropped"] == 1
-    assert coverage.hits["rounding, early values", "a tie, up to even"] == 1  # value 3
-    assert coverage.hits["rounding, early values", "a tie, down to even"] == 1  # value 4
-    assert coverage.hits["rounding, early values", "saturates below a zero plane"] == 1  # value 6
-    assert coverage.hits["rounding, early values", "down"] == 1  # value 7
-    assert coverage.hits["rounding, late values", "a tie, down to even"] == 1  # value 8
-    assert coverage.hits["rounding, late values", "up"] == 1  # value 9
-    assert coverage.hits["rounding, late values", "saturates below a zero plane"] == 1  # value 10
+    given = [replace(w, cycle=w.cycle + 5 * (i in late_out)) for i, w in enumerate(given)]
+    hits = engine_coverage(fmt, "compressor", 16, taken, given).hits
+    assert [hits["values", f"nothing but normal; {flow}"] for flow in FLOWS] == expected
 
 
 def test_the_report_of_mutants_counts_faults_only():
