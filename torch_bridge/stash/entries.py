@@ -155,7 +155,7 @@ class Memory:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             return None
-        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage, 0, (self.count,))
+        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage, 0, (self.count,), (1,))
 
 
 class Entry:
