@@ -7,8 +7,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from golden import PlaneFormat
-from torch_bridge import compress_activations
+from bitstash import PlaneFormat, compress_activations
 
 accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 1))

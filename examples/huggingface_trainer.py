@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from golden import PlaneFormat
+from bitstash import PlaneFormat
 from torch_bridge.job.train import draw, read_text
 from torch_bridge.trainers.huggingface import CompressActivationsMixin
 

@@ -4,7 +4,7 @@ import pytorch_lightning as lightning  # or: import lightning.pytorch as lightni
 import torch
 from torch import nn
 
-from golden import PlaneFormat
+from bitstash import PlaneFormat
 from torch_bridge.trainers.lightning import CompressActivations
 
 

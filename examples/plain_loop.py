@@ -2,8 +2,7 @@
 
 import torch
 
-from golden import PlaneFormat
-from torch_bridge import compress_activations
+from bitstash import PlaneFormat, compress_activations
 
 fmt = PlaneFormat("fp32", block=64, target=80)  # 256 bytes of activations become 80
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))

@@ -12,8 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from golden import PlaneFormat
-from torch_bridge import compress_activations
+from bitstash import PlaneFormat, compress_activations
 from torch_bridge.job.train import draw, read_text
 
 LENGTH, WIDTH = 64, 64
