@@ -40,17 +40,16 @@ def let(m: Module, name: str, value: Value) -> Signal:
     return signal
 
 
-def add(m: Module, name: str, a, b, carry: Value | None = None, breaks: Sequence[int] = ()) -> Value:
+def add(m: Module, name: str, a, b, carry: Value | None = None, group: int | None = None) -> Value:
     """The sum of two unsigned numbers and a carry, one bit longer than the longer one.
 
     Args:
-        breaks: bits at which the carry does not wait for that of the bit before: from each of these to the
-            next it skips ahead, which costs gates.
+        group: so many bits are passed by a carry at once, which costs gates.
     """
     pairs = list(zip_longest(a, b, fillvalue=C(0)))
     halves = [let(m, f"{name}_half{i}", x ^ y) for i, (x, y) in enumerate(pairs)]
     made = [x & y for x, y in pairs]
-    carries = _carries(m, name, made, halves, C(0) if carry is None else carry, breaks)
+    carries = _carries(m, name, made, halves, C(0) if carry is None else carry, group)
     sums = [half ^ before for half, before in zip(halves, carries, strict=False)]
     return let(m, name, Cat(sums, carries[-1]))
 
@@ -95,8 +94,8 @@ def butterfly(m: Module, name: str, a: Value, b: Value, carry: Value, borrow: Va
     """
     pairs = list(zip(a, b, strict=True))
     halves = [let(m, f"{name}_half{i}", x ^ y) for i, (x, y) in enumerate(pairs)]
-    carries = _carries(m, f"{name}_plus", [x & y for x, y in pairs], halves, carry, ())
-    borrows = _carries(m, f"{name}_minus", [~x & y for x, y in pairs], [~half for half in halves], borrow, ())
+    carries = _carries(m, f"{name}_plus", [x & y for x, y in pairs], halves, carry)
+    borrows = _carries(m, f"{name}_minus", [~x & y for x, y in pairs], [~half for half in halves], borrow)
     total, less = (
         let(m, f"{name}_{suffix}", Cat(half ^ before for half, before in zip(halves, befores, strict=False)))
         for suffix, befores in (("sum", carries), ("difference", borrows))
@@ -105,25 +104,27 @@ def butterfly(m: Module, name: str, a: Value, b: Value, carry: Value, borrow: Va
 
 
 def _carries(
-    m: Module, name: str, made: list[Value], passed: list[Value], first: Value, breaks: Sequence[int]
+    m: Module, name: str, made: list[Value], passed: list[Value], carry: Value, group: int | None = None
 ) -> list[Value]:
     """The carry into each bit, and the last one out.
 
     Args:
         made, passed: which bits make a carry, and which pass on the one that comes.
+        group: see :func:`add`.
     """
-    carries = [first]
-    for i, (makes, passes) in enumerate(zip(made, passed, strict=True)):
-        before = carries[-1]
-        start = max((b for b in breaks if b <= i), default=0)
-        if start and (i + 1 in breaks or i + 1 == len(made)):
-            # Whether the bits from the break on make one by themselves, or all pass that before them.
-            alone, all_pass = made[start], passed[start]
-            for j in range(start + 1, i + 1):
-                alone = let(m, f"{name}_alone{j}", made[j] | (passed[j] & alone))
-                all_pass = let(m, f"{name}_pass{j}", passed[j] & all_pass)
-            makes, passes, before = alone, all_pass, carries[start]
-        carries.append(let(m, f"{name}_carry{i + 1}", makes | (passes & before)))
+    size = group or len(made)
+    carries = [carry]
+    for start in range(0, len(made), size):
+        comes = carries[-1]
+        # Whether the group makes a carry by itself, or passes the one that comes.
+        alone, passes = made[start], passed[start]
+        for i in range(start, min(start + size, len(made))):
+            if i > start:
+                alone = let(m, f"{name}_alone{i}", made[i] | (passed[i] & alone))
+                passes = let(m, f"{name}_passes{i}", passed[i] & passes)
+            carries.append(let(m, f"{name}_carry{i + 1}", made[i] | (passed[i] & carries[-1])))
+        if start > 0:
+            carries[-1] = let(m, f"{name}_over{start}", alone | (passes & comes))
     return carries
 
 

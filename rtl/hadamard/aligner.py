@@ -16,8 +16,9 @@ from .transform import KIND, aligned_layout
 
 __all__ = ["Aligner", "block_layout"]
 
-# Values that are aligned to the largest of them before that of the block is known.
-_GROUP = 8
+# Values that are aligned to the largest of them before that of the block is known; and how many of them it is found
+# among in the cycle in which they come.
+_GROUP, _PART = 16, 8
 
 # A magnitude, and one bit more to round by.
 _BITS = ALIGNED_BITS + 1
@@ -114,21 +115,20 @@ class Aligner(wiring.Component):
             m.d.sync += [Cat(low, high).eq(self.first), carry.eq(0)]
 
         # The largest exponent so far, and of the block that leaves.
-        fields = [let(m, f"highest{i}", group.highest) for i, group in enumerate(word.groups)]
         narrow = Signal(_narrow_layout(engine))
         _align_groups(m, engine, word, narrow)
         so_far = Signal(block_layout(engine))
         now, block = (Signal.like(so_far, name=name, reset_less=True) for name in ("now", "leaving"))
         m.d.comb += [
             line.i.payload.eq(narrow),
-            now.top.eq(_largest(m, "top", [*fields, so_far.top])),
+            now.top.eq(_largest(m, "top", [*(group.highest for group in narrow.groups), so_far.top])),
             now.special.eq(so_far.special | Cat(group.special for group in narrow.groups).any()),
             now.last.eq(word.last),
         ]
         with m.If(moves):
             m.d.sync += so_far.eq(Mux(final, 0, now))
         with m.If(complete):
-            m.d.sync += [block.eq(now), block.top[0].eq(now.top[0] | ~now.top.any())]
+            m.d.sync += block.eq(now)
 
         out_index = Signal(range(engine.words))
         pops = let(m, "pops", leaves & self.go)
@@ -179,27 +179,20 @@ class Aligner(wiring.Component):
                 lane.mantissa.eq(Cat(Mux(field.all(), kept.any() | rest.any(), kept[0]), kept[1:])),
             ]
             fields.append(field)
-        for i, group in enumerate(word.groups):
-            here = fields[i * _group(engine) : (i + 1) * _group(engine)]
-            m.d.comb += group.highest.eq(_largest(m, f"highest{i}", here))
+        size = engine.lanes // len(word.highest)
+        for i, highest in enumerate(word.highest):
+            m.d.comb += highest.eq(_largest(m, f"highest{i}", fields[i * size : (i + 1) * size]))
         return word
 
 
-def _group(engine: HadamardEngine) -> int:
-    return min(_GROUP, engine.lanes)
-
-
 def _wide_layout(engine: HadamardEngine) -> data.StructLayout:
-    """A word of values that are not aligned yet, and the highest exponent field of each group."""
+    """A word of values that are not aligned yet, and the highest exponent field of each part."""
     ft = engine.float_type
     lane = data.StructLayout(
         {"mantissa": min(ft.mantissa_bits, ALIGNED_BITS), "field": ft.exponent_bits, "negative": 1}
     )
-    group = data.StructLayout({"highest": ft.exponent_bits})
-    groups = engine.lanes // _group(engine)
-    return data.StructLayout(
-        {"lanes": data.ArrayLayout(lane, engine.lanes), "groups": data.ArrayLayout(group, groups), "last": 1}
-    )
+    highest = data.ArrayLayout(ft.exponent_bits, max(engine.lanes // _PART, 1))
+    return data.StructLayout({"lanes": data.ArrayLayout(lane, engine.lanes), "highest": highest, "last": 1})
 
 
 def _narrow_layout(engine: HadamardEngine) -> data.StructLayout:
@@ -209,16 +202,18 @@ def _narrow_layout(engine: HadamardEngine) -> data.StructLayout:
     """
     lane = data.StructLayout({"magnitude": _BITS, "negative": 1})
     group = data.StructLayout({"highest": engine.float_type.exponent_bits, "special": 1})
-    groups = engine.lanes // _group(engine)
+    groups = max(engine.lanes // _GROUP, 1)
     return data.StructLayout(
         {"lanes": data.ArrayLayout(lane, engine.lanes), "groups": data.ArrayLayout(group, groups)}
     )
 
 
 def _align_groups(m: Module, engine: HadamardEngine, word, narrow) -> None:
-    size = _group(engine)
-    for g, (group, source) in enumerate(zip(narrow.groups, word.groups, strict=True)):
-        highest = let(m, f"exponent{g}", _exponent(source.highest))
+    size = engine.lanes // len(narrow.groups)
+    parts = len(word.highest) // len(narrow.groups)
+    for g, group in enumerate(narrow.groups):
+        highest = _largest(m, f"group_highest{g}", list(word.highest)[g * parts : (g + 1) * parts])
+        highest = let(m, f"exponent{g}", _exponent(highest))
         here = range(g * size, (g + 1) * size)
         specials = [let(m, f"special{i}", word.lanes[i].field.all()) for i in here]
         special = let(m, f"specials{g}", Cat(specials).any())
@@ -243,7 +238,8 @@ def _align(m: Module, engine: HadamardEngine, word, block, signs: Value) -> Valu
     for g, group in enumerate(word.groups):
         below = difference(m, f"group_below{g}", block.top, group.highest)
         far = let(m, f"group_far{g}", below[_NEAR:].any())
-        for i in range(g * _group(engine), (g + 1) * _group(engine)):
+        size = engine.lanes // len(word.groups)
+        for i in range(g * size, (g + 1) * size):
             lane = word.lanes[i]
             moved = shift_right(m, f"finally_moved{i}", lane.magnitude, below[:_NEAR])
             # Half of a unit and more is rounded up, but not beyond what there are bits for.

@@ -5,7 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
-from golden.hadamard import HEADER_BITS, ZEROS
+from golden.hadamard import HEADER_BITS
 
 from ..stream import word_layout
 from .engine import HadamardEngine
@@ -30,7 +30,8 @@ class Collector(wiring.Component):
         first: the fields are those of a block's first word.
         fields: see :class:`rtl.hadamard.quantiser.Quantiser`.
         ends: they are those of its last word, and its header is there.
-        header, last: of the block, with ``ends``; ``last`` if it ends its tensor.
+        header, zeros, last: of the block, with ``ends``: see :class:`rtl.hadamard.scaler.Scaler`, and whether it ends
+            its tensor.
     """
 
     def __init__(self, engine: HadamardEngine):
@@ -43,6 +44,7 @@ class Collector(wiring.Component):
                 "fields": In(data.ArrayLayout(most, engine.lanes)),
                 "ends": In(1),
                 "header": In(HEADER_BITS),
+                "zeros": In(1),
                 "last": In(1),
                 "o": Out(stream.Signature(word_layout(collected_bytes(engine)))),
             }
@@ -65,10 +67,9 @@ class Collector(wiring.Component):
             self.o.p.last.eq(last),
             self.o.p.empty.eq(empty),
         ]
-        # What is taken leaves zeros behind, for a word that is not filled. Between blocks whatever is there may be
-        # written in the place of the next one, as that writes every bit.
         with m.If(full & self.o.ready):
-            m.d.sync += [full.eq(0), bits.eq(0)]
+            m.d.sync += full.eq(0)
+        # Between blocks whatever is there may be written in the place of the next one: that writes every bit.
         index = engine.word_index(m, "index", self.go, self.first)
         for here in range(parts):
             block = bits[8 * engine.target * here :][: 8 * engine.target]
@@ -80,8 +81,10 @@ class Collector(wiring.Component):
                         m.d.sync += self._write(fmt, block, places)
             with m.If(writes & self.ends):
                 m.d.sync += block[:HEADER_BITS].eq(self.header)
-                with m.If(self.header == ZEROS):
-                    m.d.sync += block.eq(0)
+            # What a word's first block does not fill is zeros, should there be no other.
+            cleared = self.go & (part == 0) & self.first if here > 0 else C(0)
+            with m.If((writes & self.ends & self.zeros) | cleared):
+                m.d.sync += block.eq(0)
         with m.If(self.go & self.ends):
             is_full = self.last | (part == parts - 1)
             m.d.sync += [

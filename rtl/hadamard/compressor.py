@@ -117,6 +117,7 @@ class HadamardCompressor(wiring.Component):
             ),
             collector.ends.eq(time.at(schedule.ends)),
             collector.header.eq(scaler.header),
+            collector.zeros.eq(scaler.zeros),
             collector.last.eq(time.keep("last", aligner.block.last, 0, schedule.ends)),
         ]
         wiring.connect(m, widener.o, aligner.i)

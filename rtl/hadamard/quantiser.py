@@ -194,7 +194,7 @@ class Product(wiring.Component):
             for column, bit in zip(columns, Mux(starts, 0, number), strict=True):
                 column.append(bit)
         rows = rows_of(compress(m, "blocks", columns))
-        total = add(m, "total", *so_far, breaks=(8, 14, 20))[:width]
+        total = add(m, "total", *so_far, group=5)[:width]
         product = Signal(width, reset_less=True)
         with m.If(self.go):
             m.d.sync += [starts.eq(self.i.first), *(number.eq(row) for number, row in zip(so_far, rows, strict=True))]
