@@ -67,7 +67,8 @@ class Engine:
         self.types = list(dict.fromkeys(fmt.float_type for fmt in formats))
         self.float_type: FloatType = self.types[0] if len(self.types) == 1 else FLOAT_TYPES["fp32"]
         self.block = formats[0].block
-        self.lanes = min(8 * bus_bytes // min(ft.width for ft in self.types), self.block // 2)
+        most = self.block // self.least_words
+        self.lanes = min(8 * bus_bytes // min(ft.width for ft in self.types), most)
         self.words = self.block // self.lanes
         self.word_bytes = self.step_bytes(self.float_type)
         self.target = max(fmt.target for fmt in formats)

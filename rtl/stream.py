@@ -9,24 +9,30 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-__all__ = ["Joiner", "Splitter", "word_layout"]
+__all__ = ["NUMBER_BITS", "Joiner", "Splitter", "word_layout"]
+
+# Of a block's number.
+NUMBER_BITS = 32
 
 
-def word_layout(size: int, *, error: bool = False) -> data.StructLayout:
+def word_layout(size: int, *, error: bool = False, first: bool = False) -> data.StructLayout:
     """Payload of a stream of words.
 
     Args:
         size: bytes of a word.
         error: whether the word also carries a flag that its block could not be decoded.
+        first: whether it carries the number of a block.
 
     Members:
         data: the bytes.
         last: this word ends its tensor.
         empty: how many bytes at the word's end do not belong to the tensor; they are zero. 0 unless ``last``.
         error: see above.
+        first: the number of the tensor's first block, in its first word; in others it means nothing.
     """
     members = {"data": 8 * size, "last": 1, "empty": range(size)}
-    return data.StructLayout(members | ({"error": 1} if error else {}))
+    more = ({"error": 1} if error else {}) | ({"first": NUMBER_BITS} if first else {})
+    return data.StructLayout(members | more)
 
 
 class Splitter(wiring.Component):

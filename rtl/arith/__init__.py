@@ -1,0 +1,1 @@
+"""Arithmetic that any engine can be made of."""

@@ -1,0 +1,5 @@
+"""The engines of the Hadamard format."""
+
+from .compressor import HadamardCompressor
+
+__all__ = ["HadamardCompressor"]

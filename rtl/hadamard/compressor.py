@@ -1,0 +1,164 @@
+"""The compressor of the Hadamard format: bus words of floats in, compressed blocks out, one word a cycle.
+
+    i --> Widener --> Aligner --> Transform --> Quantiser ------------> Collector --> Packer --> o
+                           |                     ^    `--> Product --> Scaler ---^
+                           `--> Energy --> Thresholds                    ^
+                                   `-------------------------------------'
+
+A block waits in the aligner until its largest exponent is known. From then on its words pass the transform and the
+quantiser once, all stages moving on together. The squares of the aligned values tell how large coefficients are to be
+expected, and so where the thresholds between levels are, before the first coefficient is there.
+"""
+
+from collections.abc import Sequence
+
+from amaranth import Cat, Module, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from golden import HadamardFormat
+
+from ..engine import Engine
+from ..gearbox import Packer
+from ..lanes import Widener
+from ..stream import word_layout
+from .aligner import Aligner
+from .collector import Collector, collected_bytes
+from .energy import Energy, Thresholds
+from .engine import HadamardEngine
+from .quantiser import Product, Quantiser
+from .scaler import Scaler
+from .timeline import Timeline
+from .transform import Transform, aligned_layout
+
+__all__ = ["HadamardCompressor"]
+
+
+class HadamardCompressor(wiring.Component):
+    """Compresses a stream of floats into blocks of exactly ``fmt.target`` bytes.
+
+    Throughput: one bus word a cycle while neither end stalls; a block smaller than four bus words takes four
+    cycles. Latency: the word that holds the first byte of a block's output is offered :meth:`latency` cycles after
+    the last word of the block was taken, unless blocks before it are still being sent, or the word waits for the next
+    block to fill it. A tensor's last block takes as long as a whole one, counted from its first word, however
+    few it has.
+    Back-pressure on either end stalls it without loss. After reset it holds nothing.
+
+    Args:
+        fmt: a Hadamard format.
+        bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
+
+    Members:
+        i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
+            end after any byte; its last block is padded with zeros here. ``first`` is the number of the tensor's first
+            block.
+        o: the compressed blocks end to end. The next tensor starts on a new word.
+
+    Raises:
+        ValueError: see :class:`rtl.engine.Engine`.
+    """
+
+    def __init__(self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64):
+        self.engine = HadamardEngine(fmt, bus_bytes)
+        super().__init__(
+            {
+                "i": In(stream.Signature(word_layout(bus_bytes, first=True))),
+                "o": Out(stream.Signature(word_layout(bus_bytes))),
+            }
+        )
+
+    @staticmethod
+    def latency(engine: Engine) -> int:
+        """Cycles from a block's last word to the first of its bytes."""
+        return Aligner.LATENCY + _Schedule(engine).ends + 1
+
+    def elaborate(self, platform):
+        m = Module()
+        engine = self.engine
+        m.submodules.widener = widener = Widener(engine)
+        m.submodules.aligner = aligner = Aligner(engine)
+        m.submodules.energy = energy = Energy(engine)
+        m.submodules.thresholds = thresholds = Thresholds(engine)
+        m.submodules.transform = transform = Transform(engine)
+        m.submodules.quantiser = quantiser = Quantiser(engine)
+        m.submodules.product = product = Product(engine)
+        m.submodules.scaler = scaler = Scaler(engine)
+        m.submodules.collector = collector = Collector(engine)
+        m.submodules.packer = packer = _packer(engine)
+
+        go = collector.go
+        m.d.comb += [part.go.eq(go) for part in (aligner, energy, thresholds, transform, quantiser, product, scaler)]
+        schedule = _Schedule(engine)
+        time = Timeline(m, go, aligner.o.first, engine.words)
+
+        m.d.comb += [
+            widener.i.valid.eq(self.i.valid),
+            *(widener.i.p[name].eq(self.i.p[name]) for name in ("data", "last", "empty")),
+            self.i.ready.eq(widener.i.ready),
+            aligner.first.eq(self.i.p.first),
+            Cat(energy.magnitudes).eq(Cat(lane.magnitude for lane in aligner.o.lanes)),
+            energy.first.eq(aligner.o.first),
+            energy.summed.eq(time.at(schedule.energy - Energy.TO_ENERGY)),
+            thresholds.energy.eq(time.keep("to_thresholds", energy.o, schedule.energy, schedule.thresholds)),
+            thresholds.next.eq(time.at(schedule.thresholds)),
+            transform.i.eq(_delayed(m, go, "aligned", aligner.o, schedule.transform)),
+            transform.i.first.eq(time.at(schedule.transform)),
+            quantiser.i.eq(transform.o),
+            quantiser.thresholds.eq(thresholds.o),
+            product.i.eq(quantiser.o),
+            product.summed.eq(time.at(schedule.product - Product.TO_PRODUCT)),
+            scaler.first.eq(time.at(schedule.product)),
+            scaler.product.eq(product.o),
+            scaler.energy.eq(time.keep("energy", energy.o, schedule.energy, schedule.product)),
+            scaler.block.eq(time.keep("block", aligner.block, 0, schedule.product)),
+            collector.first.eq(time.at(schedule.ends - engine.words + 1)),
+            collector.fields.eq(
+                _delayed(m, go, "fields", quantiser.fields, schedule.ends - engine.words + 1 - schedule.fields)
+            ),
+            collector.ends.eq(time.at(schedule.ends)),
+            collector.header.eq(scaler.header),
+            collector.zeros.eq(scaler.zeros),
+            collector.last.eq(time.keep("last", aligner.block.last, 0, schedule.ends)),
+        ]
+        wiring.connect(m, widener.o, aligner.i)
+        wiring.connect(m, collector.o, packer.i)
+        wiring.connect(m, packer.o, wiring.flipped(self.o))
+        return m
+
+
+def _packer(engine: HadamardEngine) -> Packer:
+    if collected_bytes(engine) == engine.bus_bytes:
+        return Packer(engine.bus_bytes, engine.bus_bytes)
+    return Packer(engine.target, engine.bus_bytes, engine.grain)
+
+
+def _delayed(m: Module, go: Value, name: str, value, cycles: int):
+    for i in range(cycles):
+        later = Signal(value.shape(), name=f"{name}_after{i + 1}", reset_less=True)
+        with m.If(go):
+            m.d.sync += later.eq(value)
+        value = later
+    return value
+
+
+class _Schedule:
+    """When what is there, in cycles since a block's first word left the aligner.
+
+    Attributes:
+        energy: the block's energy.
+        thresholds: the energy is taken for them.
+        transform: the first word is at the transform.
+        fields: its fields are there.
+        product: the block's product is there.
+        ends: the fields of its last word are at the collector, and its header.
+    """
+
+    def __init__(self, engine: HadamardEngine):
+        self.energy = engine.words - 1 + Energy.TO_SUM + Energy.TO_ENERGY
+        ready = self.energy + Thresholds.latency(engine)
+        self.transform = max(ready - Transform.latency(engine), 0)
+        coefficients = self.transform + Transform.latency(engine)
+        self.thresholds = coefficients - Thresholds.latency(engine)
+        self.fields = coefficients + 1
+        self.product = self.fields + engine.words - 1 + Product.TO_SUM + Product.TO_PRODUCT
+        self.ends = self.product + Scaler.LATENCY
