@@ -4,7 +4,6 @@ Of ``a + b`` Yosys makes an adder of its own, and of several at once a single su
 deeper. Numbers are lists of bits or :class:`amaranth.Value`, the lowest bit first.
 """
 
-from collections.abc import Sequence
 from itertools import zip_longest
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
@@ -140,8 +139,8 @@ def place_square(m: Module, name: str, columns: Columns, number: Value) -> None:
     for i, bit in enumerate(number):
         for j in range(i - 1):
             columns[i + j + 1].append(let(m, f"{name}_{i}_{j}", bit & number[j]))
-        # Of a bit's own square and twice its product with the one below, three times its weight is no more than
-        # the next weight and its own.
+        # Of a bit's own square and twice its product with the one below, three times its weight is no more
+        # than the next weight and its own.
         below = number[i - 1] if i else C(0)
         if i:
             columns[2 * i + 1].append(let(m, f"{name}_{i}_both", bit & below))

@@ -4,7 +4,6 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.floats import FloatType
 from golden.hadamard import ALIGNED_BITS, MINUS_INFINITY, NAN, PLUS_INFINITY
 
 from ..arith.sums import difference, increment, let, shift_right
@@ -16,8 +15,8 @@ from .transform import KIND, aligned_layout
 
 __all__ = ["Aligner", "block_layout"]
 
-# Values that are aligned to the largest of them before that of the block is known; and how many of them it is found
-# among in the cycle in which they come.
+# Values that are aligned to the largest of them before that of the block is known; and how many of them it is
+# found among in the cycle in which they come.
 _GROUP, _PART = 16, 8
 
 # A magnitude, and one bit more to round by.
@@ -41,8 +40,8 @@ def block_layout(engine: HadamardEngine) -> data.StructLayout:
 class Aligner(wiring.Component):
     """Pads tensors to whole blocks, aligns each block's values, and flips them by the sign pattern.
 
-    Takes a word a cycle. A block's first word is given :attr:`LATENCY` cycles after its last one was taken, and the
-    others in the cycles of ``go`` behind it.
+    Takes a word a cycle. A block's first word is given :attr:`LATENCY` cycles after its last one was taken,
+    and the others in the cycles of ``go`` behind it.
 
     A value loses bits in two steps, before and after it waits for the rest of its block, as it is narrower in
     between; what is lost at first would be lost anyway.

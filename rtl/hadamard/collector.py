@@ -23,15 +23,16 @@ def collected_bytes(engine: HadamardEngine) -> int:
 class Collector(wiring.Component):
     """Lays out blocks, a word of fields a cycle; offers them in the cycle after that of a block's header.
 
-    Where several blocks fill a bus word, it is offered with the last of them, or with one that ends its tensor.
+    Where several blocks fill a bus word, it is offered with the last of them, or with one that ends its
+    tensor.
 
     Members:
         go: all may move on. It is 0 while what is offered waits to be taken.
         first: the fields are those of a block's first word.
         fields: see :class:`rtl.hadamard.quantiser.Quantiser`.
         ends: they are those of its last word, and its header is there.
-        header, zeros, last: of the block, with ``ends``: see :class:`rtl.hadamard.scaler.Scaler`, and whether it ends
-            its tensor.
+        header, zeros, last: of the block, with ``ends``: see :class:`rtl.hadamard.scaler.Scaler`, and whether
+            it ends its tensor.
     """
 
     def __init__(self, engine: HadamardEngine):

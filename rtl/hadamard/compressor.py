@@ -5,9 +5,10 @@
                            `--> Energy --> Thresholds                    ^
                                    `-------------------------------------'
 
-A block waits in the aligner until its largest exponent is known. From then on its words pass the transform and the
-quantiser once, all stages moving on together. The squares of the aligned values tell how large coefficients are to be
-expected, and so where the thresholds between levels are, before the first coefficient is there.
+A block waits in the aligner until its largest exponent is known. From then on its words pass the transform
+and the quantiser once, all stages moving on together. The squares of the aligned values tell how large
+coefficients are to be expected, and so where the thresholds between levels are, before the first coefficient
+is there.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from .engine import HadamardEngine
 from .quantiser import Product, Quantiser
 from .scaler import Scaler
 from .timeline import Timeline
-from .transform import Transform, aligned_layout
+from .transform import Transform
 
 __all__ = ["HadamardCompressor"]
 
@@ -38,11 +39,11 @@ class HadamardCompressor(wiring.Component):
     """Compresses a stream of floats into blocks of exactly ``fmt.target`` bytes.
 
     Throughput: one bus word a cycle while neither end stalls; a block smaller than four bus words takes four
-    cycles. Latency: the word that holds the first byte of a block's output is offered :meth:`latency` cycles after
-    the last word of the block was taken, unless blocks before it are still being sent, or the word waits for the next
-    block to fill it. A tensor's last block takes as long as a whole one, counted from its first word, however
-    few it has.
-    Back-pressure on either end stalls it without loss. After reset it holds nothing.
+    cycles. Latency: the word that holds the first byte of a block's output is offered :meth:`latency` cycles
+    after the last word of the block was taken, unless blocks before it are still being sent, or the word
+    waits for the next block to fill it. A tensor's last block takes as long as a whole one, counted from its
+    first word, however few it has. Back-pressure on either end stalls it without loss. After reset it holds
+    nothing.
 
     Args:
         fmt: a Hadamard format.
@@ -50,8 +51,8 @@ class HadamardCompressor(wiring.Component):
 
     Members:
         i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
-            end after any byte; its last block is padded with zeros here. ``first`` is the number of the tensor's first
-            block.
+            end after any byte; its last block is padded with zeros here. ``first`` is the number of the
+            tensor's first block.
         o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:
@@ -87,7 +88,9 @@ class HadamardCompressor(wiring.Component):
         m.submodules.packer = packer = _packer(engine)
 
         go = collector.go
-        m.d.comb += [part.go.eq(go) for part in (aligner, energy, thresholds, transform, quantiser, product, scaler)]
+        m.d.comb += [
+            part.go.eq(go) for part in (aligner, energy, thresholds, transform, quantiser, product, scaler)
+        ]
         schedule = _Schedule(engine)
         time = Timeline(m, go, aligner.o.first, engine.words)
 
@@ -113,7 +116,9 @@ class HadamardCompressor(wiring.Component):
             scaler.block.eq(time.keep("block", aligner.block, 0, schedule.product)),
             collector.first.eq(time.at(schedule.ends - engine.words + 1)),
             collector.fields.eq(
-                _delayed(m, go, "fields", quantiser.fields, schedule.ends - engine.words + 1 - schedule.fields)
+                _delayed(
+                    m, go, "fields", quantiser.fields, schedule.ends - engine.words + 1 - schedule.fields
+                )
             ),
             collector.ends.eq(time.at(schedule.ends)),
             collector.header.eq(scaler.header),

@@ -76,7 +76,10 @@ class Energy(wiring.Component):
         energy = Signal(len(self.o.number), reset_less=True)
         total = add(m, "total", *so_far, group=7)[:width]
         with m.If(self.go):
-            m.d.sync += [starts.eq(self.first), *(number.eq(row) for number, row in zip(so_far, rows, strict=True))]
+            m.d.sync += [
+                starts.eq(self.first),
+                *(number.eq(row) for number, row in zip(so_far, rows, strict=True)),
+            ]
         with m.If(self.go & self.summed):
             m.d.sync += energy.eq(total)
         pairs, number = _leading_pair(m, energy)
@@ -104,7 +107,9 @@ def thresholds_layout(engine: HadamardEngine) -> data.StructLayout:
     pairs = energy_layout(engine)["pairs"].shape
     return data.StructLayout(
         {
-            f"of{width}": data.ArrayLayout(_multiple(engine, 255, max(thresholds, default=0)).bit_length(), len(thresholds))
+            f"of{width}": data.ArrayLayout(
+                _multiple(engine, 255, max(thresholds, default=0)).bit_length(), len(thresholds)
+            )
             for width, thresholds in engine.thresholds.items()
         }
         | {"pairs": pairs}

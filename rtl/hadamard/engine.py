@@ -28,8 +28,8 @@ class Stage:
     The number of a value is made of the bits of its lane's number and of those of its word's.
 
     Attributes:
-        kind: a butterfly of values whose lanes differ in a bit; a swap of a bit of the lane with one of the word; or a
-            register.
+        kind: a butterfly of values whose lanes differ in a bit; a swap of a bit of the lane with one of the
+            word; or a register.
         lane: which bit of the lane, but for a register.
         word: which bit of the word, for a swap.
     """
@@ -98,7 +98,8 @@ def _flow(lane_bits: int, word_bits: int) -> tuple[list[Stage], list[list[int]]]
     """The stages of a transform, and the numbers of the values behind them.
 
     Each bit of the word changes places with one of the lane that has had its butterfly; the slowest goes
-    first, where numbers are shortest. At most so many butterflies lie between registers, the first time one less.
+    first, where numbers are shortest. At most so many butterflies lie between registers, the first time one
+    less.
     """
     lanes, words = list(range(lane_bits)), list(range(lane_bits, lane_bits + word_bits))
     at = lane_bits - 1

@@ -28,9 +28,7 @@ class Pattern(wiring.Component):
 
     def __init__(self, lanes: int):
         self._lanes = lanes
-        super().__init__(
-            {"start": In(1), "number": In(NUMBER_BITS), "next": In(1), "signs": Out(lanes)}
-        )
+        super().__init__({"start": In(1), "number": In(NUMBER_BITS), "next": In(1), "signs": Out(lanes)})
 
     def elaborate(self, platform):
         m = Module()

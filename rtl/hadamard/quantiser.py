@@ -130,7 +130,7 @@ def _is_above(m: Module, name: str, flipped: Value, negative: Value, threshold: 
 
 
 def _field(lane, width: int, special: Value, kind: Value) -> Value:
-    """What is stored of a coefficient: its level and sign, or which kind of special the value in its place is."""
+    """What is stored of a coefficient: level and sign, or which kind of special the value in its place is."""
     if width == 0:
         return C(0, 1)
     if width == 1:
@@ -149,7 +149,7 @@ def _count(above: Value) -> Value:
 
 
 def product_bits(engine: HadamardEngine) -> int:
-    """Of the largest product; a coefficient is at most the root of all energy, and all are as large at most."""
+    """Of the largest product: no coefficient is beyond the root of all energy, and all are as large."""
     most = max(LEVELS[int(fmt.widths[0])][-1] for fmt in engine.formats) >> engine.halved
     return (most * isqrt(engine.block**3 << 2 * ALIGNED_BITS)).bit_length()
 
@@ -161,8 +161,8 @@ class Product(wiring.Component):
         go: a word is taken, and all moves on.
         i: a word.
         summed: a block's final word was taken two cycles before, of those of ``go``.
-        o: the block's sum, or half of it if all levels are even; from the cycle after ``summed`` on until that of the
-            next.
+        o: the block's sum, or half of it if all levels are even; from the cycle after ``summed`` on until
+            that of the next.
     """
 
     TO_SUM, TO_PRODUCT = 2, 1
@@ -197,7 +197,10 @@ class Product(wiring.Component):
         total = add(m, "total", *so_far, group=5)[:width]
         product = Signal(width, reset_less=True)
         with m.If(self.go):
-            m.d.sync += [starts.eq(self.i.first), *(number.eq(row) for number, row in zip(so_far, rows, strict=True))]
+            m.d.sync += [
+                starts.eq(self.i.first),
+                *(number.eq(row) for number, row in zip(so_far, rows, strict=True)),
+            ]
         with m.If(self.go & self.summed):
             m.d.sync += product.eq(total)
         m.d.comb += self.o.eq(product)
@@ -241,4 +244,6 @@ def _place_terms(m: Module, name: str, columns: Columns, lane, terms: list[dict[
             columns[at + len(bits)].append(~is_it)
             place(columns, C(-1, len(columns) - at - len(bits)), at + len(bits))
         size = max(map(len, parts))
-        place(columns, let(m, f"{name}_{number}", any_set(Cat(part, C(0, size - len(part))) for part in parts)))
+        place(
+            columns, let(m, f"{name}_{number}", any_set(Cat(part, C(0, size - len(part))) for part in parts))
+        )

@@ -16,7 +16,8 @@ from .timeline import Timeline
 
 __all__ = ["Scaler"]
 
-# Bits of the quotient: the leading one may be the first or the second, those of the scale follow, and one to round by.
+# Bits of the quotient: the leading one may be the first or the second, those of the scale follow, and one to
+# round by.
 _STEPS = 1 + 1 + FRACTION_BITS + 1
 
 _EXPONENT_BITS = HEADER_BITS - FRACTION_BITS
@@ -30,8 +31,8 @@ class Scaler(wiring.Component):
         first: the product is there of a block with its first word at position 0, if there were such.
         product: see :class:`rtl.hadamard.quantiser.Product`.
         energy, block: of the same block. All three hold as many cycles as a block has words.
-        header, zeros: of the block with its first word at position :attr:`LATENCY`: its header, and whether it has
-            none, but is zeros.
+        header, zeros: of the block with its first word at position :attr:`LATENCY`: its header, and whether
+            it has none, but is zeros.
     """
 
     LATENCY = 1 + _STEPS
@@ -57,7 +58,9 @@ class Scaler(wiring.Component):
         # Both numbers are moved up until they begin with a one.
         bits = len(self.energy.number)
         padded = Cat(C(0, bits - len(self.product)), self.product)
-        zeros = let(m, "product_zeros", leading_zeros(Cat(C(0, (1 << (bits - 1).bit_length()) - bits), padded)))
+        zeros = let(
+            m, "product_zeros", leading_zeros(Cat(C(0, (1 << (bits - 1).bit_length()) - bits), padded))
+        )
         divisor = let(m, "product_moved", (padded << zeros)[:bits])
         doubles = ~self.energy.number[-1]
         number = let(m, "energy_moved", Mux(doubles, self.energy.number << 1, self.energy.number)[:bits])

@@ -1,7 +1,6 @@
 """What happens when in a pipeline in which all moves on together."""
 
 from amaranth import Module, Signal, Value
-from amaranth.lib import data
 
 __all__ = ["Timeline"]
 
@@ -9,8 +8,8 @@ __all__ = ["Timeline"]
 class Timeline:
     """Positions of a block in a pipeline: cycles since its first word was at the beginning.
 
-    Cycles in which nothing moves on do not count. From one block's first word to that of the next there are at
-    least as many as a block has words.
+    Cycles in which nothing moves on do not count. From one block's first word to that of the next there are
+    at least as many as a block has words.
 
     Args:
         go: all moves on.

@@ -1,11 +1,12 @@
 """The compressor's transform: a word of values in and a word of coefficients out, in every cycle.
 
 Values in one word meet in butterflies. Those in different words are first brought into one: half of the lanes
-wait for so many words as lie between the two, then the halves of the words change places, and the other half waits
-as long. So every butterfly has two values in every cycle. (In the literature: a multi-path delay commutator.)
+wait for so many words as lie between the two, then the halves of the words change places, and the other half
+waits as long. So every butterfly has two values in every cycle. (In the literature: a multi-path delay
+commutator.)
 
-The upper bits of every number are a cycle behind the lower ones, so that a carry has no farther to go in a cycle
-than half of a number.
+The upper bits of every number are a cycle behind the lower ones, so that a carry has no farther to go in a
+cycle than half of a number.
 """
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
@@ -31,8 +32,8 @@ def aligned_layout(engine: HadamardEngine) -> data.StructLayout:
     """A word of values on its way.
 
     Members:
-        lanes: of each value magnitude and sign. In a block of specials bits 1 and 2 of the magnitude are what kind
-            of special it is, 0 if it is finite, and the sign is 0.
+        lanes: of each value magnitude and sign. In a block of specials bits 1 and 2 of the magnitude are what
+            kind of special it is, 0 if it is finite, and the sign is 0.
         first: this word is its block's first.
         special: its block holds specials.
     """
@@ -49,9 +50,9 @@ def coefficients_layout(engine: HadamardEngine) -> data.StructLayout:
 class Transform(wiring.Component):
     """The Walsh-Hadamard transform of each block, in the order of :attr:`HadamardEngine.places`.
 
-    A block's first word leaves :meth:`latency` cycles after it came, of those in which all moves on (``go``), and the
-    others follow it. Between blocks there may be any number of cycles without one. Where a block has specials, each
-    coefficient shows of which kind the value is that has its number.
+    A block's first word leaves :meth:`latency` cycles after it came, of those in which all moves on (``go``),
+    and the others follow it. Between blocks there may be any number of cycles without one. Where a block has
+    specials, each coefficient shows of which kind the value is that has its number.
     """
 
     def __init__(self, engine: HadamardEngine):
@@ -102,7 +103,7 @@ class Transform(wiring.Component):
         return value
 
     def _signed(self, m: Module) -> tuple[list[Value], list[Value]]:
-        """The values as signed numbers, a bit longer than their magnitudes: their lower bits and their upper ones."""
+        """The values as signed numbers, a bit longer than their magnitudes: lower bits and upper ones."""
         lower, upper = [], []
         for i, lane in enumerate(self.i.lanes):
             negative = lane.negative
