@@ -266,11 +266,10 @@ class Stash:
             codec, kept = self._codec(values, origin)
             if len(values) >= self._min_values:  # what is smaller is not worth a way to the disk
                 step = self._step
-        raw = region.count * tensor.element_size()
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
         is_part = kept == self._too_small and region.count < source.elements
-        if codec is None and not is_part and (step is None or not step.wants(raw)):
-            source.raw.append(region)
+        if codec is None and not is_part and (step is None or not step.wants(values.nbytes)):
+            raw = source.keep(region) * tensor.element_size()
             self._count(tensor, origin, kept, raw, raw)
             return Raw(tensor.detach(), source)
 
