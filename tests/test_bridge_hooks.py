@@ -192,11 +192,11 @@ def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_raw(
     assert stash.report().raw_bytes == 4 * 65 * 65
 
 
-@pytest.mark.parametrize(("rows", "is_shared"), [(7, False), (8, True)])
+@pytest.mark.parametrize(("rows", "is_shared"), [(79, False), (80, True)])
 def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
     with ours() as stash:
-        h = leaf(64, 64) * 2
-        new = 64 - rows * is_shared
+        h = leaf(640, 64) * 2
+        new = 640 - rows * is_shared
         assert saved_of(stash, h[:rows], h)[1] == (new * 64 * 4, new * 80)
 
 
