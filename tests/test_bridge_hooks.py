@@ -183,11 +183,20 @@ def test_of_views_that_overlap_only_the_rest_is_stashed():
         assert saved_of(stash, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
 
 
-@pytest.mark.parametrize(("rows", "is_shared"), [(7, False), (8, True)])
+def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_raw():
+    with compress_activations(NOTHING, Policy([]), min_values=0) as stash:
+        h = leaf(65, 65) * 2
+        found = saved_of(stash, h[1:], h[:-1], h[:, :3], h, h)
+    raw = [4 * count for count in (64 * 65, 65, 0, 0, 0)]
+    assert found == list(zip(raw, raw, strict=True))
+    assert stash.report().raw_bytes == 4 * 65 * 65
+
+
+@pytest.mark.parametrize(("rows", "is_shared"), [(79, False), (80, True)])
 def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
     with ours() as stash:
-        h = leaf(64, 64) * 2
-        new = 64 - rows * is_shared
+        h = leaf(640, 64) * 2
+        new = 640 - rows * is_shared
         assert saved_of(stash, h[:rows], h)[1] == (new * 64 * 4, new * 80)
 
 
