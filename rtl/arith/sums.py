@@ -20,6 +20,7 @@ __all__ = [
     "place_square",
     "registered",
     "rows_of",
+    "shift_left",
     "shift_right",
 ]
 
@@ -79,6 +80,13 @@ def shift_right(m: Module, name: str, bits: Value, distance: Value) -> Value:
     """The bits moved down by a distance, zeros above them."""
     for i, by in enumerate(distance):
         bits = let(m, f"{name}_by{1 << i}", Mux(by, bits >> (1 << i), bits))
+    return bits
+
+
+def shift_left(m: Module, name: str, bits: Value, distance: Value) -> Value:
+    """The bits moved up by a distance, zeros below them; those that leave the top are lost."""
+    for i, by in reversed(list(enumerate(distance))):
+        bits = let(m, f"{name}_by{1 << i}", Mux(by, bits << (1 << i), bits)[: len(bits)])
     return bits
 
 

@@ -9,6 +9,7 @@ from golden.hadamard import ALIGNED_BITS, MINUS_INFINITY, NAN, PLUS_INFINITY
 from ..arith.sums import difference, increment, let, shift_right
 from ..scanner import DelayLine, largest_of
 from ..stream import NUMBER_BITS, word_layout
+from .counter import BlockCounter
 from .engine import HadamardEngine
 from .pattern import Pattern
 from .transform import KIND, aligned_layout
@@ -71,6 +72,7 @@ class Aligner(wiring.Component):
         m = Module()
         engine = self._engine
         m.submodules.line = line = DelayLine(_narrow_layout(engine).size, engine.words)
+        m.submodules.counter = counter = BlockCounter()
         m.submodules.pattern = pattern = Pattern(engine.lanes)
 
         # The word that was taken last.
@@ -103,15 +105,12 @@ class Aligner(wiring.Component):
                 word.last.eq(ends),
             ]
 
-        # The number of the block that comes in. Counting takes two cycles, for the sake of speed.
-        low, high = (Signal(NUMBER_BITS // 2, name=name, reset_less=True) for name in ("low", "high"))
-        carry = Signal()
         complete = let(m, "complete", moves & final)
-        with m.If(complete):
-            m.d.sync += low.eq(low + 1)
-        m.d.sync += [carry.eq(complete & low.all()), high.eq(high + carry)]
-        with m.If(takes & starts):
-            m.d.sync += [Cat(low, high).eq(self.first), carry.eq(0)]
+        m.d.comb += [
+            counter.load.eq(takes & starts),
+            counter.first.eq(self.first),
+            counter.count.eq(complete),
+        ]
 
         # The largest exponent so far, and of the block that leaves.
         narrow = Signal(_narrow_layout(engine))
@@ -135,7 +134,7 @@ class Aligner(wiring.Component):
             line.o.ready.eq(pops),
             leaves_last.eq(self.go & (out_index == engine.words - 1)),
             pattern.start.eq(complete),
-            pattern.number.eq(Cat(low, high)),
+            pattern.number.eq(counter.number),
             pattern.next.eq(pops),
         ]
         with m.If(pops):

@@ -1,0 +1,187 @@
+"""The decompressor's second half: integers times a scale, as floats."""
+
+from amaranth import C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from golden.hadamard import FRACTION_BITS, HEADER_BITS, MINUS_INFINITY, NAN, SCALE_BIAS
+
+from ..arith.sums import Columns, add, compress, increment, let, place, rows_of, shift_left
+from ..planes import leading_zeros
+from ..stream import word_layout
+from .engine import HadamardEngine
+from .reader import largest_sum, sums_layout
+from .stages import Stages
+
+__all__ = ["Composer"]
+
+_EXPONENT_BITS = HEADER_BITS - FRACTION_BITS
+
+
+class Composer(wiring.Component):
+    """Multiplies sums by their block's scale, and rounds to the nearest floats, a word a cycle.
+
+    A word is offered :meth:`latency` cycles after the sums were: one to multiply, one to find the leading bit, and one
+    to round if the type has fewer bits than products can have.
+    """
+
+    def __init__(self, engine: HadamardEngine):
+        self._engine = engine
+        super().__init__(
+            {
+                "i": In(stream.Signature(sums_layout(engine))),
+                "o": Out(stream.Signature(word_layout(engine.word_bytes, error=True))),
+            }
+        )
+
+    @staticmethod
+    def latency(engine: HadamardEngine) -> int:
+        return 2 + (_bits(engine) > engine.float_type.mantissa_bits + 1)
+
+    def elaborate(self, platform):
+        m = Module()
+        engine = self._engine
+        stages = Stages(m, "stage", self.i.valid, self.o.ready, self.latency(engine))
+        m.d.comb += [self.i.ready.eq(stages.room), self.o.valid.eq(stages.full[-1])]
+
+        products = _kept(m, "products", stages.takes[0], self._multiplied(m))
+        moved = self._normalised(m, products)
+        if len(stages.takes) > 2:
+            moved = _kept(m, "moved", stages.takes[1], moved)
+        word = Signal(self.o.p.shape())
+        floats = [self._float(m, f"float{i}", lane, moved) for i, lane in enumerate(moved.lanes)]
+        m.d.comb += [word.data.eq(Cat(floats)), word.last.eq(moved.last), word.error.eq(moved.error)]
+        m.d.comb += self.o.payload.eq(_kept(m, "word", stages.takes[-1], word))
+        return m
+
+    def _multiplied(self, m: Module) -> Signal:
+        """The sums times the scale's mantissa, and its exponent."""
+        engine = self._engine
+        found = Signal(_products_layout(engine), name="multiplied")
+        fraction, exponent = self.i.p.scale[:FRACTION_BITS], self.i.p.scale[FRACTION_BITS:]
+        for i, (lane, of_sum) in enumerate(zip(found.lanes, self.i.p.lanes, strict=True)):
+            columns: Columns = [[] for _ in range(_bits(engine))]
+            place(columns, of_sum.magnitude, FRACTION_BITS)
+            for j, bit in enumerate(fraction):
+                place(columns, of_sum.magnitude & bit.replicate(len(of_sum.magnitude)), j)
+            product = add(m, f"product{i}", *rows_of(compress(m, f"rows{i}", columns)), group=6)
+            m.d.comb += [
+                lane.product.eq(product),
+                lane.negative.eq(of_sum.negative),
+                lane.kind.eq(of_sum.kind),
+            ]
+        highest = let(m, "highest", exponent + _highest_field(engine))
+        m.d.comb += [
+            found.highest.eq(Mux(highest < 1, 0, highest)),
+            *(found[name].eq(self.i.p[name]) for name in ("error", "last")),
+        ]
+        if _lowest(engine):
+            # Where the leading bit of the least normal number is.
+            least = Cat(highest == place for place in range(1, len(found.least) + 1))
+            m.d.comb += found.least.eq(least[::-1])
+        return found
+
+    def _normalised(self, m: Module, products) -> Signal:
+        """The products moved up to their leading bit, or in a subnormal to where that of the least normal would be."""
+        engine = self._engine
+        found = Signal(_moved_layout(engine), name="normalised")
+        size, above = _bits(engine), _lowest(engine)
+        kept = len(found.lanes[0].significand)
+        for i, (lane, of_product) in enumerate(zip(found.lanes, products.lanes, strict=True)):
+            product = Cat(of_product.product, C(0, above))
+            bits = product | products.least if above else product
+            padding = (1 << (len(bits) - 1).bit_length()) - len(bits)
+            zeros = let(m, f"zeros{i}", leading_zeros(Cat(C(0, padding), bits)))
+            moved = shift_left(m, f"moved{i}", product, zeros)
+            if above:
+                moved = Mux(products.highest == 0, 0, moved)
+            rest = moved[: max(len(moved) - kept, 0)]
+            m.d.comb += [
+                lane.significand.eq(Cat(C(0, max(kept - len(moved), 0)), moved[len(rest) :])),
+                lane.rest.eq(Cat(rest[:-1].any(), rest[-1:])),
+                lane.field.eq(products.highest - zeros),
+                lane.negative.eq(of_product.negative & of_product.product.any()),
+                lane.kind.eq(of_product.kind),
+            ]
+        m.d.comb += [found[name].eq(products[name]) for name in ("error", "last")]
+        return found
+
+    def _float(self, m: Module, name: str, lane, word) -> Value:
+        """The float nearest to a number that has been moved; ties to even."""
+        ft = self._engine.float_type
+        number = Cat(lane.significand[:-1], Mux(lane.significand[-1], lane.field, 0))
+        if len(lane.rest):
+            more, half = lane.rest
+            number = increment(m, name, number, half & (more | lane.significand[0]))
+        too_large = number[ft.mantissa_bits :] >= ft.exponent_max
+        finite = Mux(too_large, (ft.exponent_max << ft.mantissa_bits) - 1, number[: ft.width - 1])
+        special = Cat(C(0, ft.mantissa_bits - 1), lane.kind == NAN, C(ft.exponent_max, ft.exponent_bits))
+        negative = lane.negative | (lane.kind == MINUS_INFINITY)
+        return Cat(Mux(lane.kind.any(), special, finite), negative)
+
+
+def _bits(engine: HadamardEngine) -> int:
+    """Of the largest product."""
+    return (largest_sum(engine) * ((2 << FRACTION_BITS) - 1)).bit_length()
+
+
+def _lowest(engine: HadamardEngine) -> int:
+    """By how many bits the leading one of a product may lie above all its bits, and it still makes a subnormal."""
+    ft = engine.float_type
+    return ft.mantissa_bits + 1 if ft.exponent_bits < 8 else 0
+
+
+def _highest_field(engine: HadamardEngine) -> int:
+    """What the exponent field of a product has more than the scale's exponent, if its highest bit is its leading one."""
+    return _bits(engine) + _lowest(engine) - 1 + engine.float_type.bias - SCALE_BIAS + engine.halved
+
+
+def _products_layout(engine: HadamardEngine) -> data.StructLayout:
+    """A word of products.
+
+    Members:
+        lanes: of each value the product, its sign, and of what kind of special it is.
+        highest: the exponent field of a product if its highest bit is its leading one; or 0 if it is none.
+        least: the product that has the leading bit of the least normal number.
+        error, last: see :func:`rtl.hadamard.reader.sums_layout`.
+    """
+    lane = data.StructLayout({"product": _bits(engine), "negative": 1, "kind": 2})
+    highest = (1 << _EXPONENT_BITS) - 1 + _highest_field(engine)
+    lowest = _lowest(engine)
+    return data.StructLayout(
+        {
+            "lanes": data.ArrayLayout(lane, engine.lanes),
+            "highest": range(highest + 1),
+            "least": _bits(engine) + lowest if lowest else 0,
+            "error": 1,
+            "last": 1,
+        }
+    )
+
+
+def _moved_layout(engine: HadamardEngine) -> data.StructLayout:
+    """A word of numbers.
+
+    Members:
+        lanes: of each the significand, what is behind it - whether it is half of the last place, and whether there
+            is more -, the exponent field if it has a leading one, and sign and kind.
+        error, last: see :func:`rtl.hadamard.reader.sums_layout`.
+    """
+    rest = 2 if _bits(engine) + _lowest(engine) > engine.float_type.mantissa_bits + 1 else 0
+    lane = data.StructLayout(
+        {
+            "significand": engine.float_type.mantissa_bits + 1,
+            "rest": rest,
+            "field": _products_layout(engine)["highest"].shape,
+            "negative": 1,
+            "kind": 2,
+        }
+    )
+    return data.StructLayout({"lanes": data.ArrayLayout(lane, engine.lanes), "error": 1, "last": 1})
+
+
+def _kept(m: Module, name: str, takes: Value, value):
+    kept = Signal(value.shape(), name=name, reset_less=True)
+    with m.If(takes):
+        m.d.sync += kept.eq(value)
+    return kept
