@@ -474,11 +474,14 @@ class Idle:
     def begin(self):
         return self
 
-    def wants(self, nbytes):
-        return True
-
     def put(self, tensor, name):
         return Waiting(tensor)
+
+    def keep(self, owner, nbytes):
+        pass
+
+    def advance(self):
+        pass
 
     def end_forward(self):
         pass
