@@ -257,7 +257,7 @@ class Stash:
         is_exact = origin.constant is not None or _opt_out.holds
         if not is_exact and (entry := source.holding(region)) is not None:
             return Packed(entry, Geometry.of(tensor))
-        if source.keeps(region):
+        if source.is_left(region):
             return Raw(tensor.detach(), source)
 
         values, codec, kept, step = tensor, None, origin.constant or OPTED_OUT, None
@@ -269,7 +269,7 @@ class Stash:
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
         is_part = kept == self._too_small and region.count < source.elements
         if codec is None and not is_part and (step is None or not step.wants(values.nbytes)):
-            raw = source.keep(region) * tensor.element_size()
+            raw = source.leave(region) * tensor.element_size()
             self._count(tensor, origin, kept, raw, raw)
             return Raw(tensor.detach(), source)
 
