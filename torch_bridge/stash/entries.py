@@ -72,7 +72,7 @@ class Source:
         """Whether a tensor lies in the storage itself."""
         return tensor.untyped_storage()._cdata == self._address.cdata
 
-    def keep(self, region: Region) -> int:
+    def leave(self, region: Region) -> int:
         """A region is to stay as it is; how many of its elements did not yet."""
         rest = [region]
         for other in self._raw:
@@ -81,7 +81,7 @@ class Source:
             self._raw.append(region)
         return sum(piece.count for piece in rest)
 
-    def keeps(self, region: Region) -> bool:
+    def is_left(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
         return any(region.is_within(one) for one in self._raw)
 
