@@ -110,6 +110,7 @@ def _compressing(
             yield stash
         finally:
             stash.settle()
+            trace.before = None  # a circle that only the garbage collector would find
     if step is not None:
         step.end_forward()
 
