@@ -1,86 +1,115 @@
-"""The Hadamard compressor in Amaranth's simulator: golden's bytes, under stalls and for tails."""
+"""The engines of the Hadamard format in Amaranth's simulator: golden's bytes, under stalls and for tails."""
 
-import numpy as np
+import random
+
 import pytest
 from amaranth.sim import Simulator
 
 from golden import HadamardFormat
-from rtl.hadamard import HadamardCompressor
+from rtl.hadamard import HadamardCompressor, HadamardDecompressor
 
 from .blocks import as_values, hostile
 from .hadamard_blocks import blocks_of
 
+ENGINES = [
+    (HadamardFormat("bf16", 64, 16), 32, 2**32 - 3, 0.0),
+    (HadamardFormat("fp16", 64, 27), 16, 7, 0.3),
+    (HadamardFormat("fp32", 64, 9), 32, 5, 0.3),
+]
+every_engine = pytest.mark.parametrize(
+    ("fmt", "bus_bytes", "first", "pause"), ENGINES, ids=[f"{e[0].dtype}-{e[0].target}" for e in ENGINES]
+)
+
 
 def tensors(fmt, first):
     """Values of three tensors: blocks of all kinds, a tail, and specials."""
-    blocks = as_values(fmt, blocks_of(fmt, first, 6, seed=1)).reshape(-1)
-    rough = as_values(fmt, hostile(fmt, 3, seed=2)).reshape(-1)
+    blocks = as_values(fmt, blocks_of(fmt, first, 5, seed=1)).reshape(-1)
+    rough = as_values(fmt, hostile(fmt, 2, seed=2)).reshape(-1)
     return [blocks, blocks[: fmt.block + 5], rough]
 
 
-def compress(fmt, bus_bytes, values, first, seed):
-    """What the hardware makes of tensors one behind the other: the bytes of each."""
-    dut = HadamardCompressor(fmt, bus_bytes)
-    rng = np.random.default_rng(seed)
-    simulator = Simulator(dut)
+def exchanged(engine, packets, first, pause):
+    """The bytes that come out for each packet, and in which of their words ``error`` is set.
+
+    Args:
+        packets: the bytes of tensors, of which the first block has the number ``first``.
+        pause: how often either end pauses.
+    """
+    size, rng = engine.engine.bus_bytes, random.Random(1)
+    words = [
+        (packet[at : at + size], at + size >= len(packet), first if at == 0 else rng.getrandbits(32))
+        for packet in packets
+        for at in range(0, len(packet), size)
+    ]
+    found, errors = [b""], [[]]
+    cycle = 0
+
+    async def source(context):
+        for octets, last, number in words:
+            while rng.random() < pause:
+                await context.tick()
+            payload = {"data": int.from_bytes(octets, "little"), "last": last, "empty": size - len(octets)}
+            context.set(engine.i.payload, payload | {"first": number})
+            context.set(engine.i.valid, 1)
+            await context.tick().until(engine.i.ready)
+            context.set(engine.i.valid, 0)
+
+    async def sink(context):
+        while len(found) <= len(packets):
+            context.set(engine.o.ready, rng.random() >= pause)
+            *_, valid, ready, word = await context.tick().sample(
+                engine.o.valid, engine.o.ready, engine.o.payload
+            )
+            if valid and ready:
+                found[-1] += int(word.data).to_bytes(size, "little")[: size - int(word.empty)]
+                errors[-1].append(hasattr(word, "error") and bool(word.error))
+                if word.last:
+                    found.append(b"")
+                    errors.append([])
+
+    async def clock(context):
+        nonlocal cycle
+        async for _ in context.tick():
+            cycle += 1
+            assert cycle < 200 * len(words) + 1000, "hangs"
+
+    simulator = Simulator(engine)
     simulator.add_clock(1e-6)
-
-    async def source(ctx):
-        for tensor in values:
-            octets = np.ascontiguousarray(tensor).view(np.uint8).tobytes()
-            for start in range(0, len(octets), bus_bytes):
-                word = octets[start : start + bus_bytes]
-                while seed and rng.random() < 0.3:
-                    await ctx.tick()
-                ctx.set(dut.i.p.data, int.from_bytes(word, "little"))
-                ctx.set(dut.i.p.last, start + bus_bytes >= len(octets))
-                ctx.set(dut.i.p.empty, bus_bytes - len(word))
-                ctx.set(dut.i.p.first, first if start == 0 else rng.integers(1 << 32).item())
-                ctx.set(dut.i.valid, 1)
-                await ctx.tick().until(dut.i.ready)
-                ctx.set(dut.i.valid, 0)
-
-    found = []
-
-    async def sink(ctx):
-        taken = bytearray()
-        while len(found) < len(values):
-            while seed and rng.random() < 0.3:
-                ctx.set(dut.o.ready, 0)
-                await ctx.tick()
-            ctx.set(dut.o.ready, 1)
-            payload = await ctx.tick().sample(dut.o.p).until(dut.o.valid)
-            word = payload[0]
-            taken += int(word.data).to_bytes(bus_bytes, "little")[: bus_bytes - int(word.empty)]
-            if int(word.last):
-                found.append(bytes(taken))
-                taken.clear()
-
-    simulator.add_testbench(source, background=True)
+    simulator.add_testbench(source)
     simulator.add_testbench(sink)
+    simulator.add_testbench(clock, background=True)
     simulator.run()
-    return found
+    return found[:-1], errors[:-1]
 
 
-@pytest.mark.parametrize(
-    ("fmt", "bus_bytes", "first", "seed"),
-    [
-        (HadamardFormat("fp32", 128, 32), 64, 0, 0),
-        (HadamardFormat("bf16", 128, 32), 64, 2**32 - 3, 1),
-        (HadamardFormat("fp16", 64, 27), 16, 7, 2),
-        (HadamardFormat("fp32", 64, 9), 32, 5, 3),
-    ],
-    ids=lambda value: (
-        "-".join(map(str, (value.dtype, value.block, value.target))) if hasattr(value, "dtype") else None
-    ),
-)
-def test_the_compressor_makes_goldens_bytes(fmt, bus_bytes, first, seed):
+@every_engine
+def test_the_compressor_makes_goldens_bytes(fmt, bus_bytes, first, pause):
     values = tensors(fmt, first)
-    found = compress(fmt, bus_bytes, values, first, seed)
-    for tensor, stored in zip(values, found, strict=True):
-        expected = fmt.compress(tensor, first)
-        rows = np.frombuffer(stored, np.uint8).reshape(-1, fmt.target)
-        wrong = (
-            np.flatnonzero((rows != expected).any(axis=1)) if rows.shape == expected.shape else "their number"
-        )
-        assert not len(wrong), (fmt, "blocks", wrong)
+    found, _ = exchanged(
+        HadamardCompressor(fmt, bus_bytes), [tensor.tobytes() for tensor in values], first, pause
+    )
+    assert found == [fmt.compress(tensor, first).tobytes() for tensor in values]
+
+
+@every_engine
+def test_the_decompressor_makes_goldens_values(fmt, bus_bytes, first, pause):
+    stored = [fmt.compress(tensor, first) for tensor in tensors(fmt, first)]
+    found, errors = exchanged(
+        HadamardDecompressor(fmt, bus_bytes), [rows.tobytes() for rows in stored], first, pause
+    )
+    assert found == [fmt.decompress(rows, len(rows) * fmt.block, first).tobytes() for rows in stored]
+    assert not any(map(any, errors))
+
+
+def test_invalid_and_broken_blocks_are_zeros_with_an_error():
+    fmt, bus_bytes = HadamardFormat("fp16", 64, 16), 16
+    (values, *_) = tensors(fmt, 0)
+    stored = fmt.compress(values)
+    expected = fmt.decompress(stored, values.size).reshape(-1, fmt.block)
+    stored[1, :2] = 2, stored[1, 1] & 0xF0
+    stored[3, :2] = 15, stored[3, 1] & 0xF0
+    expected[[1, 3, 4]] = 0
+    found, errors = exchanged(HadamardDecompressor(fmt, bus_bytes), [stored.tobytes()[:-5]], 0, 0.2)
+    assert found == [expected.tobytes()]
+    words = fmt.raw_bytes // bus_bytes
+    assert [any(errors[0][i * words :][:words]) for i in range(5)] == [False, True, False, True, True]

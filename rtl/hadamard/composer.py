@@ -21,8 +21,8 @@ _EXPONENT_BITS = HEADER_BITS - FRACTION_BITS
 class Composer(wiring.Component):
     """Multiplies sums by their block's scale, and rounds to the nearest floats, a word a cycle.
 
-    A word is offered :meth:`latency` cycles after the sums were: one to multiply, one to find the leading bit, and one
-    to round if the type has fewer bits than products can have.
+    A word is offered :meth:`latency` cycles after the sums were: one to multiply, one to find the leading
+    bit, and one to round if the type has fewer bits than products can have.
     """
 
     def __init__(self, engine: HadamardEngine):
@@ -82,10 +82,10 @@ class Composer(wiring.Component):
         return found
 
     def _normalised(self, m: Module, products) -> Signal:
-        """The products moved up to their leading bit, or in a subnormal to where that of the least normal would be."""
+        """The products moved up to their leading bit, or in a subnormal to that of the least normal one."""
         engine = self._engine
         found = Signal(_moved_layout(engine), name="normalised")
-        size, above = _bits(engine), _lowest(engine)
+        above = _lowest(engine)
         kept = len(found.lanes[0].significand)
         for i, (lane, of_product) in enumerate(zip(found.lanes, products.lanes, strict=True)):
             product = Cat(of_product.product, C(0, above))
@@ -126,13 +126,13 @@ def _bits(engine: HadamardEngine) -> int:
 
 
 def _lowest(engine: HadamardEngine) -> int:
-    """By how many bits the leading one of a product may lie above all its bits, and it still makes a subnormal."""
+    """By how many bits the least normal number may lie above all products that still make a subnormal."""
     ft = engine.float_type
     return ft.mantissa_bits + 1 if ft.exponent_bits < 8 else 0
 
 
 def _highest_field(engine: HadamardEngine) -> int:
-    """What the exponent field of a product has more than the scale's exponent, if its highest bit is its leading one."""
+    """What a product's exponent field has more than the scale's exponent, if its highest bit is a one."""
     return _bits(engine) + _lowest(engine) - 1 + engine.float_type.bias - SCALE_BIAS + engine.halved
 
 
@@ -163,8 +163,8 @@ def _moved_layout(engine: HadamardEngine) -> data.StructLayout:
     """A word of numbers.
 
     Members:
-        lanes: of each the significand, what is behind it - whether it is half of the last place, and whether there
-            is more -, the exponent field if it has a leading one, and sign and kind.
+        lanes: of each the significand; what is behind it: whether there is less than half of the last place,
+            and whether that half; the exponent field if it has a leading one; and sign and kind.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
     """
     rest = 2 if _bits(engine) + _lowest(engine) > engine.float_type.mantissa_bits + 1 else 0

@@ -113,7 +113,8 @@ class HadamardCompressor(wiring.Component):
             scaler.first.eq(time.at(schedule.product)),
             scaler.product.eq(product.o),
             scaler.energy.eq(time.keep("energy", energy.o, schedule.energy, schedule.product)),
-            scaler.block.eq(time.keep("block", aligner.block, 0, schedule.product)),
+            scaler.top.eq(time.keep("top", aligner.block.top, 0, schedule.product)),
+            scaler.special.eq(time.keep("special", aligner.block.special, 0, schedule.ends)),
             collector.first.eq(time.at(schedule.ends - engine.words + 1)),
             collector.fields.eq(
                 _delayed(

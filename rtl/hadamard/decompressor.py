@@ -2,8 +2,8 @@
 
     i --> Unpacker --blocks--> Reader --integers--> Composer --words--> Narrower --> o
 
-Every field lies at a fixed place. The reader transforms the levels that they name, which are small integers, without
-any loss; only then the composer multiplies by the block's scale.
+Every field lies at a fixed place. The reader transforms the levels that they name, which are small integers,
+without any loss; only then the composer multiplies by the block's scale.
 """
 
 from collections.abc import Sequence
@@ -29,22 +29,22 @@ __all__ = ["HadamardDecompressor"]
 class HadamardDecompressor(wiring.Component):
     """Decompresses a stream of blocks of ``fmt.target`` bytes, packed end to end.
 
-    Throughput: one bus word of values a cycle while neither end stalls; a block smaller than four bus words takes four
-    cycles. Latency: a block's first word is offered :meth:`latency` cycles after the last word of its compressed
-    bytes was taken, unless blocks before it are still being sent.
+    Throughput: one bus word of values a cycle while neither end stalls; a block smaller than four bus words
+    takes four cycles. Latency: a block's first word is offered :meth:`latency` cycles after the last word of
+    its compressed bytes was taken, unless blocks before it are still being sent.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
-    A block with an invalid header becomes zeros with ``error`` set; so does one that the end of its tensor cuts
-    short. The blocks after it are decoded as usual, and every input word with ``last`` leads to exactly one output
-    word with ``last``.
+    A block with an invalid header becomes zeros with ``error`` set; so does one that the end of its tensor
+    cuts short. The blocks after it are decoded as usual, and every input word with ``last`` leads to exactly
+    one output word with ``last``.
 
     Args:
         fmt: a Hadamard format.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
 
     Members:
-        i: the compressed blocks, as :class:`rtl.HadamardCompressor` sends them; ``first`` is the number of the tensor's
-            first block.
+        i: the compressed blocks, as :class:`rtl.HadamardCompressor` sends them; ``first`` is the number of
+            the tensor's first block.
         o: words of values, whole blocks; see :func:`rtl.stream.word_layout`. ``error`` is set in the words
             of a block that could not be decoded.
 

@@ -45,10 +45,11 @@ _FIRST_LEVELS, _LEVELS = 4, 3
 class Reader(wiring.Component):
     """Transforms blocks, a word of values a cycle.
 
-    All coefficients are at hand in every cycle, so that those which only differ in the number of their word are added
-    up at once, with the signs that the word of values asks for. The butterflies of a word follow.
+    All coefficients are at hand in every cycle, so that those which only differ in the number of their word
+    are added up at once, with the signs that the word of values asks for. The butterflies of a word follow.
 
-    A block's first word is offered :meth:`latency` cycles after the block was. The block is taken with its last word.
+    A block's first word is offered :meth:`latency` cycles after the block was. The block is taken with its
+    last word.
 
     Members:
         number: of the block at ``i``.
@@ -82,8 +83,8 @@ class Reader(wiring.Component):
             self.begins.eq(stages.takes[0] & (index == 0)),
             self.o.valid.eq(stages.full[-1]),
         ]
-        # Which words' coefficients change their sign in a word of values: those that have an odd number of ones in
-        # common with its number.
+        # Which words' coefficients change their sign in a word of values: those whose numbers have an odd
+        # number of ones in common with its own.
         flips = [Signal(name=f"flips{word}") for word in range(engine.words)]
         following = let(m, "following", (index + 1)[: len(index)])
         with m.If(stages.takes[0]):
@@ -142,7 +143,10 @@ class Reader(wiring.Component):
         """For each lane the coefficients of all words, with the signs that they have in a word of values."""
         engine = self._engine
         bits = 1 + (largest_sum(engine) // engine.block).bit_length()
-        places = {fmt: list(zip(fmt.widths.tolist(), (fmt.widths.cumsum() - fmt.widths).tolist(), strict=True)) for fmt in engine.formats}
+        places = {
+            fmt: list(zip(fmt.widths.tolist(), (fmt.widths.cumsum() - fmt.widths).tolist(), strict=True))
+            for fmt in engine.formats
+        }
 
         def leaf(number: int, flip: Value) -> Value:
             def at(place: tuple[int, int]) -> Value:

@@ -8,7 +8,6 @@ from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, SCALE_BIAS
 
 from ..arith.sums import add, increment, let
 from ..planes import leading_zeros
-from .aligner import block_layout
 from .energy import energy_layout
 from .engine import HadamardEngine
 from .quantiser import product_bits
@@ -30,9 +29,9 @@ class Scaler(wiring.Component):
         go: all moves on.
         first: the product is there of a block with its first word at position 0, if there were such.
         product: see :class:`rtl.hadamard.quantiser.Product`.
-        energy, block: of the same block. All three hold as many cycles as a block has words.
-        header, zeros: of the block with its first word at position :attr:`LATENCY`: its header, and whether
-            it has none, but is zeros.
+        energy, top: of the same block, in the same cycle.
+        special: the block with its first word at position :attr:`LATENCY` holds specials.
+        header, zeros: of that block: its header, and whether it has none, but is zeros.
     """
 
     LATENCY = 1 + _STEPS
@@ -45,7 +44,8 @@ class Scaler(wiring.Component):
                 "first": In(1),
                 "product": In(product_bits(engine)),
                 "energy": In(energy_layout(engine)),
-                "block": In(block_layout(engine)),
+                "top": In(engine.float_type.exponent_bits),
+                "special": In(1),
                 "header": Out(HEADER_BITS),
                 "zeros": Out(1),
             }
@@ -74,10 +74,9 @@ class Scaler(wiring.Component):
         scale = increment(m, "scale", Cat(fraction, exponent[:_EXPONENT_BITS]), rounding[0], 4)
         too_small = exponent[-1] | (~exponent.any() & ~up)
         too_large = exponent[_EXPONENT_BITS:].any() | (exponent[:_EXPONENT_BITS].all() & up)
-        special = time.keep("special", self.block.special, 0, self.LATENCY)
         m.d.comb += [
-            self.zeros.eq(too_small & ~special),
-            self.header.eq(Mux(special, SPECIALS, Mux(too_large, (1 << HEADER_BITS) - 1, scale))),
+            self.zeros.eq(too_small & ~self.special),
+            self.header.eq(Mux(self.special, SPECIALS, Mux(too_large, (1 << HEADER_BITS) - 1, scale))),
         ]
         return m
 
@@ -131,13 +130,13 @@ class Scaler(wiring.Component):
         some = Signal(reset_less=True)
         with m.If(self.go & time.at(0)):
             m.d.sync += [
-                moved.eq(self.block.top + constant - bias - Cat(doubles, self.energy.pairs)),
+                moved.eq(self.top + constant - bias - Cat(doubles, self.energy.pairs)),
                 product_zeros.eq(zeros),
                 some.eq(self.product.any()),
             ]
         exponents = [Signal(shape, name=f"exponent{i}", reset_less=True) for i in range(2)]
         with m.If(self.go & time.at(1)):
-            m.d.sync += exponents[0].eq(Mux(some, moved + product_zeros, -1))
+            m.d.sync += exponents[0].eq(Mux(some, moved + product_zeros, -2))
         with m.If(self.go & time.at(2)):
             m.d.sync += exponents[1].eq(exponents[0] + is_long)
         return time.keep("exponent", exponents[1], 3, self.LATENCY)

@@ -33,10 +33,11 @@ class Timeline:
         return self._first[position]
 
     def keep(self, name: str, value, since: int, until: int):
-        """What is known of a block, at a later position of its first word.
+        """What is known of a block when its first word is at a later position.
 
         Args:
             value: holds from position ``since`` on, for as many cycles as a block has words.
+            until: that position; what is returned may not hold any longer.
         """
         while since + self._words <= until:
             since += self._words
