@@ -1,5 +1,10 @@
-"""The engines that the benches run on."""
+"""The engines and the parts of rtl/stream that the benches run on."""
 
+from dataclasses import dataclass
+
+from amaranth.lib import wiring
+
+import rtl.stream
 from gen.config import PRESETS, Config
 from golden import PlaneFormat
 
@@ -45,3 +50,35 @@ COVERED = [config for config in PRESETS.values() if config.interface == "stream"
 
 # As gates; those of the AXI4-Stream presets differ from the others' in nothing but their ports.
 GATES = [*COVERED, *SMALL]
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """What only moves words, by itself.
+
+    Args:
+        kind: name of its class in rtl/stream.
+        size: bytes of a word.
+        depth: of a FIFO.
+    """
+
+    kind: str
+    size: int
+    depth: int | None = None
+
+    @property
+    def slug(self) -> str:
+        """The parameters as part of a Verilog or file name."""
+        return f"{self.kind}_b{self.size}" + (f"_d{self.depth}" if self.depth else "")
+
+    def make(self) -> wiring.Component:
+        depth = (self.depth,) if self.depth else ()
+        return getattr(rtl.stream, self.kind)(rtl.stream.word_layout(self.size), *depth)
+
+
+STREAM_PARTS = [
+    StreamPart("FullSlice", 16),
+    StreamPart("HalfSlice", 16),
+    StreamPart("AsyncFifo", 16, depth=4),
+    StreamPart("AsyncFifo", 16, depth=8),
+]

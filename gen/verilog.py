@@ -114,11 +114,12 @@ def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
     return {"clk": clock, "rst": clock | {"note": "synchronous, active high"}} | ports
 
 
-def digest(config: Config) -> str:
+def digest(config: object) -> str:
     """Changes whenever the Verilog of a configuration may: what is built from it can be kept until then."""
     root = Path(__file__).resolve().parent.parent
-    sources = sorted(path for room in ("golden", "rtl", "gen") for path in (root / room).iterdir())
-    text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources if path.is_file())]
+    rooms = [*(root / "golden").iterdir(), *(root / "rtl").rglob("*.py"), *(root / "gen").iterdir()]
+    sources = [path.read_text() for path in sorted(rooms) if path.is_file()]
+    text = [repr(config), amaranth.__version__, *sources]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 
 
