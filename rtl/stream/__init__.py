@@ -6,6 +6,6 @@ and holds ``valid`` and the payload until a cycle with both.
 
 from .fifo import AsyncFifo
 from .slice import FullSlice, HalfSlice
-from .word import SEED_BITS, Joiner, Splitter, word_layout
+from .word import NUMBER_BITS, Joiner, Splitter, word_layout
 
-__all__ = ["SEED_BITS", "AsyncFifo", "FullSlice", "HalfSlice", "Joiner", "Splitter", "word_layout"]
+__all__ = ["NUMBER_BITS", "AsyncFifo", "FullSlice", "HalfSlice", "Joiner", "Splitter", "word_layout"]
