@@ -45,11 +45,20 @@ SMALL = [
     Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
 ]
 
-# The presets whose lines and toggles are counted.
-COVERED = [config for config in PRESETS.values() if config.interface == "stream"]
+# Two types to choose from, in blocks smaller than the bus.
+SMALL_SWITCHED = Config(
+    PlaneFormat("bf16", 16, 20),
+    bus_bytes=64,
+    interface="runtime",
+    further=(PlaneFormat("fp32", 16, 40, "truncate"),),
+)
+
+# Whose lines and toggles are counted: the presets with streams, and what the other interfaces add.
+STREAM_PRESETS = [config for config in PRESETS.values() if config.interface == "stream"]
+COVERED = [*STREAM_PRESETS, SPREAD[-1], SMALL_SWITCHED]
 
 # As gates; those of the AXI4-Stream presets differ from the others' in nothing but their ports.
-GATES = [*COVERED, *SMALL]
+GATES = [*STREAM_PRESETS, *SMALL]
 
 
 @dataclass(frozen=True)

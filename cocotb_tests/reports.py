@@ -139,7 +139,7 @@ CODE = Report(
     },
     "As Verilator counts them: branches, and the rises and falls of the signals that `rtl/` names. Bits "
     "that ABC proves to be constant cannot toggle, nor can a branch be taken against them; they do not "
-    "count.",
+    "count. Behind AXI4-Stream only what is added to the engine counts.",
 )
 NETLIST = Report(
     "make netlist",
@@ -191,7 +191,7 @@ claims:
 - *never hangs*: whatever bits go in, also such as no compressor sends, each `last` that goes in leads to
   one that comes out, in time.
 - *order* and *latency* of the FIFO between two clocks hold for all their ratios and phases, and though
-  each bit that changes as it is caught is read as it was or as it is; with pointers in binary they do not.
+  each bit of a pointer that changes as it is caught is read as it was or as it is.
 - *every header*: a decompressor takes just the headers that are valid, behind each of them any bytes;
   errors and cleared memory are zeros.
 - *every x*: decompress(compress(x)) is what [format.md](format.md) says, for every block x, against a

@@ -26,16 +26,16 @@ class Crossing(wiring.Component):
 
     Args:
         fifo: has the streams ``i`` in the domain "write" and ``o`` in "read", and ``depth``.
-        binary: a fault: pointers cross as binary numbers.
+        ahead: a fault: the pointer that crosses to the sink is one ahead.
 
     Members:
         i, o: the FIFO's. A word is taken or given only where its clock has an edge.
         edges: what the solver chooses: which clocks have an edge, and which bits are caught late.
     """
 
-    def __init__(self, fifo: wiring.Component, binary: bool = False):
+    def __init__(self, fifo: wiring.Component, ahead: bool = False):
         self._fifo = fifo
-        self._binary = binary
+        self._ahead = ahead
         bits = exact_log2(fifo.depth) + 1
         layout = data.StructLayout({"write": 1, "read": 1, "late": _POINTERS * bits})
         super().__init__({**fifo.signature.members, "edges": In(stream.Signature(layout))})
@@ -54,7 +54,7 @@ class Crossing(wiring.Component):
         ]
         clocked = EnableInserter({"write": write, "read": read})(fifo)
         in_one = DomainRenamer({"write": "sync", "read": "sync"})(clocked)
-        m.submodules.fifo = Fragment.get(in_one, _Metastable(late, self._binary))
+        m.submodules.fifo = Fragment.get(in_one, _Metastable(late, self._ahead))
         m.d.comb += [
             fifo.i.valid.eq(self.i.valid),
             Value.cast(fifo.i.payload).eq(self.i.payload),
@@ -69,24 +69,24 @@ class Crossing(wiring.Component):
 class _Metastable:
     """A platform of Amaranth whose synchronizers catch bits that change as the solver likes."""
 
-    def __init__(self, late: Signal, binary: bool):
+    def __init__(self, late: Signal, ahead: bool):
         self._late = late
         self._taken = 0
-        self._binary = binary
+        self._ahead = ahead
 
     def get_ff_sync(self, sync: cdc.FFSynchronizer) -> Module:
         m = Module()
         width = len(sync.i)
         late = self._late[self._taken : self._taken + width]
         self._taken += width
-        source = _from_gray(sync.i) if self._binary else sync.i
         before, first, second = Signal(width), Signal(width), Signal(width)
-        m.d.sync += before.eq(source)
+        m.d.sync += before.eq(sync.i)
         m.d[sync._o_domain] += [
-            first.eq((before & late) | (source & ~late)),
+            first.eq((before & late) | (sync.i & ~late)),
             second.eq(first),
         ]
-        m.d.comb += sync.o.eq(second ^ (second >> 1) if self._binary else second)
+        is_ahead = self._ahead and sync._o_domain == "read"
+        m.d.comb += sync.o.eq(_one_ahead(second) if is_ahead else second)
         return m
 
     def get_async_ff_sync(self, sync: cdc.AsyncFFSynchronizer) -> Module:
@@ -95,8 +95,9 @@ class _Metastable:
         return m
 
 
-def _from_gray(value: Value) -> Value:
-    return Cat(value[i:].xor() for i in range(len(value)))
+def _one_ahead(gray: Value) -> Value:
+    number = (Cat(gray[i:].xor() for i in range(len(gray))) + 1)[: len(gray)]
+    return number ^ (number >> 1)
 
 
 class InTime(wiring.Component):

@@ -135,24 +135,24 @@ def _slices(part: type[wiring.Component]) -> Iterator[Proof]:
     def harness():
         return Tally(part(word_layout(2)), Rate(2, 1, 1, 2), 1)
 
-    yield Proof(NUMBER, part.__name__, "2 bytes", harness, SEARCH, 20, mode="bmc")
+    yield Proof(NUMBER, part.__name__, "2 bytes", harness, SEARCH, 16, mode="bmc")
 
 
 def _of_clocks() -> Iterator[Proof]:
     """The FIFO between two clocks, for all their ratios and phases."""
     depth, edges = 4, 3
 
-    def crossing(binary: bool = False) -> Crossing:
-        return Crossing(AsyncFifo(1, depth), binary)
+    def crossing(ahead: bool = False) -> Crossing:
+        return Crossing(AsyncFifo(1, depth), ahead)
 
-    def order(binary: bool = False) -> InOrder:
-        return InOrder(crossing(binary), 1, lambda tag, bit: tag, Value.cast)
+    def order(ahead: bool = False) -> InOrder:
+        return InOrder(crossing(ahead), 1, lambda tag, bit: tag, Value.cast)
 
     name, parameters = "AsyncFifo", f"1 bit, {depth} deep"
     yield replace(_contract(name, parameters, crossing), engine=REACHABILITY)
     in_order = Proof("order", name, parameters, order, REACHABILITY, 20)
     yield from (in_order, _reached(in_order, 20))
-    fault = replace(in_order, parameters=f"{parameters}, pointers in binary", make=lambda: order(binary=True))
+    fault = replace(in_order, parameters=f"{parameters}, a pointer one ahead", make=lambda: order(ahead=True))
     yield replace(fault, engine=SEARCH, mode="bmc", finds=True)
     for less in (0, 1):
         in_time = f"{parameters}, {edges - less} edges"
