@@ -128,8 +128,7 @@ class Memory:
             self._filled.clear()
         if entry not in self._filled:
             memory = entry.write_to(memory, self)
-            if entry.source.is_of(memory):  # on its way out, and may be written to: to be asked for each time
-                self._storage = None
+            if entry.source.is_of(memory):  # not away yet, and may be written to: to be asked for each time
                 return memory
             self._storage = StorageWeakRef(memory.untyped_storage())
             self._filled.add(entry)
