@@ -59,8 +59,11 @@ class Source:
             if isinstance(entry, Joint) or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
+                least = _LEAST_SHARED * piece.count
+                if entry.region.count < least:
+                    continue
                 common, others = piece.split(entry.region)
-                if common is not None and common.count >= _LEAST_SHARED * piece.count:
+                if common is not None and common.count >= least:
                     parts.append((entry, common))
                     rest.remove(piece)
                     rest += others
