@@ -200,6 +200,13 @@ def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
         assert saved_of(stash, h[:rows], h)[1] == (new * 64 * 4, new * 80)
 
 
+def test_a_part_in_another_format_is_not_shared():
+    with compress_activations(NOTHING, Policy([Rule(COARSE, most=3000), Rule(FMT)]), min_values=0) as stash:
+        h = leaf(64, 64) * 2
+        found = saved_of(stash, h[:32], h, h[:40])
+    assert found == [(32 * 64 * 4, 32 * 4 * 9), (64 * 64 * 4, 64 * 80), (0, 0)]
+
+
 @pytest.mark.parametrize("keep", [FMT, "raw"], ids=["compressed", "raw"])
 def test_a_view_is_kept_as_what_it_is_part_of(keep):
     with compress_activations(NOTHING, Policy([Rule(keep, least=2048), Rule(COARSE)]), min_values=0) as stash:
@@ -253,6 +260,13 @@ def test_views_that_overlap_come_back_as_they_were(views):
         assert [t.stride() for t in found] == [a.stride(), b.stride()]
         lossy = unpacked(a, b)
         assert all(0 < (x - y).norm() < 0.05 * y.norm() for x, y in zip(lossy, (a, b), strict=True))
+
+
+def test_views_that_overlap_in_a_row_make_no_chain():
+    h = leaf(2000) * 2
+    with ours(fmt=PlaneFormat("fp32", 64, 256)):
+        nodes = [h[i : i + 1000].sin().grad_fn for i in range(300)]
+    assert torch.equal(nodes[-1]._saved_self, h[299:1299])
 
 
 def test_parts_beside_each_other_come_back_in_one_storage_of_the_size_of_theirs():
@@ -611,6 +625,7 @@ def test_the_size_floor_keeps_small_tensors_exact():
     x = leaf(10, 10)
     with ours(fmt=COARSE, min_values=101) as stash:
         y = x * x
+    assert y.grad_fn._saved_self.data_ptr() == x.data_ptr()  # not a copy
     y.sum().backward()
     assert torch.equal(x.grad, 2 * x)
     assert stash.report().rows[0].kept == "under 101 values"

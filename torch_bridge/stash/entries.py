@@ -61,8 +61,11 @@ class Source:
             if isinstance(entry, Joint) or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
+                least = _LEAST_SHARED * piece.count
+                if entry.region.count < least:
+                    continue
                 common, others = piece.split(entry.region)
-                if common is not None and common.count >= _LEAST_SHARED * piece.count:
+                if common is not None and common.count >= least:
                     parts.append((entry, common))
                     rest.remove(piece)
                     rest += others
@@ -130,8 +133,7 @@ class Memory:
             self._filled.clear()
         if entry not in self._filled:
             memory = entry.write_to(memory, self)
-            if entry.source.is_of(memory):  # on its way out, and may be written to: to be asked for each time
-                self._storage = None
+            if entry.source.is_of(memory):  # not away yet, and may be written to: to be asked for each time
                 return memory
             self._storage = StorageWeakRef(memory.untyped_storage())
             self._filled.add(entry)
