@@ -2,13 +2,13 @@
 
 Trains two small GPT-2s from scratch with every scheme and seeds 1 to 5, the real GPT-2 with fewer, and
 fine-tunes a pretrained SmolLM2 where it is installed (``make finetune``). A seed gives every scheme the same
-weights and the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on each GPU
-under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and all
-rows come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it may
-be ended at any time, and go on elsewhere from what is committed; a run of the real GPT-2, which takes half an
-hour on two cores, goes on from its last validation. A run that fails is said at once, and the
-others go on. Under ``torchrun`` the page has what was finished when rank 0 ended; ``--document`` writes it
-anew. Rows of formats that only an earlier release had stay where they are.
+weights and the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on
+each GPU under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and
+all rows come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it
+may be ended at any time, and go on elsewhere from what is committed; a run of the real GPT-2, which takes
+half an hour on two cores, goes on from its last validation. A run that fails is said at once, and the others
+go on. Under ``torchrun`` the page has what was finished when rank 0 ended; ``--document`` writes it anew.
+Rows of formats that only an earlier release had stay where they are.
 
 The gradient error, ``||g - g_exact|| / ||g_exact||``, is of one batch at every validation; effective bits are
 of all that this batch saves and the scheme compresses, at the last.
@@ -48,6 +48,7 @@ from torch_bridge.job import train
 
 from . import smollm2
 from .effective_bits import mean, quality, tensors
+from .page import fill, write
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -105,7 +106,9 @@ DOCS, FOLDER = Path("docs"), Path("build/convergence")
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
     sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
-    return train.Options(config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **SCHEMES[scheme])
+    return train.Options(
+        config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **SCHEMES[scheme]
+    )
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
@@ -153,13 +156,6 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     FOLDER.mkdir(parents=True, exist_ok=True)
     write(path, as_json(row))
     return row
-
-
-def write(path: Path, text: str) -> None:
-    """All of a file or nothing, whoever ends this or writes the same one."""
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(text)
-    new.replace(path)
 
 
 def batch_of(subject: train.Subject, options: train.Options) -> torch.Tensor:
@@ -288,13 +284,7 @@ def document(rows: list[dict[str, Any]]) -> None:
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
     done = sum(not _is_earlier(row["scheme"]) for row in rows)
-    text, table = page.read_text(), "\n\n".join([f"{done} of {len(wanted(STUDIES))} runs:", *tables])
-    text, found = re.subn(
-        r"(<!-- table -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
-    )
-    if found != 1:
-        raise ValueError(f"{page} must have one place for the table, not {found}")
-    write(page, text)
+    fill(page, "table", "\n\n".join([f"{done} of {len(wanted(STUDIES))} runs:", *tables]))
     if rows:
         plot_bits(rows, DOCS / "convergence.png")
         plot_curves(rows, DOCS / "convergence_steps.png")
@@ -367,7 +357,9 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
     """Difference to the loss without compression against bits per value, a panel for each model."""
     models = [model for model in STUDIES if by_scheme(rows, model)]
     columns, lines = min(2, len(models)), -(-len(models) // 2)
-    figure, axes = plt.subplots(lines, columns, figsize=(5.5 * columns, 4.2 * lines), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5.5 * columns, 4.2 * lines), squeeze=False, sharey=True
+    )
     for axis in axes.flat[len(models) :]:
         axis.set_axis_off()
     for axis, model in zip(axes.flat, models, strict=False):

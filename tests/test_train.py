@@ -207,7 +207,7 @@ def test_an_ended_run_goes_on_as_if_it_had_not_been(scheme, tmp_path):
     ended = train.run(options, watch=watch, checkpoint=checkpoint)
     assert ended["interrupted"]
     assert len(ended["train_loss"]) == 3
-    with pytest.raises(ValueError, match="must be of a run with .*seed=5"):
+    with pytest.raises(ValueError, match=r"must be of a run with .*seed=5"):
         train.run(replace(options, seed=5), checkpoint=checkpoint)
     resumed = train.run(options, watch=watch, checkpoint=checkpoint)
     assert seen == [1, 2, 3, 3, 4]

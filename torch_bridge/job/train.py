@@ -181,8 +181,9 @@ def run(
         The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step, and
         "offloaded_bytes" of these; "offload_plan", what an adaptive offload has chosen;
         "train_loss", one per step; "val_curve", pairs of step and validation loss; "val_loss", the last
-        of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether Ctrl-C ended it early, in which
-        case the rest is what was done until then. Without compression raw and stored bytes are equal.
+        of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether
+        Ctrl-C ended it early, in which case the rest is what was done until then. Without compression raw
+        and stored bytes are equal.
 
     Raises:
         ValueError: an option is not one of its values, or the checkpoint is of a run with others.
