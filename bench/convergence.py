@@ -38,6 +38,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -416,8 +417,10 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
             kind = _kind(scheme)
             style = {"color": COLOURS.get(kind, "black"), "ls": next(styles[kind]), "lw": 1.4}
             axis.plot(steps, losses, label=scheme, **style)
-            if "none" in means:
-                less = [loss - exact for loss, exact in zip(losses, means["none"], strict=True)]
+            exact = {row["seed"]: _losses(row) for row in schemes.get("none", [])}
+            pairs = [(_losses(row), exact[row["seed"]]) for row in schemes[scheme] if row["seed"] in exact]
+            if pairs:
+                less = np.mean([np.subtract(*pair) for pair in pairs], axis=0)
                 beside.plot(steps, less, **style)
         if "none" in means:  # what diverges leaves the picture
             axis.set_ylim(min(means["none"]) - 0.05, max(means["none"]) + 0.1)
