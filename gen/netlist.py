@@ -130,7 +130,7 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
 
 
 def _with_lines_of_switches(text: str) -> str:
-    """RTLIL whose switches have their process's lines of rtl/, as the multiplexers have that become of them."""
+    """RTLIL in which switches have the lines of rtl/ of their process: what becomes of them has theirs."""
     lines, here, process = [], "", ""
     for line in text.splitlines():
         words = line.split()

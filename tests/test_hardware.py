@@ -68,7 +68,7 @@ def test_gates_without_initial_values_match_the_golden_model(config, part, build
 def test_the_benches_find_mutants(build):
     found = mutation.run(configs.SMALL[0], "decompressor", build / "mutants", count=20, blocks=300, seed=5)
     assert [finding.mutant.number for finding in found] == [*range(1, 21)]
-    # No bench was written for this seed. What survives has to be proven to be no fault, or a bench to be made.
+    # No bench was written for this seed. What survives is proven to be no fault, or a bench is missing.
     assert [finding for finding in found if finding.fate not in ("killed", "equivalent")] == []
     assert sum(finding.fate == "killed" for finding in found) >= 15
     assert all((finding.killed_by is None) == (finding.fate == "equivalent") for finding in found)
