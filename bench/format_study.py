@@ -35,7 +35,7 @@ from rich.progress import track
 from golden import HadamardFormat
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, LEVELS, THRESHOLDS
 from torch_bridge import backends
-from torch_bridge.backends.dtypes import Format
+from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.job import train
 
 from . import convergence, effective_bits
@@ -178,7 +178,7 @@ def simulated(variant: Variant) -> Iterator[None]:
     """The variant in place of every Hadamard format."""
     get = backends.get
 
-    def stand_in(name: str, fmt: Format) -> backends.Backend | Simulated:
+    def stand_in(name: str, fmt: StashFormat) -> backends.Backend | Simulated:
         return Simulated(variant) if isinstance(fmt, HadamardFormat) else get(name, fmt)
 
     with mock.patch.object(backends, "get", stand_in):

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import TORCH_DTYPES, Format
+from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
 from ..schemes import Scheme
@@ -87,7 +87,7 @@ class Options:
     device: str | None = None
 
     @property
-    def format(self) -> Format:
+    def format(self) -> StashFormat:
         """That of the scheme, planes if it has none; raises ValueError if there is none such."""
         kind = self.scheme.partition("+")[0]
         if kind == "quant":
