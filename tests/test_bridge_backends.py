@@ -45,7 +45,7 @@ def test_fast_backends_make_the_same_bytes_and_values_as_golden(dtype, block, ro
     for target in spread_of_targets(dtype, block):
         fmt = PlaneFormat(dtype, block, target, rounding)
         golden, ours = backends.get("golden", fmt), backends.get(name, fmt)
-        values = hostile_tensor(fmt, 300, seed=target)[: -block // 3]
+        values = hostile_tensor(fmt, 300, seed=block)[: -block // 3]
         stored = golden.compress(values)
         found = ours.compress(values)
         assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
@@ -210,11 +210,10 @@ def test_stored_of_the_wrong_size_is_an_error(fmt, name):
         backend.decompress(torch.zeros(right, dtype=torch.int8), count)
 
 
-@pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 16, 16), HadamardFormat("bf16", 64, 32)])
-def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(fmt, tmp_path):
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
     program = (
-        "import torch; from golden import HadamardFormat, PlaneFormat; from torch_bridge import backends\n"
-        f"backend = backends.get('cpu', {fmt})\n"
+        "import torch; from golden import PlaneFormat; from torch_bridge import backends\n"
+        "backend = backends.get('cpu', PlaneFormat('bf16', 16, 16))\n"
         "values = torch.zeros(16).bfloat16()\n"
         "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
         "print(sum(backend._encode.stats.cache_hits.values()))"

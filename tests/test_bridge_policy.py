@@ -278,6 +278,12 @@ def test_checksums_do_not_go_to_the_default_device():
         return x.grad
 
     assert torch.equal(gradient(torch.device("meta")), gradient(contextlib.nullcontext()))
+    stored = torch.arange(240, dtype=torch.uint8).view(3, 80)
+    expected = checksums(stored)
+    checksum._weights.cache_clear()
+    with torch.device("meta"):
+        found = checksums(stored)
+    assert torch.equal(found, expected)
 
 
 def test_checksums_are_counted_and_change_nothing_else():
