@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from golden import PlaneFormat
+from golden import Format
 
 from .streams import Word, after_pauses, held_up
 
@@ -35,7 +35,7 @@ class Seen:
     stalled: np.ndarray
 
 
-def see(fmt: PlaneFormat, part: str, bus_bytes: int, taken: Sequence[Word], given: Sequence[Word]) -> Seen:
+def see(fmt: Format, part: str, bus_bytes: int, taken: Sequence[Word], given: Sequence[Word]) -> Seen:
     """Put together the blocks of whole tensors from the words at either port.
 
     Args:

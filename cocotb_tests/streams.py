@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from zlib import crc32
 
 import cocotb
 from cocotb.clock import Clock
@@ -40,7 +41,8 @@ PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts
 class Word:
     """One word of a stream, as :func:`rtl.stream.word_layout` has it; ``data`` without the empty bytes.
 
-    ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it.
+    ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it; ``first`` is
+    driven where the engine takes block numbers.
     """
 
     data: bytes
@@ -48,6 +50,22 @@ class Word:
     error: bool = False
     cycle: int = -1
     offered: int = -1
+    first: int = 0
+
+
+class Tensor(bytes):
+    """The bytes of a tensor, or as many as have come of it, and the number of its first block."""
+
+    first: int
+
+    def __new__(cls, data: bytes, first: int) -> Tensor:
+        tensor = super().__new__(cls, data)
+        tensor.first = first
+        return tensor
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        return Tensor(found, self.first) if isinstance(key, slice) else found
 
 
 def after_pauses(words: Sequence[Word]) -> list[bool]:
@@ -76,6 +94,7 @@ class Source:
         self.idle = idle
         self.queue: deque[Word] = deque()
         self.taken: list[Word] = []
+        self._numbered = len(dut.i__payload) > 8 * bus_bytes + bus_bytes.bit_length()
         self._word: Word | None = None
         self._offered = 0
 
@@ -89,12 +108,14 @@ class Source:
         dut = self._dut
         if self._word and dut.i__ready.value:
             word = self._word
-            self.taken.append(Word(word.data, word.last, cycle=cycle, offered=self._offered))
+            self.taken.append(replace(word, cycle=cycle, offered=self._offered))
             self._word = None
         if self._word is None and self.queue and not next(self.idle):
             self._word = word = self.queue.popleft()
             self._offered = cycle + 1
             flags = word.last | (self._bus_bytes - len(word.data)) << 1
+            if self._numbered:
+                flags |= word.first << self._bus_bytes.bit_length()
             payload = int.from_bytes(word.data, "little") | flags << 8 * self._bus_bytes
             dut.i__payload.value = payload
         dut.i__valid.value = self._word is not None
@@ -253,6 +274,9 @@ class Bench:
 
 
 def cut_into_words(tensor: bytes, size: int) -> list[Word]:
-    """A tensor as words of so many bytes."""
-    starts = range(0, len(tensor), size)
-    return [Word(tensor[i : i + size], last=i + size >= len(tensor)) for i in starts]
+    """A tensor as words of so many bytes; numbers of blocks that are not its first word's mean nothing."""
+    starts, first = range(0, len(tensor), size), getattr(tensor, "first", 0)
+    return [
+        Word(bytes(tensor[i : i + size]), i + size >= len(tensor), first=crc32(b"%d" % i) if i else first)
+        for i in starts
+    ]

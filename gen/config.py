@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 
 INTERFACES = ("stream", "axi", "runtime")
 
@@ -88,5 +88,8 @@ PRESETS = {
             ),
             preset="gpt2-runtime",
         ),
+        Config(HadamardFormat("fp32", block=128, target=32), preset="gpt2-fp32-16x"),
+        Config(HadamardFormat("fp32", block=128, target=64), preset="gpt2-fp32-8x"),
+        Config(HadamardFormat("bf16", block=128, target=32), preset="gpt2-bf16-8x"),
     )
 }

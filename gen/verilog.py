@@ -15,13 +15,15 @@ from amaranth.back import verilog
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 from rtl import (
     AxiStreamCompressor,
     AxiStreamDecompressor,
     Compressor,
     Decompressor,
     Engine,
+    HadamardCompressor,
+    HadamardDecompressor,
     RuntimeCompressor,
     RuntimeDecompressor,
 )
@@ -45,7 +47,8 @@ ENGINES: dict[type[Format], dict[str, dict[str, Any]]] = {
         "stream": {"compressor": Compressor, "decompressor": Decompressor},
         "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
         "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
-    }
+    },
+    HadamardFormat: {"stream": {"compressor": HadamardCompressor, "decompressor": HadamardDecompressor}},
 }
 
 
@@ -62,9 +65,20 @@ def _engines(fmt: Format) -> dict[str, dict[str, Any]]:
     raise ValueError(f"scheme must be one that has engines, {have}, not {fmt.scheme!r}")
 
 
+def geometry(config: Config) -> Engine:
+    """How the engines of a configuration cut blocks into words."""
+    return parts(config)["compressor"].geometry(config.formats, config.bus_bytes)
+
+
 def make_component(config: Config, part: str) -> wiring.Component:
     """A part of a configuration, with the ports of its interface."""
-    engine = _engines(config.fmt)[config.interface][part]
+    engines = _engines(config.fmt)
+    if config.interface not in engines:
+        have = ", ".join(engines)
+        raise ValueError(
+            f"interface must be one that {config.fmt.scheme} has, {have}, not {config.interface!r}"
+        )
+    engine = engines[config.interface][part]
     return engine(config.formats if config.interface == "runtime" else config.fmt, config.bus_bytes)
 
 
@@ -117,8 +131,9 @@ def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
 def digest(config: Config) -> str:
     """Changes whenever the Verilog of a configuration may: what is built from it can be kept until then."""
     root = Path(__file__).resolve().parent.parent
-    sources = sorted(path for room in ("golden", "rtl", "gen") for path in (root / room).iterdir())
-    text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources if path.is_file())]
+    rooms = [root / room for room in ("golden", "rtl", "gen")]
+    sources = sorted(path for room in rooms for kind in ("*.py", "*.cpp") for path in room.rglob(kind))
+    text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources)]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 
 
@@ -142,14 +157,14 @@ def lint(path: Path, top: str) -> None:
 
 def bytes_per_cycle(config: Config) -> int:
     """Uncompressed bytes that an engine takes or gives in a cycle, in the slowest of its formats."""
-    engine = Engine(config.formats, config.bus_bytes)
+    engine = geometry(config)
     return min(config.bus_bytes, *(engine.step_bytes(float_type) for float_type in engine.types))
 
 
 def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     """What an integrator needs to know of a configuration's engines."""
     bus = config.bus_bytes
-    engine = Engine(config.formats, bus)
+    engine = geometry(config)
     return {
         "name": config.name,
         "file": path.name,

@@ -4,6 +4,7 @@ from .axi import AxiStreamCompressor, AxiStreamDecompressor
 from .compressor import Compressor
 from .decompressor import Decompressor
 from .engine import Engine
+from .hadamard import HadamardCompressor, HadamardDecompressor
 from .runtime import RuntimeCompressor, RuntimeDecompressor
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Compressor",
     "Decompressor",
     "Engine",
+    "HadamardCompressor",
+    "HadamardDecompressor",
     "RuntimeCompressor",
     "RuntimeDecompressor",
 ]

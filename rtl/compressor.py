@@ -58,6 +58,8 @@ class Compressor(wiring.Component):
         word = word_layout(bus_bytes)
         super().__init__({"i": In(stream.Signature(word)), "o": Out(stream.Signature(word))})
 
+    geometry = PlaneEngine
+
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles: two for the scanner, one each for chooser and coder, one a step for the placer, and one if

@@ -60,6 +60,8 @@ class Decompressor(wiring.Component):
             }
         )
 
+    geometry = PlaneEngine
+
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles: one for the unpacker, three for the expander, and those that join a bus word."""

@@ -128,7 +128,8 @@ def _delays(name: str, make: Maker) -> Proof:
 
 def _of_engines() -> Iterator[Proof]:
     """No control depends on data, so that the datapaths fall away here and the engines may have full size."""
-    presets = [config for config in PRESETS.values() if config.interface == "stream"]
+    streams = [config for config in PRESETS.values() if config.interface == "stream"]
+    presets = [config for config in streams if isinstance(config.fmt, PlaneFormat)]
     engines = [*presets, SMALL, NARROW]
     for config in engines:
         yield _counts(config, "compressor", whole_blocks=True)

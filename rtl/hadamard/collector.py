@@ -59,7 +59,7 @@ class Collector(wiring.Component):
         bits = Signal(8 * size, reset_less=True)
         full = Signal()
         last = Signal(reset_less=True)
-        part = Signal(range(parts))
+        part = Signal(range(max(parts, 2)))
         empty = Signal(range(size))
         m.d.comb += [
             self.go.eq(~full | self.o.ready),

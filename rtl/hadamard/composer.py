@@ -36,7 +36,7 @@ class Composer(wiring.Component):
 
     @staticmethod
     def latency(engine: HadamardEngine) -> int:
-        return 2 + (_bits(engine) > engine.float_type.mantissa_bits + 1)
+        return 2 + _rounds(engine)
 
     def elaborate(self, platform):
         m = Module()
@@ -95,10 +95,11 @@ class Composer(wiring.Component):
             moved = shift_left(m, f"moved{i}", product, zeros)
             if above:
                 moved = Mux(products.highest == 0, 0, moved)
-            rest = moved[: max(len(moved) - kept, 0)]
+            if _rounds(engine):
+                rest, moved = moved[:-kept], moved[-kept:]
+                m.d.comb += lane.rest.eq(Cat(rest[:-1].any(), rest[-1]))
             m.d.comb += [
-                lane.significand.eq(Cat(C(0, max(kept - len(moved), 0)), moved[len(rest) :])),
-                lane.rest.eq(Cat(rest[:-1].any(), rest[-1:])),
+                lane.significand.eq(Cat(C(0, kept - len(moved)), moved)),
                 lane.field.eq(products.highest - zeros),
                 lane.negative.eq(of_product.negative & of_product.product.any()),
                 lane.kind.eq(of_product.kind),
@@ -110,7 +111,7 @@ class Composer(wiring.Component):
         """The float nearest to a number that has been moved; ties to even."""
         ft = self._engine.float_type
         number = Cat(lane.significand[:-1], Mux(lane.significand[-1], lane.field, 0))
-        if len(lane.rest):
+        if _rounds(self._engine):
             more, half = lane.rest
             number = increment(m, name, number, half & (more | lane.significand[0]))
         too_large = number[ft.mantissa_bits :] >= ft.exponent_max
@@ -123,6 +124,11 @@ class Composer(wiring.Component):
 def _bits(engine: HadamardEngine) -> int:
     """Of the largest product."""
     return (largest_sum(engine) * ((2 << FRACTION_BITS) - 1)).bit_length()
+
+
+def _rounds(engine: HadamardEngine) -> bool:
+    """Whether products may have more bits than floats."""
+    return _bits(engine) > engine.float_type.mantissa_bits + 1
 
 
 def _lowest(engine: HadamardEngine) -> int:
@@ -142,8 +148,8 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
     Members:
         lanes: of each value the product, its sign, and of what kind of special it is.
         highest: the exponent field of a product if its highest bit is its leading one; or 0 if it is none.
-        least: the product that has the leading bit of the least normal number.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
+        least: if there are subnormals, the product that has the leading bit of the least normal number.
     """
     lane = data.StructLayout({"product": _bits(engine), "negative": 1, "kind": 2})
     highest = (1 << _EXPONENT_BITS) - 1 + _highest_field(engine)
@@ -152,10 +158,10 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
         {
             "lanes": data.ArrayLayout(lane, engine.lanes),
             "highest": range(highest + 1),
-            "least": _bits(engine) + lowest if lowest else 0,
             "error": 1,
             "last": 1,
         }
+        | ({"least": _bits(engine) + lowest} if lowest else {})
     )
 
 
@@ -163,15 +169,14 @@ def _moved_layout(engine: HadamardEngine) -> data.StructLayout:
     """A word of numbers.
 
     Members:
-        lanes: of each the significand; what is behind it: whether there is less than half of the last place,
-            and whether that half; the exponent field if it has a leading one; and sign and kind.
+        lanes: of each the significand; the exponent field if it has a leading one; sign and kind; and if
+            there may be more bits, whether they are less than half of the last place, and whether that half.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
     """
-    rest = 2 if _bits(engine) + _lowest(engine) > engine.float_type.mantissa_bits + 1 else 0
     lane = data.StructLayout(
-        {
+        ({"rest": 2} if _rounds(engine) else {})
+        | {
             "significand": engine.float_type.mantissa_bits + 1,
-            "rest": rest,
             "field": _products_layout(engine)["highest"].shape,
             "negative": 1,
             "kind": 2,

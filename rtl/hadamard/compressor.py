@@ -68,6 +68,8 @@ class HadamardCompressor(wiring.Component):
             }
         )
 
+    geometry = HadamardEngine
+
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles from a block's last word to the first of its bytes."""

@@ -61,6 +61,8 @@ class HadamardDecompressor(wiring.Component):
             }
         )
 
+    geometry = HadamardEngine
+
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles from the last word of a block's bytes to the first of its values."""

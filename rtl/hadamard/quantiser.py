@@ -39,7 +39,7 @@ def levels_layout(engine: HadamardEngine) -> data.StructLayout:
         first: this word is its block's first.
         special: its block holds specials; bits 1 and 2 say of which kind, and no sign is negative.
     """
-    above = max(map(len, engine.thresholds.values()))
+    above = max(1, *map(len, engine.thresholds.values()))
     lane = data.StructLayout({"flipped": engine.coefficient_bits, "negative": 1, "above": above})
     return data.StructLayout({"lanes": data.ArrayLayout(lane, engine.lanes), "first": 1, "special": 1})
 
@@ -79,9 +79,9 @@ class Quantiser(wiring.Component):
         thresholds = {
             width: [
                 shift_right(m, f"threshold{width}_{j}", multiple, self.thresholds.pairs)
-                for j, multiple in enumerate(self.thresholds[f"of{width}"])
+                for j, multiple in enumerate(self.thresholds[f"of{width}"] if values else ())
             ]
-            for width in engine.thresholds
+            for width, values in engine.thresholds.items()
         }
         here = engine.word_index(m, "here", self.go, self.i.first)
         kept_word = engine.word_index(m, "kept_word", self.go, first)
