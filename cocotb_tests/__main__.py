@@ -90,12 +90,21 @@ def _sim(arguments: argparse.Namespace) -> None:
     chosen = [configs.PRESETS[name] for name in arguments.preset or ()] or configs.ALL
     calls = [partial(run, config, part) for config, part in _engines(chosen)]
     rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating")]
+    if not arguments.preset:
+        _sim_stream_parts(arguments, folder, simulator)
     bins = reports.bins(rows)
     reports.BINS.write(bins)
     reports.SIM.write([{name: row[name] for name in row if name != "coverage"} for row in rows])
     empty = [f"{row['config']} {row['part']}: {bin[:2]}" for row in bins for bin in row["all"] if not bin[2]]
     if empty:
         sys.exit("\n".join(["bins that no block met:", *empty]))
+
+
+def _sim_stream_parts(arguments: argparse.Namespace, folder: Path, simulator: str) -> None:
+    options = {"words": arguments.blocks, "seed": arguments.seed, "simulator": simulator}
+    calls = [partial(runner.run_part, part, folder, **options) for part in configs.STREAM_PARTS]
+    rows = _run_all(calls, arguments.jobs, "simulating parts of the streams")
+    reports.STREAMS.write([asdict(row) for row in rows])
 
 
 def _coverage(arguments: argparse.Namespace) -> None:

@@ -154,7 +154,7 @@ async def matches_golden(dut, idle, stall):
 @cocotb.test()
 @cocotb.parametrize(ends=list(PATTERNS))
 async def takes_packets_of_every_length(dut, ends):
-    """A packet may end after any byte; what the decompressor cannot decode comes with TUSER."""
+    """A packet may end after any byte or block; what the decompressor cannot decode comes with TUSER."""
     fmt = TASK.fmt
     tb = await TB.started(2)
     tb.pause(ends, ends)
@@ -163,7 +163,11 @@ async def takes_packets_of_every_length(dut, ends):
     data = stimulus.blocks(fmt, "mixed", full, TASK.rng(11), None)
     data = data.tobytes() if TASK.part == "compressor" else fmt.compress(data).tobytes()
     longest = min(len(data), fmt.raw_bytes + TASK.bus_bytes)
-    sizes = [*range(1, longest + 1), *[len(data)] * 5]
+    sizes = [
+        *range(1, longest + 1),
+        *range(len(data) // full, len(data), len(data) // full),
+        *[len(data)] * 5,
+    ]
     for size in sizes:
         tb.source.send_nowait(data[:size])
     for size in sizes:

@@ -51,10 +51,13 @@ def job(config: int | None, fmt: PlaneFormat | None, tensor: bytes) -> Job:
     return stored_job(config, fmt, stored)
 
 
-def stored_job(config: int | None, fmt: PlaneFormat, stored: np.ndarray) -> Job:
-    """What golden/ makes of blocks, valid or not."""
-    expected, errors = oracle.decoded(fmt, stored)
-    return Job(config, stored.tobytes(), expected, fmt, len(stored), errors)
+def stored_job(config: int | None, fmt: PlaneFormat, stored: np.ndarray, missing: int = 0) -> Job:
+    """What golden/ makes of blocks, valid or not, of which the last one lacks some bytes."""
+    rows = stored.copy()
+    if missing:
+        rows[-1] = 0xFF  # a header that is invalid, as a block is that breaks off
+    expected, errors = oracle.decoded(fmt, rows)
+    return Job(config, stored.tobytes()[: stored.size - missing], expected, fmt, len(stored), errors)
 
 
 def is_answer(words: list[Word], task: Job) -> bool:
@@ -163,7 +166,7 @@ def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
 
 
 def jobs_with_invalid_blocks(rng: np.random.Generator) -> list[Job]:
-    """Headers that each format, or another one, just allows or not, among ordinary blocks.
+    """Headers that each format, or another one, just allows or not, among ordinary blocks; some break off.
 
     Each tensor has a format of its own, so that an error that outlasts its tensor shows in another format.
     """
@@ -176,7 +179,10 @@ def jobs_with_invalid_blocks(rng: np.random.Generator) -> list[Job]:
         broken = stimulus.with_broken_headers(fmt, ordinary, rng)
         rows = rng.permutation(np.concatenate([nearly[number], broken, *others]))
         parts = np.array_split(rows, -(-len(rows) // 20))
-        jobs += [stored_job(config_of(number), fmt, part) for part in parts]
+        missing = rng.integers(0, fmt.target, len(parts)) * (rng.random(len(parts)) < 0.2)
+        jobs += [
+            stored_job(config_of(number), fmt, *part) for part in zip(parts, missing.tolist(), strict=True)
+        ]
     return [jobs[i] for i in rng.permutation(len(jobs))]
 
 

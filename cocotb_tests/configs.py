@@ -1,5 +1,10 @@
-"""The engines that the benches run on."""
+"""The engines and the parts of rtl/stream that the benches run on."""
 
+from dataclasses import dataclass
+
+from amaranth.lib import wiring
+
+import rtl.stream
 from gen.config import PRESETS, Config
 from golden import PlaneFormat
 
@@ -40,8 +45,49 @@ SMALL = [
     Config(PlaneFormat("fp16", 32, 37), bus_bytes=16),
 ]
 
-# The presets whose lines and toggles are counted.
-COVERED = [config for config in PRESETS.values() if config.interface == "stream"]
+# Two types to choose from, in blocks smaller than the bus.
+SMALL_SWITCHED = Config(
+    PlaneFormat("bf16", 16, 20),
+    bus_bytes=64,
+    interface="runtime",
+    further=(PlaneFormat("fp32", 16, 40, "truncate"),),
+)
+
+# Whose lines and toggles are counted: the presets with streams, and what the other interfaces add.
+STREAM_PRESETS = [config for config in PRESETS.values() if config.interface == "stream"]
+COVERED = [*STREAM_PRESETS, SPREAD[-1], SMALL_SWITCHED]
 
 # As gates; those of the AXI4-Stream presets differ from the others' in nothing but their ports.
-GATES = [*COVERED, *SMALL]
+GATES = [*STREAM_PRESETS, *SMALL]
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """What only moves words, by itself.
+
+    Args:
+        kind: name of its class in rtl/stream.
+        size: bytes of a word.
+        depth: of a FIFO.
+    """
+
+    kind: str
+    size: int
+    depth: int | None = None
+
+    @property
+    def slug(self) -> str:
+        """The parameters as part of a Verilog or file name."""
+        return f"{self.kind}_b{self.size}" + (f"_d{self.depth}" if self.depth else "")
+
+    def make(self) -> wiring.Component:
+        depth = (self.depth,) if self.depth else ()
+        return getattr(rtl.stream, self.kind)(rtl.stream.word_layout(self.size), *depth)
+
+
+STREAM_PARTS = [
+    StreamPart("FullSlice", 16),
+    StreamPart("HalfSlice", 16),
+    StreamPart("AsyncFifo", 16, depth=4),
+    StreamPart("AsyncFifo", 16, depth=8),
+]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,8 +18,9 @@ from cocotb_tools.runner import Runner, Verilator, get_runner
 
 from gen import netlist, toolchain
 from gen.config import Config
-from gen.verilog import digest, module_name, verilog_text
+from gen.verilog import convert, digest, module_name, verilog_text
 
+from .configs import StreamPart
 from .waves import vcd_to_fst
 
 SIMULATORS = ("verilator", "icarus")
@@ -148,10 +150,6 @@ def simulate(
         gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
     """
     place = folder / simulator / config.slug / part
-    place.mkdir(parents=True, exist_ok=True)
-    runner = _build(config, part, place, model, simulator, waves)
-    results = place / "results.jsonl"
-    results.unlink(missing_ok=True)
     task = {
         "part": part,
         "formats": [(type(fmt).__name__, asdict(fmt)) for fmt in config.formats],
@@ -160,38 +158,120 @@ def simulate(
         "seed": seed,
         "activations": str(activations.resolve()) if activations else None,
         "mutants": mutants,
-        "results": str(results.resolve()),
     }
-    bench = bench or BENCHES[config.interface]
-    failed = _test(runner, task, module_name(config, part), place, bench, only, waves)
-    if failed and not mutants:
-        tail = "\n".join((place / "bench.log").read_text().splitlines()[-40:])
-        raise BenchError(f"{place}: {', '.join(failed)} (--seed {seed})\n{tail}")
+    design = Design(
+        module_name(config, part),
+        f"{digest(config)} {model.name}",
+        partial(model.write, config, part),
+        model.verilator,
+    )
+    notes = _simulate(
+        design, place, task, bench or BENCHES[config.interface], only, simulator, waves, bool(mutants)
+    )
     if waves and simulator == "verilator":
         vcd_to_fst(place / "dump.vcd", place / f"{part}.fst")
+    return notes
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """What the benches found of a part of rtl/stream.
+
+    Attributes:
+        words_per_cycle, words_per_cycle_stalled: of equal clocks, without stalls and while each end pauses
+            every other cycle at random.
+        latency_min, latency_max: which edge of the sink's clock after a word was taken sees it offered.
+    """
+
+    config: str
+    simulator: str
+    words: int
+    mismatches: int
+    words_per_cycle: float
+    words_per_cycle_stalled: float
+    latency_min: int
+    latency_max: int
+
+
+def run_part(
+    part: StreamPart, folder: Path, *, words: int, seed: int, simulator: str = "verilator"
+) -> PartRow:
+    """Run all benches on a part of rtl/stream; see :func:`run`."""
+    top = f"bitstash_{part.slug}"
+
+    def write(path: Path) -> list[Path]:
+        path.write_text(convert(part.make(), top))
+        return []
+
+    task = asdict(part) | {"words": words, "seed": seed}
+    figures: dict[str, Any] = {"words": 0, "mismatches": 0}
+    design = Design(top, digest(part), write)
+    for note in _simulate(design, folder / simulator / part.slug, task, "bench_stream", None, simulator):
+        for name in ("words", "mismatches"):
+            figures[name] += note.pop(name, 0)
+        figures |= note
+    return PartRow(part.slug, simulator, **figures)
+
+
+@dataclass(frozen=True)
+class Design:
+    """A module to simulate.
+
+    Attributes:
+        top: its name.
+        recipe: changes whenever what is written may.
+        write: writes its Verilog to a path; returns further sources it needs.
+        verilator: options of its build.
+    """
+
+    top: str
+    recipe: str
+    write: Callable[[Path], list[Path]]
+    verilator: tuple[str, ...] = ()
+
+
+def _simulate(
+    design: Design,
+    place: Path,
+    task: dict[str, Any],
+    bench: str,
+    only: str | None,
+    simulator: str,
+    waves: bool = False,
+    may_fail: bool = False,
+) -> list[dict[str, Any]]:
+    """Build a simulator and run a module of benches in it; return what they noted."""
+    place.mkdir(parents=True, exist_ok=True)
+    runner = _build(design, place, simulator, waves)
+    results = place / "results.jsonl"
+    results.unlink(missing_ok=True)
+    task = task | {"results": str(results.resolve())}
+    failed = _test(runner, task, design.top, place, bench, only, waves)
+    if failed and not may_fail:
+        tail = "\n".join((place / "bench.log").read_text().splitlines()[-40:])
+        raise BenchError(f"{place}: {', '.join(failed)} (--seed {task['seed']})\n{tail}")
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def _build(config: Config, part: str, place: Path, model: Model, simulator: str, waves: bool) -> Runner:
+def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
     toolchain.cxx()
     os.environ |= toolchain.environment()
     os.environ["MAKEFLAGS"] = " ".join([*toolchain.MAKE_VARIABLES, "OPT_FAST=-O1"])  # quicker to build
     runner = _PortsOnlyVerilator() if simulator == "verilator" else get_runner(simulator)
-    top = module_name(config, part)
     source, ports, stamp = place / "engine.v", place / "ports.vlt", place / "digest"
-    recipe = f"{digest(config)} {model.name} {waves} {cocotb.__version__}"
+    recipe = f"{design.recipe} {waves} {cocotb.__version__}"
     if not stamp.exists() or stamp.read_text() != recipe:
         stamp.unlink(missing_ok=True)
         shutil.rmtree(place / "model", ignore_errors=True)
-        further = model.write(config, part, source)
-        ports.write_text(f'`verilator_config\npublic_flat_rw -module "{top}" -port "*"\n')
+        further = design.write(source)
+        ports.write_text(f'`verilator_config\npublic_flat_rw -module "{design.top}" -port "*"\n')
         (place / "further").write_text("\n".join(map(str, further)))
     is_verilator = simulator == "verilator"
     sources = [*([ports] if is_verilator else []), source]
     runner.build(
         sources=[*sources, *map(Path, (place / "further").read_text().splitlines())],
-        hdl_toplevel=top,
-        build_args=["-Wno-fatal", "-O3", *model.verilator] if is_verilator else [],
+        hdl_toplevel=design.top,
+        build_args=["-Wno-fatal", "-O3", *design.verilator] if is_verilator else [],
         build_dir=place / "model",
         waves=waves,
         timescale=("1ns", "1ns"),

@@ -145,7 +145,7 @@ class Verdict(NamedTuple):
 
 
 def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
-    """Compare a mutant with its engine on every sequence of inputs that keeps the rules of rtl/stream.py.
+    """Compare a mutant with its engine on every sequence of inputs that keeps the rules of rtl/stream.
 
     Both get the same inputs; compared are ``ready``, ``valid``, and the payload where it is valid. ABC merges
     what is provably the same, tries to prove that there is no difference, and else searches for one.
@@ -191,7 +191,7 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     return Verdict(differs=False, cycles=int(cycles))
 
 
-# Inputs count until one breaks the rules of rtl/stream.py. A payload that is not valid may differ.
+# Inputs count until one breaks the rules of rtl/stream. A payload that is not valid may differ.
 _MITER = """
 module miter(
     input clk, input rst, input [{i}-1:0] i__payload, input i__valid, input o__ready, output differs

@@ -50,6 +50,8 @@ class Engine:
         ValueError: a format is lossless, or the blocks differ, or ``bus_bytes`` is none of the above.
     """
 
+    least_words = 2  # of a block, at least
+
     def __init__(self, formats: Format | Sequence[Format], bus_bytes: int):
         formats = (formats,) if isinstance(formats, Format) else tuple(formats)
         for fmt in formats:

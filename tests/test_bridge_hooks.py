@@ -183,12 +183,28 @@ def test_of_views_that_overlap_only_the_rest_is_stashed():
         assert saved_of(stash, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
 
 
-@pytest.mark.parametrize(("rows", "is_shared"), [(7, False), (8, True)])
+def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_raw():
+    with compress_activations(NOTHING, Policy([]), min_values=0) as stash:
+        h = leaf(65, 65) * 2
+        found = saved_of(stash, h[1:], h[:-1], h[:, :3], h, h)
+    raw = [4 * count for count in (64 * 65, 65, 0, 0, 0)]
+    assert found == list(zip(raw, raw, strict=True))
+    assert stash.report().raw_bytes == 4 * 65 * 65
+
+
+@pytest.mark.parametrize(("rows", "is_shared"), [(79, False), (80, True)])
 def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
     with ours() as stash:
-        h = leaf(64, 64) * 2
-        new = 64 - rows * is_shared
+        h = leaf(640, 64) * 2
+        new = 640 - rows * is_shared
         assert saved_of(stash, h[:rows], h)[1] == (new * 64 * 4, new * 80)
+
+
+def test_a_part_in_another_format_is_not_shared():
+    with compress_activations(NOTHING, Policy([Rule(COARSE, most=3000), Rule(FMT)]), min_values=0) as stash:
+        h = leaf(64, 64) * 2
+        found = saved_of(stash, h[:32], h, h[:40])
+    assert found == [(32 * 64 * 4, 32 * 4 * 9), (64 * 64 * 4, 64 * 80), (0, 0)]
 
 
 @pytest.mark.parametrize("keep", [FMT, "raw"], ids=["compressed", "raw"])
@@ -244,6 +260,13 @@ def test_views_that_overlap_come_back_as_they_were(views):
         assert [t.stride() for t in found] == [a.stride(), b.stride()]
         lossy = unpacked(a, b)
         assert all(0 < (x - y).norm() < 0.05 * y.norm() for x, y in zip(lossy, (a, b), strict=True))
+
+
+def test_views_that_overlap_in_a_row_make_no_chain():
+    h = leaf(2000) * 2
+    with ours(fmt=PlaneFormat("fp32", 64, 256)):
+        nodes = [h[i : i + 1000].sin().grad_fn for i in range(300)]
+    assert torch.equal(nodes[-1]._saved_self, h[299:1299])
 
 
 def test_parts_beside_each_other_come_back_in_one_storage_of_the_size_of_theirs():
@@ -465,11 +488,14 @@ class Idle:
     def begin(self):
         return self
 
-    def wants(self, nbytes):
-        return True
-
     def put(self, tensor, name):
         return Waiting(tensor)
+
+    def keep(self, owner, nbytes):
+        pass
+
+    def advance(self):
+        pass
 
     def end_forward(self):
         pass
@@ -599,6 +625,7 @@ def test_the_size_floor_keeps_small_tensors_exact():
     x = leaf(10, 10)
     with ours(fmt=COARSE, min_values=101) as stash:
         y = x * x
+    assert y.grad_fn._saved_self.data_ptr() == x.data_ptr()  # not a copy
     y.sum().backward()
     assert torch.equal(x.grad, 2 * x)
     assert stash.report().rows[0].kept == "under 101 values"

@@ -1,5 +1,8 @@
 """The default policy of a format that loses signs and zeros: backward formulas that need them have them."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional
@@ -103,3 +106,17 @@ def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
         y = torch.randn(4096, requires_grad=True).exp()
         assert stash.ratio == pytest.approx(16, rel=0.01)
     y.sum().backward()
+
+
+def test_nothing_waits_for_the_garbage_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
+            y = torch.randn(4096, requires_grad=True).exp().log().sum()
+        y.backward()
+        gone = weakref.ref(stash)
+        del stash, y
+        assert gone() is None
+    finally:
+        gc.enable()

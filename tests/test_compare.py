@@ -199,4 +199,4 @@ def test_all_schemes_have_the_bits_that_their_names_say():
             assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-    assert len(convergence.wanted(convergence.STEPS)) == 5 * (5 + 5)
+    assert len(convergence.wanted(convergence.STEPS)) == 5 * (10 + 8)

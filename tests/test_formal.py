@@ -97,8 +97,9 @@ def test_something_looks_for_every_fault():
         ["contract-*-bf16_n16*-prove", "contract-*bytes-prove"],
         ["*-Stage-*", "every_x-*held_against_nearest-bmc", "every_header-*-1_3_4_bits*"],
         ["order-Joiner-*", "never_hangs-Decompressor-fp16_*"],
+        ["contract-AsyncFifo-*", "order-AsyncFifo-*ahead*", "order-*Slice-*", "number*AsyncFifo-*"],
     ],
-    ids=["contracts", "faults", "all time"],
+    ids=["contracts", "faults", "all time", "stream parts"],
 )
 def test_proofs_end_as_they_must(names, build):
     proofs = [proof for proof in all_proofs() if any(fnmatch(proof.name, name) for name in names)]

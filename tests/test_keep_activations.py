@@ -131,9 +131,9 @@ def test_it_holds_for_its_thread_alone():
             done.wait(10)
 
     thread = threading.Thread(target=other)
-    thread.start()
-    inside.wait(10)
     with ours() as stash:
+        thread.start()
+        inside.wait(10)
         leaf(64, 64).sin()
     done.set()
     thread.join()

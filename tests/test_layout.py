@@ -65,7 +65,7 @@ def test_where_elements_overlap_without_a_pattern_the_region_is_all_between():
 
 
 def test_what_regions_share_is_found():
-    views = list(random_views(0, 120))
+    views = list(random_views(0, 60))
     known = 0
     for one in views:
         region, mine = region_of(one), set(one.flatten().tolist())
@@ -80,7 +80,7 @@ def test_what_regions_share_is_found():
                 known += 1
             assert region.overlaps(region_of(other)) or not mine & theirs
             assert region.is_within(region_of(other)) <= (mine <= theirs)
-    assert known > 3000
+    assert known > 2500
 
 
 PAIRS = {

@@ -109,7 +109,8 @@ def test_a_storage_is_written_once_and_parameters_never(model, tmp_path):
     loss, _, stash = forward(model, offload=disk, min_values=0)
     settle(disk)
     assert disk.stored_bytes == stash.raw_bytes
-    assert plain.raw_bytes - 1000 < stash.raw_bytes <= plain.raw_bytes  # small pieces are found shared
+    # Small tensors are parts of others here, and parts under an eighth are written again.
+    assert abs(plain.raw_bytes - stash.raw_bytes) < 1000
     assert all("offloaded" in row.kept for row in stash.report().rows if row.counted)
     assert not any("offloaded" in row.kept for row in stash.report().rows if not row.counted)
     del loss

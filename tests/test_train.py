@@ -104,7 +104,7 @@ def test_a_run_writes_its_result(tmp_path, capsys):
     [
         (["--scheme", "zip"], "invalid choice: 'zip'"),
         (["--backend", "gpu"], "invalid choice: 'gpu'"),
-        (["--block", "48"], "invalid choice: 48"),
+        (["--block", "48"], "block must be one of (16, 32, 64, 128), not 48"),
         (["--steps", "0"], "must be a whole number of at least 1, not '0'"),
         (["--steps", "ten"], "must be a whole number of at least 1, not 'ten'"),
         (["--lr", "-1"], "must be a number of at least 0.0, not '-1'"),

@@ -9,7 +9,7 @@ from amaranth.hdl import Assert, Cover
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-from .contract import drive
+from .contract import drive, streams
 
 __all__ = ["Chain", "InOrder"]
 
@@ -20,7 +20,8 @@ class InOrder(wiring.Component):
     The solver picks one word; it must come out after as many others as went in before it, with its tag.
 
     Args:
-        component: has the streams ``i`` and ``o``; every word that goes in becomes one that comes out.
+        component: has the streams ``i`` and ``o``; every word that goes in becomes one that comes out. If it
+            takes others, the solver chooses what comes.
         width: bits of a tag.
         payload: the payload of a word that goes in, from its tag and from a bit that the solver chooses.
         tag: the tag of a word that comes out.
@@ -31,7 +32,7 @@ class InOrder(wiring.Component):
         self._payload, self._tag = payload, tag
         super().__init__(
             {
-                "i": component.signature.members["i"],
+                **{name: component.signature.members[name] for name in streams(component, In)},
                 "tag": In(width),
                 "bit": In(1),
                 "ready": In(1),
@@ -50,6 +51,9 @@ class InOrder(wiring.Component):
             self.i.ready.eq(choice.ready),
         ]
         drive(m, i, choice)
+        for name, port in streams(component, In).items():
+            if name != "i":
+                drive(m, port, getattr(self, name))
         m.d.comb += o.ready.eq(self.ready)
         takes, gives = i.valid & i.ready, o.valid & o.ready
         inside = Signal(6)  # words

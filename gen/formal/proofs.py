@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from amaranth import Cat, Value
 from amaranth.lib import wiring
@@ -20,12 +21,13 @@ from rtl.lanes import Narrower, Widener
 from rtl.placer import Placer
 from rtl.runtime import RuntimeCompressor, RuntimeDecompressor
 from rtl.scanner import DelayLine, Scanner
-from rtl.stream import Joiner, Splitter
+from rtl.stream import AsyncFifo, FullSlice, HalfSlice, Joiner, Splitter, word_layout
 
 from ..config import PRESETS, Config
 from ..verilog import make_component, parts
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
+from .crossing import Crossing, InTime
 from .faults import FAULTS, Stage
 from .headers import Headers
 from .order import Chain, InOrder
@@ -53,7 +55,10 @@ Maker = Callable[[], wiring.Component]
 
 def all_proofs() -> list[Proof]:
     """Every proof, and for each kind of claim the faults that it must find."""
-    parts = (_of_stages, _of_movers, _of_engines, _of_runtime, _of_headers, _of_round_trips, _of_faults)
+    parts = (
+        *(_of_stages, _of_movers, _of_clocks, _of_engines, _of_runtime),
+        *(_of_headers, _of_round_trips, _of_faults),
+    )
     return [proof for part in parts for proof in part()]
 
 
@@ -82,6 +87,8 @@ def _of_stages() -> Iterator[Proof]:
         ("Joiner", "2 to 4 bytes", lambda: Joiner(2, 4), 2),
         ("Packer", "2 to 4 bytes", lambda: Packer(2, 4, 1), 3),
         ("Unpacker", "4 to 3 bytes", lambda: Unpacker(3, 4), 3),
+        ("FullSlice", "2 bytes", lambda: FullSlice(word_layout(2)), 1),
+        ("HalfSlice", "2 bytes", lambda: HalfSlice(word_layout(2)), 1),
         ("DelayLine", "8 bits, 4 deep", lambda: DelayLine(8, 4), 4),
         ("Widener", NARROW.name, lambda: Widener(narrow), 1),
         ("Narrower", NARROW.name, lambda: Narrower(narrow), 4),
@@ -109,7 +116,9 @@ def _of_movers() -> Iterator[Proof]:
     for block, bus in [(3, 4), (3, 2), (2, 4)]:
         yield _moves(Packer, (block, bus, 1), Rate(block, 1, 1, bus, ragged=True))
         yield _moves(Unpacker, (block, bus), Rate(bus, block, block, block))
-    yield _delays("DelayLine", lambda: DelayLine(4, 3))
+    for part in (FullSlice, HalfSlice):
+        yield from _slices(part)
+    yield _delays("DelayLine", lambda: DelayLine(4, 3), "4 bits, 3 deep")
 
 
 def _moves(component: type[wiring.Component], sizes: tuple[int, ...], rate: Rate) -> Proof:
@@ -119,11 +128,48 @@ def _moves(component: type[wiring.Component], sizes: tuple[int, ...], rate: Rate
     )
 
 
-def _delays(name: str, make: Maker) -> Proof:
+def _slices(part: type[wiring.Component]) -> Iterator[Proof]:
+    """For all time, and with a word offered in the cycle after it was taken."""
+    yield _delays(part.__name__, lambda: part(4), "4 bits")
+
+    def harness():
+        return Tally(part(word_layout(2)), Rate(2, 1, 1, 2), 1)
+
+    yield Proof(NUMBER, part.__name__, "2 bytes", harness, SEARCH, 16, mode="bmc")
+
+
+def _of_clocks() -> Iterator[Proof]:
+    """The FIFO between two clocks, for all their ratios and phases."""
+    depth, edges = 4, 3
+
+    def crossing(ahead: bool = False) -> Crossing:
+        return Crossing(AsyncFifo(1, depth), ahead)
+
+    def order(ahead: bool = False) -> InOrder:
+        return InOrder(crossing(ahead), 1, lambda tag, bit: tag, Value.cast)
+
+    name, parameters = "AsyncFifo", f"1 bit, {depth} deep"
+    yield replace(_contract(name, parameters, crossing), engine=REACHABILITY)
+    in_order = Proof("order", name, parameters, order, REACHABILITY, 20)
+    yield from (in_order, _reached(in_order, 20))
+    fault = replace(in_order, parameters=f"{parameters}, a pointer one ahead", make=lambda: order(ahead=True))
+    yield replace(fault, engine=SEARCH, mode="bmc", finds=True)
+    for less in (0, 1):
+        in_time = f"{parameters}, {edges - less} edges"
+        make = partial(_in_time, crossing, depth, edges - less)
+        proof = Proof(NUMBER, name, in_time, make, REACHABILITY, 20, finds=less > 0)
+        yield replace(proof, engine=SEARCH, mode="bmc") if less else proof
+
+
+def _in_time(crossing: Callable[[], Crossing], depth: int, edges: int) -> InTime:
+    return InTime(crossing(), depth, edges)
+
+
+def _delays(name: str, make: Maker, parameters: str) -> Proof:
     def harness():
         return InOrder(make(), 4, lambda tag, bit: tag, lambda payload: Value.cast(payload)[:4])
 
-    return Proof("order", name, "4 bits, 3 deep", harness, REACHABILITY, 20)
+    return Proof("order", name, parameters, harness, REACHABILITY, 20)
 
 
 def _of_engines() -> Iterator[Proof]:

@@ -9,7 +9,7 @@ Places in arrays of vectors count numbers: neighbours are ``LANES`` apart. A til
 """
 
 # What Numba compiles has vectors, and numbers of whatever width its operations give them.
-# mypy: disable-error-code="arg-type, assignment, call-overload, index, operator"
+# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from .lanes import (
     larger,
     load,
     negated,
+    prefetch,
     smaller,
     square_root,
     store,
@@ -109,11 +110,17 @@ def _draw(number: int, signs: np.ndarray) -> None:
 
 
 @inlined
-def _copy(array: np.ndarray, place: int, out: np.ndarray, to: int, count: int) -> None:
+def _copy_octets(array: np.ndarray, place: int, out: np.ndarray, to: int, count: int) -> None:
     for i in range(count & ~7, count):
         out[to + i] = array[place + i]
     for i in range(0, count - 7, 8):
         copy_octets(array, place + i, out, to + i)
+
+
+@inlined
+def _copy_vectors(array: np.ndarray, place: int, out: np.ndarray, to: int, count: int) -> None:
+    for i in range(0, count, LANES):
+        store(out, to + i, load(array, place + i))
 
 
 @inlined
@@ -142,14 +149,22 @@ def _largest(raw: np.ndarray, magnitude_mask: int) -> Any:
 
 @inlined
 def _align(
-    raw: np.ndarray, top: Any, width: int, mantissa_bits: int, signs: np.ndarray, x: np.ndarray
+    raw: np.ndarray,
+    top: Any,
+    width: int,
+    mantissa_bits: int,
+    signs: np.ndarray,
+    x: np.ndarray,
+    words: np.ndarray,
+    ahead: int,
 ) -> Any:
-    """Values as integers, with their signs flipped; their energy."""
+    """Values as integers, with their signs flipped; their energy. What is ahead in ``words`` will be next."""
     up, down = max(ALIGNED_BITS - mantissa_bits, 0), max(mantissa_bits - ALIGNED_BITS, 0)
     most, energy = top + (down - 1), filled(np.int32(0))
     for tile in range(0, len(signs), LANES):
         pattern = load(signs, tile)
         for i in range(tile * LANES, (tile + LANES) * LANES, LANES):
+            prefetch(words, ahead + i, 0)
             word = load(raw, i)
             magnitude = word & (1 << width - 1) - 1
             exponent = larger(magnitude >> mantissa_bits, 1) - 1
@@ -211,6 +226,7 @@ def _quantise(
 @inlined
 def _header(energy: Any, product: Any, top: Any, exponent_max: int) -> Any:
     """The header whose scale is nearest to energy / product; 0 for a block of zeros."""
+    # In 64 bits the quotient is nearer to the exact one than that is to where it would be rounded otherwise.
     quotient = viewed(converted(energy, np.float64) / converted(product, np.float64), np.int64)
     lost = _WIDE_MANTISSA - FRACTION_BITS
     rounded = converted(quotient + (1 << lost - 1) >> lost, np.int32)
@@ -229,7 +245,7 @@ def _write(
     for i in range(0, span, LANES):
         transpose(packed, i * LANES, LANES, rows, i, span)
     for lane in range(count):
-        _copy(row, 4 * lane * span, octets, start + lane * target, target)
+        _copy_octets(row, 4 * lane * span, octets, start + lane * target, target)
 
 
 @inlined
@@ -268,8 +284,7 @@ def _compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int)
         count = min(LANES, blocks - block)
         source, place = flat, block * n
         if count < LANES:
-            for i in range(count * n):
-                spare[i] = flat[place + i]
+            _copy_vectors(flat, place, spare, 0, count * n)
             source, place = spare, 0
         for i in range(0, n, LANES):
             transpose(source, place + i, n, raw, i * LANES, LANES)
@@ -278,7 +293,7 @@ def _compress(words: np.ndarray, stored: np.ndarray, layout: Layout, first: int)
         store(tops, 0, wide_top)
 
         _draw(first + block, signs)
-        energy = _align(raw, top, width, layout.mantissa_bits, signs, x)
+        energy = _align(raw, top, width, layout.mantissa_bits, signs, x, flat, block * n + size)
         _transform_tiles(x)
         for i in range(0, size, _TILE):
             butterflies(x, i, LANES, LANES, z)
@@ -303,7 +318,7 @@ def _read(
     """The words of so many blocks."""
     span, row = len(rows) // LANES, rows.view(np.uint8)
     for lane in range(count):
-        _copy(octets, start + lane * target, row, 4 * lane * span, target)
+        _copy_octets(octets, start + lane * target, row, 4 * lane * span, target)
     for i in range(0, span, LANES):
         transpose(rows, i, span, packed, i * LANES, LANES)
 
@@ -320,13 +335,14 @@ def _level(field: Any, bits: int) -> Any:
 
 
 @inlined
-def _expand(packed: np.ndarray, least: int, more: int, x: np.ndarray) -> None:
-    """Fields as coefficients."""
+def _expand(packed: np.ndarray, least: int, more: int, x: np.ndarray, words: np.ndarray, ahead: int) -> None:
+    """Fields as coefficients. What is ahead in ``words`` will be written."""
     word = load(packed, 0)
     begin, place, at = 0, 0, HEADER_BITS
     for bits, end in ((least + 1, more * LANES), (least, len(x))):
         sign = 1 << max(bits - 1, 0)
         for i in range(begin, end, LANES):
+            prefetch(words, ahead + i, 1)
             code = word >> at
             at += bits
             if at >= 32:
@@ -414,15 +430,14 @@ def _decompress(stored: np.ndarray, words: np.ndarray, layout: Layout, first: in
             huge = huge or headers[lane] >= least_huge
 
         _draw(first + block, signs)
-        _expand(packed, layout.least, layout.more, x)
+        _expand(packed, layout.least, layout.more, x, flat, block * n)
         _transform_tiles(x)
         for i in range(0, n, LANES):
             butterflies(x, i * LANES, LANES, LANES, x)
             _finish(x, i * LANES, load(signs, i), header, huge, layout, tile)
             transpose(tile, 0, LANES, out, place + i, n)
         if count < LANES:
-            for i in range(count * n):
-                flat[block * n + i] = spare[i]
+            _copy_vectors(spare, 0, flat, block * n, count * n)
         for lane in range(count):
             if headers[lane] == SPECIALS:
                 _read_specials(stored[block + lane], words[block + lane], layout)

@@ -232,6 +232,25 @@ def store(_: Any, array: Any, place: Any, a: Any) -> Any:
     return types.void(array, types.intp, Lanes(array.dtype)), generate
 
 
+@instruction
+def prefetch(_: Any, array: Any, place: Any, writes: Any) -> Any:
+    """Have ``array[place]``, which need not exist, in the cache soon: to be read, or to be written if 1.
+
+    Processors do not foresee the places of rows that are worked on side by side.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        pointer = builder.gep(_pointer(context, builder, array, arguments[0]), [arguments[1]])
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        hints = [number(hint) for hint in (writes.literal_value, 3, 1)]  # all caches, and data
+        builder.call(function, [builder.bitcast(pointer, byte), *hints])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, writes), generate
+
+
 def _pointer(context: Any, builder: Any, array: Any, value: Any) -> Any:
     return context.make_array(array)(context, builder, value).data
 

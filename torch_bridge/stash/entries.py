@@ -27,15 +27,14 @@ class Source:
 
     Attributes:
         elements: of the storage.
-        raw: regions that stay.
     """
 
-    __slots__ = ("__weakref__", "_address", "_entries", "_limit", "_memories", "elements", "raw")
+    __slots__ = ("__weakref__", "_address", "_entries", "_limit", "_memories", "_raw", "elements")
 
     def __init__(self, storage: torch.UntypedStorage, element_size: int) -> None:
         self._address = StorageWeakRef(storage)
         self.elements = storage.nbytes() // element_size
-        self.raw: list[Region] = []
+        self._raw: list[Region] = []
         self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
         self._limit = 16
@@ -62,8 +61,11 @@ class Source:
             if isinstance(entry, Joint) or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
+                least = _LEAST_SHARED * piece.count
+                if entry.region.count < least:
+                    continue
                 common, others = piece.split(entry.region)
-                if common is not None and common.count >= _LEAST_SHARED * piece.count:
+                if common is not None and common.count >= least:
                     parts.append((entry, common))
                     rest.remove(piece)
                     rest += others
@@ -73,17 +75,18 @@ class Source:
         """Whether a tensor lies in the storage itself."""
         return tensor.untyped_storage()._cdata == self._address.cdata
 
-    def keeps(self, region: Region) -> bool:
-        """Whether all of a region stays as it is."""
-        return any(region.is_within(one) for one in self.raw)
-
-    def keep(self, region: Region) -> int:
-        """A region stays as it is; the elements of it that did not yet."""
+    def leave(self, region: Region) -> int:
+        """A region is to stay as it is; how many of its elements did not yet."""
         rest = [region]
-        for one in self.raw:
-            rest = [left for piece in rest for left in piece.split(one)[1]]
-        self.raw.append(region)
+        for other in self._raw:
+            rest = [part for piece in rest for part in piece.split(other)[1]]
+        if rest:
+            self._raw.append(region)
         return sum(piece.count for piece in rest)
+
+    def is_left(self, region: Region) -> bool:
+        """Whether all of a region stays as it is."""
+        return any(region.is_within(one) for one in self._raw)
 
     def memory_for(self, entry: Entry) -> Memory:
         """Where an entry's values go: to those of others in the same run of memory that are apart from it."""
@@ -130,8 +133,7 @@ class Memory:
             self._filled.clear()
         if entry not in self._filled:
             memory = entry.write_to(memory, self)
-            if entry.source.is_of(memory):  # on its way out, and may be written to: to be asked for each time
-                self._storage = None
+            if entry.source.is_of(memory):  # not away yet, and may be written to: to be asked for each time
                 return memory
             self._storage = StorageWeakRef(memory.untyped_storage())
             self._filled.add(entry)
@@ -155,7 +157,7 @@ class Memory:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             return None
-        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage, 0, (self.count,), (1,))
+        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage)
 
 
 class Entry:

@@ -51,7 +51,7 @@ class Region:
         """Consecutive elements."""
         return cls(offset, (count,), (1,))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Elements that it has."""
         return prod(self.size)
@@ -105,7 +105,8 @@ class Region:
 
     def is_within(self, other: Region) -> bool:
         """Whether another is known to have all of its elements."""
-        return not self.split(other)[1]
+        lies_in = other.offset <= self.offset and self.end <= other.end
+        return lies_in and not self.split(other)[1]
 
     def _common(self, other: Region) -> tuple[list[int], list[range], list[range]] | None:
         """Strides of a grid, this region along its axes, and what of it is the other's; None if not known."""

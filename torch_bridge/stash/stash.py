@@ -110,6 +110,7 @@ def _compressing(
             yield stash
         finally:
             stash.settle()
+            trace.before = None  # a circle that only the garbage collector would find
     if step is not None:
         step.end_forward()
 
@@ -306,7 +307,7 @@ class Stash:
         alone = any(rule.saved_by != "*" for rule in rules)
         if not is_exact and not alone and (entry := source.holding(region)) is not None:
             return Packed(entry, Geometry.of(tensor))
-        if source.keeps(region):
+        if source.is_left(region):
             return Raw(tensor.detach(), source)
 
         values, codec, kept, step = tensor, None, origin.constant or OPTED_OUT, None
@@ -326,7 +327,7 @@ class Stash:
             entry = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
         if entry is not None:
             return Packed(entry, Geometry.of(tensor))
-        raw = source.keep(region) * tensor.element_size()
+        raw = source.leave(region) * tensor.element_size()
         if step is not None:
             step.keep(source, raw)
         self._count(tensor, origin, kept, raw, raw)
