@@ -35,7 +35,7 @@ class Job:
 
 
 def config_of(number: int, *, bypass: bool = False) -> int:
-    """The payload of rtl/runtime.py, config_layout."""
+    """The payload of rtl/ports/runtime.py, config_layout."""
     return number | bypass << (max(len(FORMATS), 2) - 1).bit_length()
 
 

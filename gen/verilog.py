@@ -158,7 +158,7 @@ def lint(path: Path, top: str) -> None:
 def bytes_per_cycle(config: Config) -> int:
     """Uncompressed bytes that an engine takes or gives in a cycle, in the slowest of its formats."""
     engine = geometry(config)
-    return min(config.bus_bytes, *(engine.step_bytes(float_type) for float_type in engine.types))
+    return min(config.bus_bytes, *(engine.bytes_as(float_type) for float_type in engine.types))
 
 
 def manifest_entry(config: Config, path: Path) -> dict[str, Any]:

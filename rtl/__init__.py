@@ -1,11 +1,9 @@
-"""The compressors and the decompressors in hardware, bit for bit what golden/ says."""
+"""The engines as Amaranth components, each format's, and the ports that they are reached by."""
 
-from .axi import AxiStreamCompressor, AxiStreamDecompressor
-from .compressor import Compressor
-from .decompressor import Decompressor
-from .engine import Engine
 from .hadamard import HadamardCompressor, HadamardDecompressor
-from .runtime import RuntimeCompressor, RuntimeDecompressor
+from .planes import Compressor, Decompressor
+from .ports import AxiStreamCompressor, AxiStreamDecompressor, RuntimeCompressor, RuntimeDecompressor
+from .stream import Engine
 
 __all__ = [
     "AxiStreamCompressor",

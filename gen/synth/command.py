@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from golden import Format
-from rtl.engine import BUS_BYTES
+from rtl.stream import BUS_BYTES
 
 from ..config import PRESETS, Config
 from ..verilog import geometry

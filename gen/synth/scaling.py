@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from golden import PlaneFormat
-from rtl.engine import BUS_BYTES
+from rtl.stream import BUS_BYTES
 
 from ..config import Config
 from ..verilog import ENGINES

@@ -7,8 +7,8 @@ from amaranth.lib.wiring import In, Out
 from golden.hadamard import ALIGNED_BITS, MINUS_INFINITY, NAN, PLUS_INFINITY
 
 from ..arith.sums import difference, increment, let, shift_right
-from ..scanner import DelayLine, largest_of
-from ..stream import NUMBER_BITS, word_layout
+from ..arith.trees import largest_of
+from ..stream import NUMBER_BITS, DelayLine, word_layout
 from .counter import BlockCounter
 from .engine import HadamardEngine
 from .pattern import Pattern
@@ -44,7 +44,7 @@ class Aligner(wiring.Component):
     Takes a word a cycle. A block's first word is given :attr:`LATENCY` cycles after its last one was taken,
     and the others in the cycles of ``go`` behind it.
 
-    A value loses bits in two steps, before and after it waits for the rest of its block, as it is narrower in
+    A value loses bits twice, before and after it waits for the rest of its block, as it is narrower in
     between; what is lost at first would be lost anyway.
 
     Members:

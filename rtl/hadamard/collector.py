@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden import HadamardFormat
 from golden.hadamard import HEADER_BITS
 
-from ..stream import word_layout
+from ..stream import Switch, word_layout
 from .engine import HadamardEngine
 
 __all__ = ["Collector", "collected_bytes"]
@@ -35,8 +35,9 @@ class Collector(wiring.Component):
             it ends its tensor.
     """
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         most = max(int(fmt.widths[0]) for fmt in engine.formats)
         super().__init__(
             {
@@ -75,7 +76,7 @@ class Collector(wiring.Component):
         for here in range(parts):
             block = bits[8 * engine.target * here :][: 8 * engine.target]
             writes = self.go & (part == here)
-            for fmt, is_it in zip(engine.formats, engine.is_format, strict=True):
+            for fmt, is_it in zip(engine.formats, self._switch.is_format, strict=True):
                 chosen = is_it if len(engine.formats) > 1 else C(1)
                 for word, places in enumerate(engine.places):
                     with m.If(writes & chosen & (index == word)):
@@ -95,7 +96,7 @@ class Collector(wiring.Component):
                 empty.eq(Mux(self.last, (parts - 1 - part) * engine.target, 0)),
             ]
             if parts == 1:
-                m.d.sync += empty.eq(engine.choose(lambda fmt: engine.target - fmt.target))
+                m.d.sync += empty.eq(self._switch.choose(lambda fmt: engine.target - fmt.target))
         return m
 
     def _write(self, fmt: HadamardFormat, block, places: list[int]) -> list:

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden.hadamard import FRACTION_BITS, HEADER_BITS, MINUS_INFINITY, NAN, SCALE_BIAS
 
 from ..arith.sums import Columns, add, compress, increment, let, place, rows_of, shift_left
-from ..planes import leading_zeros
+from ..arith.trees import leading_zeros
 from ..stream import word_layout
 from .engine import HadamardEngine
 from .reader import largest_sum, sums_layout

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from golden.hadamard import ALIGNED_BITS, ROOT_BITS, THRESHOLD_BITS, THRESHOLDS
 
 from ..arith.sums import Columns, add, compress, let, place_square, registered, rows_of
-from ..planes import leading_zeros
+from ..arith.trees import leading_zeros
 from .engine import HadamardEngine
 
 __all__ = ["Energy", "Thresholds", "energy_layout", "thresholds_layout"]

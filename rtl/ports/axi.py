@@ -9,10 +9,9 @@ from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
-from .compressor import Compressor
-from .decompressor import Decompressor
-from .engine import Engine
-from .planes import all_ones, leading_zeros
+from ..arith.trees import all_ones, leading_zeros
+from ..planes import Compressor, Decompressor
+from ..stream import Engine
 
 __all__ = ["AxiStreamCompressor", "AxiStreamDecompressor"]
 
@@ -85,7 +84,7 @@ class AxiStreamCompressor(_AxiStreamEngine):
         m_axis_*: the same. ``tkeep`` is all ones but in the last beat, and there contiguous from bit 0.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     _core = Compressor
@@ -105,7 +104,7 @@ class AxiStreamDecompressor(_AxiStreamEngine):
         m_axis_tuser: 1 in the beats of a block that could not be decoded and is zeros instead.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     _core = Decompressor

@@ -8,9 +8,8 @@ from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
-from .compressor import Compressor
-from .decompressor import Decompressor
-from .stream import word_layout
+from ..planes import Compressor, Decompressor
+from ..stream import word_layout
 
 __all__ = ["RuntimeCompressor", "RuntimeDecompressor", "config_layout"]
 
@@ -52,7 +51,7 @@ class _RuntimeEngine(wiring.Component):
 
         config = Signal(self.config.p.shape())
         others = [config.format == i for i in range(1, len(self.engine.formats))]
-        m.d.comb += self.engine.is_format.eq(Cat(~Cat(others).any(), others))
+        m.d.comb += inner.switch.is_format.eq(Cat(~Cat(others).any(), others))
 
         # A configuration waits until every tensor that began has left; no other begins meanwhile. A word that
         # was shown to the engine stays shown.
@@ -113,7 +112,7 @@ class RuntimeCompressor(_RuntimeEngine):
         i, o: as the compressor's. ``i.ready`` is low while there is no word.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     _inner_type = Compressor
