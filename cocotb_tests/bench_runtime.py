@@ -16,8 +16,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.bench_engines import TASK, words_of
 from cocotb_tests.coverage import Corner, Coverage, flows_of
-from cocotb_tests.streams import PATTERNS, Bench, Word, after_pauses, held_up, never, often
+from cocotb_tests.streams import PATTERNS, Bench, Word, after_pauses, held_up, never, often, pack
 from golden import PlaneFormat
+from rtl.ports.runtime import config_layout
 
 FORMATS = TASK.formats
 
@@ -35,8 +36,8 @@ class Job:
 
 
 def config_of(number: int, *, bypass: bool = False) -> int:
-    """The payload of rtl/ports/runtime.py, config_layout."""
-    return number | bypass << (max(len(FORMATS), 2) - 1).bit_length()
+    """A payload of the stream of configurations."""
+    return pack(config_layout(FORMATS), {"format": number, "bypass": bypass})
 
 
 def job(config: int | None, fmt: PlaneFormat | None, tensor: bytes) -> Job:

@@ -16,8 +16,9 @@ class Config:
     Args:
         fmt: a format with a fixed target.
         bus_bytes: bytes of a word on either side.
-        interface: "stream", Amaranth's streams (:mod:`rtl.stream`), "axi", AXI4-Stream (:mod:`rtl.ports.axi`), or
-            "runtime", the first with one more for the choice of a format (:mod:`rtl.ports.runtime`).
+        interface: "stream", Amaranth's streams (:mod:`rtl.stream`), "axi", AXI4-Stream
+            (:mod:`rtl.ports.axi`), or "runtime", the first with one more for the choice of a format
+            (:mod:`rtl.ports.runtime`).
         further: formats besides ``fmt`` to choose from at run time.
         preset: the name it is known by, if it is a preset.
 

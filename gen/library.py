@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import toolchain
 from .config import Config
-from .verilog import digest, module_name, parts, verilog_text
+from .verilog import digest, make_component, module_name, parts, verilog_text
 
 _SOURCE = Path(__file__).with_name("library.cpp")
 
@@ -47,6 +47,7 @@ def build(config: Config, path: Path) -> None:
         command += ["--Mdir", str(folder / part), "--top-module", module_name(config, part), str(source)]
         toolchain.run(command, log=folder / f"{part}.log")
         archives.append(str(folder / part / f"{model}__ALL.a"))
+    (folder / "layout.h").write_text(layout_header(config))
     include = Path(toolchain.environment()["VERILATOR_ROOT"]) / "include"
     toolchain.run(
         [
@@ -55,6 +56,7 @@ def build(config: Config, path: Path) -> None:
             *(f"-DRAW_BYTES={config.fmt.raw_bytes}", f"-DTARGET_BYTES={config.fmt.target}"),
             f"-DBUS_BYTES={config.bus_bytes}",
             *("-isystem", str(include), "-isystem", str(include / "vltstd")),
+            f"-I{folder}",
             *(f"-I{folder / part}" for part in parts(config)),
             str(_SOURCE),
             *archives,
@@ -64,3 +66,20 @@ def build(config: Config, path: Path) -> None:
         log=folder / "library.log",
     )
     stamp.write_text(digest(config))
+
+
+def layout_header(config: Config) -> str:
+    """Where the fields of both engines' payloads lie, in C++: of those that a port lacks, no bits."""
+    lines = ["struct Field {", "    unsigned offset, width;", "};"]
+    for part in parts(config):
+        component = make_component(config, part)
+        fields = {"i": ("last", "empty", "first"), "o": ("last", "empty", "error")}
+        lines.append(f"struct {part.capitalize()}Layout {{")
+        for name, members in fields.items():
+            layout = getattr(component, name).p.shape()
+            found = {member: layout[member] for member in members if member in layout.members}
+            for member in members:
+                offset, width = (found[member].offset, found[member].width) if member in found else (0, 0)
+                lines.append(f"    static constexpr Field {name}_{member}{{{offset}, {width}}};")
+        lines.append("};")
+    return "\n".join(lines) + "\n"

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from amaranth.back import rtlil
 
+from rtl.stream import word_layout
+
 from .config import Config
 from .toolchain import run
 from .verilog import make_component, module_name, verilog_text
@@ -162,7 +164,9 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     miter, aiger = folder / "miter.v", folder / "miter.aig"
     ports = re.findall(r"^  wire width (\d+) \w+put \d+ \\([io])__payload$", base.read_text(), re.M)
     widths = {name: int(width) for width, name in ports}
-    miter.write_text(_MITER.format(**widths, bus=1 << widths["i"].bit_length() - 4))
+    bus = 1 << widths["i"].bit_length() - 4
+    layout = word_layout(bus)
+    miter.write_text(_MITER.format(**widths, bus=bus, last=layout["last"], empty=layout["empty"]))
     wire = mutant.wire.partition("[")[0]
     commands = [
         f"read_rtlil {base}",
@@ -207,8 +211,8 @@ module miter(
     .o__payload(payload_b), .o__valid(valid_b), .o__ready(o__ready)
   );
   wire [8*{bus}-1:0] data = i__payload;
-  wire last = i__payload[8*{bus}];
-  wire [$clog2({bus})-1:0] empty = i__payload[8*{bus}+1+:$clog2({bus})];
+  wire last = i__payload[{last.offset}];
+  wire [{empty.width}-1:0] empty = i__payload[{empty.offset}+:{empty.width}];
   reg waits = 0, broken = 0;
   reg [{i}-1:0] waiting = 0;
   wire breaks = (waits & (~i__valid | i__payload != waiting))

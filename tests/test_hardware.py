@@ -164,7 +164,7 @@ def test_coverage_sees_what_a_block_holds():
     assert hits["rounding, late values", "a tie, down to even; flowing"] == 1  # value 8
     assert hits["rounding, late values", "up; flowing"] == 1  # value 9
     assert hits["rounding, late values", "saturates below a zero plane; flowing"] == 1  # value 10
-    assert hits["end of a tensor", "in step 1 of a block; flowing"] == 1
+    assert hits["end of a tensor", "in cycle 1 of a block; flowing"] == 1
 
 
 @pytest.mark.parametrize(
