@@ -22,13 +22,17 @@ from gen.verilog import parts
 
 from . import code_coverage, configs, mutation, reports, runner, stimulus
 
-MUTANTS = 100  # of each small engine and part
+MUTANTS = 100  # of each engine and part
+# That no bench was written for.
+FRESH_SEED = 4711
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cocotb_tests", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--seed", type=int, default=1, help="of stimulus, stalls and mutants (default: 1)")
+    common.add_argument(
+        "--seed", type=int, default=1, help="of stimulus, stalls and mutants (default: 1; of mutants another)"
+    )
     common.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -47,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     add("coverage", _coverage, "line and toggle coverage of the presets' Verilog", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
-    add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
+    mutate = add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000)
+    mutate.set_defaults(seed=FRESH_SEED)
     document = commands.add_parser("document", help="write the tables in docs/ from all the reports")
     document.set_defaults(run=lambda arguments: reports.write_documents())
     return parser
@@ -168,7 +173,7 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 def _mutate(arguments: argparse.Namespace) -> None:
     folder = Path("build/mutate")
     run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
-    engines = _engines(configs.SMALL)
+    engines = _engines(configs.MUTATED)
     calls = [partial(run, config, part) for config, part in engines]
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
     (folder / "report.json").write_text(

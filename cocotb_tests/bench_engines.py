@@ -34,6 +34,7 @@ class Task:
     fmt: Format
     formats: list[Format]
     bus_bytes: int
+    interface: str
     blocks: int
     seed: int
     activations: Path | None
@@ -78,9 +79,9 @@ def in_and_out(tensor: bytes) -> tuple[Tensor, bytes]:
 
 
 def number_of(data: bytes) -> int:
-    """A number for a tensor's first block: any, small ones and those before the largest among them."""
+    """A number for a tensor's first block: any, and small ones, and those before a carry or the largest."""
     number = crc32(data)
-    return (number, number % 7, (1 << 32) - 1 - number % 7, number)[number >> 30]
+    return (number, number % 7, (1 << 32) - 1 - number % 7, (number | 0xFFFF) - number % 7)[number >> 30]
 
 
 def words_of(expected: bytes) -> int:

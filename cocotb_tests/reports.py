@@ -163,6 +163,7 @@ MUTATION = Report(
     "Mutants",
     _ENGINE
     | {
+        "seed": "seed",
         "mutants": "mutants",
         "equivalent": "proven equivalent",
         "killed": "killed",
@@ -173,7 +174,8 @@ MUTATION = Report(
     "Single faults in operators and registers, spread evenly by Yosys' `mutate`, all in one model and "
     "selected at run time. A survivor goes to ABC, with inputs that keep the streams' rules: it is proven"
     " equivalent, or searched for a difference from reset on, any input, as many cycles as stated. "
-    "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
+    "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from. The seed chooses "
+    "mutants and stimulus; no bench was written for it.",
 )
 _CLAIMS = """With SymbiYosys: z3 for the proofs by k-induction, ABC's PDR and BMC for the others. The
 claims:
@@ -263,10 +265,12 @@ def mutants(findings: Sequence[Row]) -> list[Row]:
     for part in dict.fromkeys(finding["part"] for finding in findings):
         of_part = [finding for finding in findings if finding["part"] == part]
         for config in [*dict.fromkeys(finding["config"] for finding in of_part), "all"]:
-            fates = Counter(f["fate"] for f in of_part if config in ("all", f["config"]))
+            of_config = [finding for finding in of_part if config in ("all", finding["config"])]
+            fates = Counter(finding["fate"] for finding in of_config)
+            seeds = ", ".join(dict.fromkeys(str(finding["seed"]) for finding in of_config))
             faults = fates.total() - fates["equivalent"]
             rows.append(
-                {"config": config, "part": part, "mutants": fates.total()}
+                {"config": config, "part": part, "seed": seeds, "mutants": fates.total()}
                 | {fate: fates[fate] for fate in ("equivalent", "killed", "bounded", "open")}
                 | {"killed_percent": 100 * fates["killed"] / faults}
             )

@@ -92,5 +92,22 @@ PRESETS = {
         Config(HadamardFormat("fp32", block=128, target=32), preset="gpt2-fp32-16x"),
         Config(HadamardFormat("fp32", block=128, target=64), preset="gpt2-fp32-8x"),
         Config(HadamardFormat("bf16", block=128, target=32), preset="gpt2-bf16-8x"),
+        Config(HadamardFormat("fp32", block=128, target=32), interface="axi", preset="gpt2-fp32-16x-axi"),
+        # The same for the rate, from 1 to 4 bits a value.
+        Config(
+            HadamardFormat("fp32", block=128, target=32),
+            interface="runtime",
+            further=tuple(HadamardFormat("fp32", block=128, target=target) for target in (16, 48, 64)),
+            preset="gpt2-fp32-hadamard-runtime",
+        ),
+        Config(
+            HadamardFormat("fp32", block=128, target=32),
+            interface="runtime",
+            further=(
+                *(HadamardFormat("fp32", block=128, target=target) for target in (16, 48, 64)),
+                *(HadamardFormat(dtype, block=128, target=32) for dtype in ("bf16", "fp16")),
+            ),
+            preset="gpt2-hadamard-runtime",
+        ),
     )
 }

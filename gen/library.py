@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from . import toolchain
 from .config import Config
-from .verilog import digest, make_component, module_name, parts, verilog_text
+from .verilog import digest, module_name, parts, ports, verilog_text
 
 _SOURCE = Path(__file__).with_name("library.cpp")
 
@@ -72,14 +73,12 @@ def layout_header(config: Config) -> str:
     """Where the fields of both engines' payloads lie, in C++: of those that a port lacks, no bits."""
     lines = ["struct Field {", "    unsigned offset, width;", "};"]
     for part in parts(config):
-        component = make_component(config, part)
-        fields = {"i": ("last", "empty", "first"), "o": ("last", "empty", "error")}
         lines.append(f"struct {part.capitalize()}Layout {{")
-        for name, members in fields.items():
-            layout = getattr(component, name).p.shape()
-            found = {member: layout[member] for member in members if member in layout.members}
+        for name, members in {"i": ("last", "empty", "first"), "o": ("last", "empty", "error")}.items():
+            fields = ports(config, part)[f"{name}__payload"]["fields"]
             for member in members:
-                offset, width = (found[member].offset, found[member].width) if member in found else (0, 0)
+                bits = [int(bit) for bit in re.findall(r"\d+", fields.get(member, ""))]  # "[high:low]"
+                offset, width = (bits[-1], bits[0] - bits[-1] + 1) if bits else (0, 0)
                 lines.append(f"    static constexpr Field {name}_{member}{{{offset}, {width}}};")
         lines.append("};")
     return "\n".join(lines) + "\n"

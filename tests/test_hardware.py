@@ -16,7 +16,7 @@ from cocotb_tests.coverage import FLOWS
 from cocotb_tests.promises import promise
 from cocotb_tests.streams import cut_into_words
 from gen.config import Config
-from gen.verilog import bytes_per_cycle, convert, make_component, module_name, parts
+from gen.verilog import bytes_per_cycle, convert, geometry, make_component, module_name, parts
 from golden import PlaneFormat
 from rtl import Engine
 from rtl.stream import AsyncFifo
@@ -122,7 +122,7 @@ def test_the_promises_are_those_of_the_datasheet_and_the_manifest(config):
         slowest = config.bus_bytes // max(made.word_cycles for made in promises)
         assert slowest <= float(cells[-5]) < 1.02 * slowest
         assert bytes_per_cycle(config) == slowest
-        assert parts(config)[part].latency(Engine(config.formats, config.bus_bytes)) >= max(latencies)
+        assert parts(config)[part].latency(geometry(config)) >= max(latencies)
 
 
 def test_a_corner_that_cannot_occur_is_no_bin():
@@ -191,7 +191,7 @@ def test_coverage_sees_how_a_block_flows(late_in, late_out, expected):
 
 def test_the_report_of_mutants_counts_faults_only():
     fates = ["killed"] * 8 + ["equivalent"] * 2 + ["bounded"] * 2
-    rows = reports.mutants([{"config": "x", "part": "compressor", "fate": fate} for fate in fates])
+    rows = reports.mutants([{"config": "x", "part": "compressor", "seed": 3, "fate": fate} for fate in fates])
     assert [row["config"] for row in rows] == ["x", "all"]
     assert (rows[1]["mutants"], rows[1]["killed"], rows[1]["killed_percent"]) == (12, 8, 80)
 

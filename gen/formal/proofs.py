@@ -289,7 +289,7 @@ def _counts_switched(engine: type[wiring.Component], number: int, bypass: bool) 
         configured = Configured(runtime, number, bypass)
         if bypass:
             return Tally(configured, Rate(bus, 1, 1, bus), latency=1)
-        return Tally(configured, rate, engine.latency(runtime.engine), whole_blocks=True)
+        return Tally(configured, rate, runtime.latency, whole_blocks=True)
 
     parameters = f"{SWITCHED.name}, {'bypass' if bypass else f'format {number}'}"
     return Proof(NUMBER, engine.__name__, parameters, harness, SEARCH, 20, mode="bmc")

@@ -77,7 +77,7 @@ class HadamardCompressor(wiring.Component):
         m = Module()
         engine, switch = self.engine, self.switch
         m.submodules.widener = widener = Widener(engine, switch)
-        m.submodules.aligner = aligner = Aligner(engine)
+        m.submodules.aligner = aligner = Aligner(engine, switch)
         m.submodules.energy = energy = Energy(engine)
         m.submodules.thresholds = thresholds = Thresholds(engine)
         m.submodules.transform = transform = Transform(engine)

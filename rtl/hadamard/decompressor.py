@@ -74,7 +74,7 @@ class HadamardDecompressor(wiring.Component):
         m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
         m.submodules.counter = counter = BlockCounter()
         m.submodules.reader = reader = Reader(engine, switch)
-        m.submodules.composer = composer = Composer(engine)
+        m.submodules.composer = composer = Composer(engine, switch)
         m.submodules.narrower = narrower = Narrower(engine, switch)
         starts = Signal(init=1)  # the next word is a tensor's first
         takes = self.i.valid & self.i.ready
