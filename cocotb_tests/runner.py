@@ -24,7 +24,8 @@ from .configs import StreamPart
 from .waves import vcd_to_fst
 
 SIMULATORS = ("verilator", "icarus")
-BENCHES = {"stream": "bench_engines", "axi": "bench_axi", "runtime": "bench_runtime"}
+BENCHES = {"stream": "bench_engines", "axi": "bench_axi", "runtime": "bench_runtime"}  # of an interface
+STREAM_BENCH = "bench_stream"  # of parts of rtl/stream
 
 
 class BenchError(RuntimeError):
@@ -207,7 +208,7 @@ def run_part(
     task = asdict(part) | {"words": words, "seed": seed}
     figures: dict[str, Any] = {"words": 0, "mismatches": 0}
     design = Design(top, digest(part), write)
-    for note in _simulate(design, folder / simulator / part.slug, task, "bench_stream", None, simulator):
+    for note in _simulate(design, folder / simulator / part.slug, task, STREAM_BENCH, None, simulator):
         for name in ("words", "mismatches"):
             figures[name] += note.pop(name, 0)
         figures |= note

@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
             print(*diagrams.draw(), sep="\n")
             return
         if arguments.command == "library":
-            from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch
+            from torch_bridge.backends.verilated_backend import library_path  # Verilog needs no PyTorch
 
             config = _config(arguments)
             path = arguments.output or library_path(config.fmt)

@@ -90,13 +90,15 @@ class Mutant:
         number: value of the input ``mutant`` that turns it on; with 0 none is.
         mode: what happens to the bit: ``inv`` inverts it, ``const0`` and ``const1`` tie it, ``cnot0`` and
             ``cnot1`` invert it while another bit of the port is 0 or 1.
+        cell: its name behind those of the submodules it lies in; "$auto$..." if Yosys made it of others.
         port: the cell's port and bit, and for ``cnot`` the other bit.
         wire: the wire and bit it drives or reads, where that has a name.
-        source: lines of rtl/ that the cell comes from.
+        source: lines of rtl/ that the cell comes from, if Yosys did not make it of others.
     """
 
     number: int
     mode: str
+    cell: str
     port: str
     wire: str
     source: str
@@ -114,7 +116,7 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     """
     source, base, script = (path.with_suffix(suffix) for suffix in (".source.il", ".il", ".mutations"))
     top = module_name(config, part)
-    source.write_text(rtlil.convert(make_component(config, part), name=top))
+    source.write_text(_with_lines_of_switches(rtlil.convert(make_component(config, part), name=top)))
     commands = [
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
@@ -127,6 +129,23 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     ]
     run_yosys(commands, path.with_suffix(".log"))
     return read_mutants(path)
+
+
+def _with_lines_of_switches(text: str) -> str:
+    """RTLIL in which switches have the lines of rtl/ of their process: what becomes of them has theirs."""
+    lines, here, process = [], "", ""
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["attribute"]:
+            here = line.strip() if words[1] == r"\src" else here
+        elif words[:1] == ["process"]:
+            process = here
+        elif words[:1] == ["switch"] and process:
+            lines.append(process)
+        elif words:
+            here = ""
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def read_mutants(path: Path) -> list[Mutant]:
@@ -288,4 +307,4 @@ def _mutant(line: str) -> Mutant:
         if source.startswith(f"{_ROOT}/rtl/")
     ]
     number = int(options["ctrl"][0].split()[-1])
-    return Mutant(number, options["mode"][0], port, wire, ", ".join(lines))
+    return Mutant(number, options["mode"][0], options["cell"][0], port, wire, ", ".join(lines))

@@ -14,7 +14,7 @@ from golden import HadamardFormat, PlaneFormat
 from torch_bridge import QuantFormat, backends
 from torch_bridge.backends import instructions, threads
 from torch_bridge.backends.dtypes import TORCH_DTYPES, format_for
-from torch_bridge.backends.verilated import library_path
+from torch_bridge.backends.verilated_backend import library_path
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
 
@@ -195,11 +195,19 @@ def test_blocks_are_numbered_through_whatever_thread_has_them(name, monkeypatch)
     assert max(block for block, _ in seen) > 5000
 
 
-@pytest.mark.parametrize("name", ["golden", *FAST])
-def test_stored_of_the_wrong_size_is_an_error(name):
-    backend = backends.get(name, PlaneFormat("fp32", 64, 80))
-    with pytest.raises(ValueError, match=r"\(3, 80\)"):
-        backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
+@pytest.mark.parametrize("name", ["auto", "golden", *FAST])
+@pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 32), QuantFormat("fp32", 2)]
+)
+def test_stored_of_the_wrong_size_is_an_error(fmt, name):
+    backend, count = backends.get(name, fmt), 2 * fmt.block + 1
+    right = (3, fmt.target)
+    for wrong in ((2, fmt.target), (4, fmt.target), (3, fmt.target - 1), (3 * fmt.target,)):
+        message = f"stored must be uint8 of shape {right}, not torch.uint8 of {wrong}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            backend.decompress(torch.zeros(wrong, dtype=torch.uint8), count)
+    with pytest.raises(ValueError, match=re.escape(f"not torch.int8 of {right}")):
+        backend.decompress(torch.zeros(right, dtype=torch.int8), count)
 
 
 @pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 16, 16), HadamardFormat("bf16", 64, 32)])

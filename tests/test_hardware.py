@@ -66,13 +66,14 @@ def test_gates_without_initial_values_match_the_golden_model(config, part, build
 
 @pytest.mark.timeout(900)
 def test_the_benches_find_mutants(build):
-    findings = mutation.run(configs.SMALL[0], "decompressor", build / "mutants", count=20, blocks=300, seed=2)
-    assert [finding.mutant.number for finding in findings] == [*range(1, 21)]
-    # A cell that synthesis made of several lines, or of none of rtl/'s, may have no line of its own.
-    assert sum("rtl/" in finding.mutant.source for finding in findings) >= 18
-    fates = [finding.fate for finding in findings]
-    assert fates.count("killed") >= 0.8 * (20 - fates.count("equivalent")), fates
-    assert {finding.killed_by for finding in findings if finding.fate != "killed"} <= {None}
+    found = mutation.run(configs.SMALL[0], "decompressor", build / "mutants", count=20, blocks=300, seed=5)
+    assert [finding.mutant.number for finding in found] == [*range(1, 21)]
+    # No bench was written for this seed. What survives is proven to be no fault, or a bench is missing.
+    assert [finding for finding in found if finding.fate not in ("killed", "equivalent")] == []
+    assert sum(finding.fate == "killed" for finding in found) >= 15
+    assert all((finding.killed_by is None) == (finding.fate == "equivalent") for finding in found)
+    nowhere = [finding.mutant for finding in found if not finding.mutant.source.startswith("rtl/")]
+    assert [mutant for mutant in nowhere if not mutant.cell.startswith("$auto$")] == []
 
 
 class StuckError(wiring.Component):
@@ -191,7 +192,7 @@ def test_coverage_sees_how_a_block_flows(late_in, late_out, expected):
 
 def test_the_report_of_mutants_counts_faults_only():
     fates = ["killed"] * 8 + ["equivalent"] * 2 + ["bounded"] * 2
-    rows = reports.mutants([{"config": "x", "part": "compressor", "seed": 3, "fate": fate} for fate in fates])
+    rows = reports.mutants([{"config": "x", "part": "compressor", "fate": fate} for fate in fates])
     assert [row["config"] for row in rows] == ["x", "all"]
     assert (rows[1]["mutants"], rows[1]["killed"], rows[1]["killed_percent"]) == (12, 8, 80)
 

@@ -132,7 +132,7 @@ def test_too_little_text_is_an_error(tmp_path, capsys):
     text.write_bytes(b"short")
     with pytest.raises(SystemExit):
         cli.main(["train", "--data", str(text)])
-    assert "data must have over 1280 bytes, not 5" in capsys.readouterr().err
+    assert "data must have over 1280 tokens, not 5" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_what_was_done(tmp_path):
@@ -197,3 +197,33 @@ def test_the_demo_fails_when_the_hardware_differs(tmp_path, monkeypatch):
     short = replace(TINY, steps=1)
     with pytest.raises(demo.MismatchError, match="train_loss of planes through torch"):
         demo.demo(tmp_path, long=short, short=short, workload=short, hardware="torch")
+
+
+@pytest.mark.parametrize("scheme", ["hadamard", "compact"])
+def test_an_ended_run_goes_on_as_if_it_had_not_been(scheme, tmp_path):
+    options, seen = replace(TINY, scheme=scheme, steps=4, validations=4), []
+
+    def watch(step, model):
+        seen.append(step)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return step
+
+    whole, checkpoint = train.run(options, watch=lambda step, _: step), tmp_path / "runs" / "one"
+    ended = train.run(options, watch=watch, checkpoint=checkpoint)
+    assert ended["interrupted"]
+    assert len(ended["train_loss"]) == 3
+    with pytest.raises(ValueError, match=r"must be of a run with .*seed=5"):
+        train.run(replace(options, seed=5), checkpoint=checkpoint)
+    resumed = train.run(options, watch=watch, checkpoint=checkpoint)
+    assert seen == [1, 2, 3, 3, 4]
+    assert not resumed["interrupted"]
+    assert not checkpoint.exists()
+    times = {"seconds_per_step": 0}
+    assert resumed | times == whole | times
+
+
+def test_text_without_a_held_out_sequence_is_refused():
+    model, text = torch.nn.Identity(), torch.zeros(1280, dtype=torch.long)
+    with pytest.raises(ValueError, match="must have over 1280 tokens, not 1280"):
+        train.Subject(model, text, 128, 1e-3)

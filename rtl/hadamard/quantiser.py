@@ -98,7 +98,7 @@ class Quantiser(wiring.Component):
                     if j < len(thresholds[width])
                 ]
                 if ways:
-                    threshold = _selected(ways)
+                    threshold = let(m, f"threshold_of{i}_{j}", _selected(ways))
                     m.d.comb += is_above.eq(_is_above(m, f"above{i}_{j}", flipped, negative, threshold))
         named = self._switch.when(lambda fmt: fmt.names_specials)
         for i, (lane, field) in enumerate(zip(kept.lanes, self.fields, strict=True)):

@@ -64,6 +64,9 @@ class Task:
         device: "cpu" or "cuda".
         offload_dir: of the offloaded tensors.
         amount: that the scheme "offload" sends there.
+
+    Raises:
+        ValueError: the device is another.
     """
 
     config: str = "small"
@@ -71,6 +74,9 @@ class Task:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     offload_dir: Path = Path("build/offload")
     amount: int | Literal["all", "adaptive"] = "all"
+
+    def __post_init__(self) -> None:
+        peak.name_of(self.device)
 
 
 def compare(
@@ -132,7 +138,7 @@ def measure(task: Task, name: str, scheme_name: str, batch: int) -> dict[str, An
             "model": name,
             "scheme": scheme_name,
             "batch": batch,
-            "device": torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu",
+            "device": peak.name_of(task.device),
             "activation_peak_bytes": found.peak,
             "seconds_per_step": statistics.median(seconds[3:] or seconds),
             "bytes_moved": written + read,

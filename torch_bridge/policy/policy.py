@@ -12,11 +12,11 @@ from rich.table import Table
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import Format
+from ..backends.dtypes import StashFormat
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 
-Keep = Format | Literal["raw", "bits"]
+Keep = StashFormat | Literal["raw", "bits"]
 
 LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
 LOSS_WEIGHT = "weight of the loss"
@@ -100,7 +100,7 @@ class Rule:
     why: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, Format):
+        if isinstance(self.keep, StashFormat):
             if self.keep.target is None:
                 raise ValueError(
                     "the bridge stashes blocks of a fixed size: a format must have a target, not None"
@@ -142,7 +142,7 @@ class Policy:
         object.__setattr__(self, "rules", tuple(self.rules))
 
     @classmethod
-    def default(cls, fmt: Format) -> Policy:
+    def default(cls, fmt: StashFormat) -> Policy:
         """Everything in one format, but for what is exact as bits or has to be exact.
 
         Booleans and the masks of dropout become bits; log-sum-exps and norm statistics stay raw, and so do
@@ -199,7 +199,7 @@ class Policy:
         return captured.get().rstrip()
 
 
-def _at_least(fmt: Format, bits: int) -> Format:
+def _at_least(fmt: StashFormat, bits: int) -> StashFormat:
     """Planes with no fewer than ``bits`` per fp32 value, or the same share of a shorter one.
 
     But of a quantisation, the one with the most bits.

@@ -12,7 +12,7 @@ import torch
 
 import golden
 
-from ..backends.dtypes import Format
+from ..backends.dtypes import StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
 from ..policy import Policy
@@ -46,7 +46,7 @@ class Scheme:
     """
 
     name: str
-    fmt: Format | None = None
+    fmt: StashFormat | None = None
     backend: str = "auto"
     offload: Offload | None = None
     rank: float = 1 / 4

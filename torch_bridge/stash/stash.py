@@ -16,7 +16,7 @@ from .. import backends
 from ..backends import streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
-from ..backends.dtypes import Format, float_name, format_for
+from ..backends.dtypes import StashFormat, float_name, format_for
 from ..offload import Handle, Offload, Step
 from ..policy import Policy, Rule
 from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
@@ -34,7 +34,7 @@ _KEEP_DECOMPRESSED = 2
 
 def compress_activations(
     model: torch.nn.Module,
-    policy: Format | Policy,
+    policy: StashFormat | Policy,
     backend: str = "auto",
     *,
     min_values: int = 1024,
@@ -82,7 +82,7 @@ def compress_activations(
     """
     if min_values < 0:
         raise ValueError(f"min_values must not be negative, not {min_values!r}")
-    if isinstance(policy, Format):
+    if isinstance(policy, StashFormat):
         policy = Policy.default(policy)
     codecs = _Codecs(policy, backend)
     return _compressing(model, policy, codecs, min_values, verify, offload)
@@ -175,10 +175,10 @@ class _Codecs:
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._name = name
-        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, Format) and not rule.least]
-        self._backends = {fmt: backends.get(name, fmt) for fmt in formats}
+        keeps = [rule.keep for rule in policy.rules if not rule.least]
+        self._backends = {keep: backends.get(name, keep) for keep in keeps if isinstance(keep, StashFormat)}
 
-    def get(self, fmt: Format, dtype: torch.dtype) -> backends.Backend:
+    def get(self, fmt: StashFormat, dtype: torch.dtype) -> backends.Backend:
         fmt = format_for(fmt, dtype)
         if fmt not in self._backends:
             self._backends[fmt] = backends.get(self._name, fmt)
