@@ -71,7 +71,7 @@ class HadamardCompressor(wiring.Component):
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles from a block's last word to the first of its bytes."""
-        return Aligner.LATENCY + _Schedule(engine).ends + 1
+        return engine.gathered_cycles + Aligner.LATENCY + _Schedule(engine).ends + 1
 
     def elaborate(self, platform):
         m = Module()

@@ -73,6 +73,11 @@ class Engine:
         return self.float_type.exponent_max - float_type.exponent_max
 
     @property
+    def gathered_cycles(self) -> int:
+        """Cycles that it takes to gather a word from bus words, where the longest type needs several."""
+        return int(max(self.bytes_as(ft) for ft in self.types) > self.bus_bytes)
+
+    @property
     def joined_cycles(self) -> int:
         """Cycles in which words of the shortest type are joined to a bus word."""
         pieces = self.bus_bytes // min(self.bytes_as(ft) for ft in self.types)
