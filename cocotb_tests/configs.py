@@ -45,13 +45,9 @@ SWITCHED = Config(
 # The same of the Hadamard format: every rate and type.
 SWITCHED_HADAMARD = Config(
     HadamardFormat("fp32", 64, 16),
-    bus_bytes=32,
+    bus_bytes=16,
     interface="runtime",
-    further=(
-        HadamardFormat("bf16", 64, 32),
-        HadamardFormat("fp16", 64, 8),
-        HadamardFormat("fp32", 64, 23),
-    ),
+    further=(HadamardFormat("bf16", 64, 32), HadamardFormat("fp16", 64, 8)),
 )
 
 ALL = [*PRESETS.values(), *SPREAD, SWITCHED, SWITCHED_HADAMARD]
