@@ -62,9 +62,12 @@ SMALL = {"planes": PlaneFormat("fp16", 16, 20), "hadamard": HadamardFormat("fp16
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("interface", ["stream", "axi", "runtime"])
-@pytest.mark.parametrize("fmt", SMALL.values(), ids=SMALL)
-def test_the_manifest_says_what_an_integrator_needs(tmp_path, fmt, interface):
+@pytest.mark.parametrize(
+    ("scheme", "interface"),
+    [("planes", "stream"), ("planes", "axi"), ("planes", "runtime"), ("hadamard", "axi")],
+)
+def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface):
+    fmt = SMALL[scheme]
     config = Config(fmt, bus_bytes=16, interface=interface)
     manifest = json.loads(verilog.write_presets([config], tmp_path).read_text())
     assert set(manifest["lint"]["waivers"]) == set(verilog.WAIVERS)

@@ -29,13 +29,16 @@ SLICE = [
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
     configs.SWITCHED,
-    Config(HadamardFormat("fp16", 64, 13), bus_bytes=16),
-    Config(HadamardFormat("fp16", 64, 13), bus_bytes=16, interface="axi"),
 ]
 PLANES = [config for config in configs.ALL if isinstance(config.fmt, PlaneFormat)]
 HADAMARD = [config for config in configs.ALL if isinstance(config.fmt, HadamardFormat)]
 ENGINES = [
-    pytest.param(config, part, id=f"{config.slug}-{part}") for config in SLICE for part in parts(config)
+    pytest.param(config, part, id=f"{config.slug}-{part}")
+    for config, part in (
+        *((config, part) for config in SLICE for part in parts(config)),
+        (Config(HadamardFormat("fp16", 64, 13), bus_bytes=16), "compressor"),
+        (Config(HadamardFormat("fp16", 64, 13), bus_bytes=16, interface="axi"), "decompressor"),
+    )
 ]
 
 
