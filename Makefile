@@ -13,7 +13,7 @@ help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: setup library verilog ## The whole story: Verilog, simulation, training with and without
-	$(RUN) cocotb_tests sim --preset gpt2-fp32-3.2x gpt2-bf16-2x
+	$(RUN) cocotb_tests sim --preset gpt2-fp32-3.2x gpt2-bf16-2x gpt2-fp32-16x
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests
@@ -51,6 +51,7 @@ verify: sim coverage netlist xsafety mutate formal synth ## All of it in full de
 
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library
+	$(RUN) gen library --scheme hadamard
 
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
 	$(RUN) gen diagrams

@@ -22,7 +22,7 @@ from gen.verilog import parts
 
 from . import code_coverage, configs, mutation, plan, reports, runner, stimulus
 
-MUTANTS = 100  # of each small engine and part
+MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 7  # for whose mutants no bench was written
 
 
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     add("coverage", _coverage, "line and toggle coverage of the presets' Verilog", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
-    mutate = add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
+    mutate = add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000)
     mutate.set_defaults(seed=MUTANTS_SEED)
     text = "write docs/verification.md, and tables of docs/hardware.md, from all the reports"
     document = commands.add_parser("document", help=text)
@@ -172,7 +172,7 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 def _mutate(arguments: argparse.Namespace) -> None:
     folder = Path("build/mutate")
     run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
-    engines = _engines(configs.SMALL)
+    engines = _engines(configs.MUTATED)
     calls = [partial(run, config, part) for config, part in engines]
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
     (folder / "report.json").write_text(

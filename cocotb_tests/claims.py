@@ -132,8 +132,8 @@ CLAIMS = (
 GAPS = (
     "On gates, and from unknown states, there are engines with streams only: AXI4-Stream adds gates at its "
     "ports, and formats at run time a choice, that have run as Verilog alone.",
-    "Mutants are of small engines with streams. AXI4-Stream, formats at run time and 64-byte engines have "
-    "none.",
+    "Mutants are a hundred of an engine, of small engines with each kind of ports and of one 64-byte engine "
+    "of each format. Whether one that survives is a fault ABC tells of small engines only.",
     "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",
     "Gates are simulated without delays. There is no timing simulation, and no equivalence check of gates "
     "with Verilog.",

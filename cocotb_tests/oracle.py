@@ -6,15 +6,35 @@ from collections.abc import Collection
 
 import numpy as np
 
-from golden import PlaneFormat
+from golden import Format, HadamardFormat
 
 
-def decoded(fmt: PlaneFormat, stored: np.ndarray) -> tuple[bytes, set[int]]:
-    """The bytes of the values of uint8[blocks, target], zeros for an invalid block, and which are such."""
-    invalid = fmt.check_headers(stored[:, : fmt.header_bytes])
+def invalid_blocks(fmt: Format, stored: np.ndarray) -> np.ndarray:
+    """Which blocks of uint8[blocks, target] no encoder produces, by their headers: bool[blocks]."""
+    headers = stored[:, : fmt.header_bytes]
+    if isinstance(fmt, HadamardFormat):
+        return fmt.check_headers(headers[:, 0].astype(np.int64) | (headers[:, 1].astype(np.int64) & 15) << 8)
+    return fmt.check_headers(headers)
+
+
+def invalid_block(fmt: Format) -> np.ndarray:
+    """A block that no encoder produces, uint8[target]."""
+    block = np.full(fmt.target, 0xFF, np.uint8)
+    if isinstance(fmt, HadamardFormat):
+        block[:2] = 2, 0xF0
+    return block
+
+
+def decoded(fmt: Format, stored: np.ndarray, first: int = 0) -> tuple[bytes, set[int]]:
+    """The bytes of the values of uint8[blocks, target], zeros for an invalid block, and which are such.
+
+    Args:
+        first: the number of the first block.
+    """
+    invalid = invalid_blocks(fmt, stored)
     safe = stored.copy()
-    safe[invalid] = fmt.compress(np.zeros(fmt.block, fmt.float_type.array))
-    values = fmt.decompress(safe, (len(stored), fmt.block))
+    safe[invalid] = 0
+    values = fmt.decompress(safe, (len(stored), fmt.block), first)
     return values.tobytes(), set(np.flatnonzero(invalid).tolist())
 
 

@@ -112,7 +112,7 @@ def benches(module: str) -> dict[str, str]:
 
 @cache
 def _known() -> dict[str, Config]:
-    lists = (configs.ALL, configs.COVERED, configs.GATES, configs.SMALL)
+    lists = (configs.ALL, configs.COVERED, configs.GATES, configs.MUTATED)
     return {config.name: config for some in lists for config in some}
 
 

@@ -159,6 +159,7 @@ def simulate(
         "part": part,
         "formats": [(type(fmt).__name__, asdict(fmt)) for fmt in config.formats],
         "bus_bytes": config.bus_bytes,
+        "interface": config.interface,
         "blocks": blocks,
         "seed": seed,
         "activations": str(activations.resolve()) if activations else None,

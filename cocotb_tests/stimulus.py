@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
+from golden.hadamard import HEADER_BITS, SPECIALS, ZEROS
 
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
@@ -74,7 +76,7 @@ def tensor_lengths(count: int, block: int, rng: np.random.Generator) -> list[int
     return lengths
 
 
-def with_broken_headers(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def with_broken_headers(fmt: Format, stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The same blocks, half of them with a byte of their header replaced.
 
     The first of these has all flags set, the second none and no base, as cleared memory has, but its planes.
@@ -88,7 +90,7 @@ def with_broken_headers(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Gen
     return broken
 
 
-def with_any_payload(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def with_any_payload(fmt: Format, stored: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The same headers with any bytes behind them; in some blocks ones are as rare as zeros are in others."""
     shape = (len(stored), fmt.target - fmt.header_bytes, 8)
     density = rng.choice([0.03, 0.5, 0.97], (len(stored), 1, 1))
@@ -96,12 +98,18 @@ def with_any_payload(fmt: PlaneFormat, stored: np.ndarray, rng: np.random.Genera
     return np.concatenate([stored[:, : fmt.header_bytes], payload], axis=1)
 
 
-def nearly_valid_headers(fmt: PlaneFormat) -> np.ndarray:
+def nearly_valid_headers(fmt: Format) -> np.ndarray:
     """Blocks of zeros behind headers that are valid but for one bit, or valid: uint8[count, target].
 
-    The valid ones are those of blocks without mantissas, of each width of deltas, with and without signs, and
-    of blocks with a NaN or an infinity, also with the largest base for each width.
+    The valid ones are, of the Hadamard format, the smallest and the largest, some of those between, and often
+    those of zeros and of specials. Of planes they are those of blocks without mantissas, of each width of
+    deltas, with and without signs, and of blocks with a NaN or an infinity, also with the largest base for
+    each width.
     """
+    if isinstance(fmt, HadamardFormat):
+        numbers = [*range(-64, 64), *range(64, 1 << HEADER_BITS, 37), *[ZEROS, SPECIALS] * 50]
+        headers = (np.array(numbers) % (1 << HEADER_BITS)).astype("<u2").view(np.uint8).reshape(-1, 2)
+        return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
     ft = fmt.float_type
     odd = np.arange(fmt.block) % 2
     lowest = 1 + ft.exponent_max // 4
@@ -281,8 +289,37 @@ _KINDS: Kinds = {
 }
 
 
+def _around_a_mean(fmt: HadamardFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Gaussians of every magnitude, with a mean or without, some values far out, some blocks nearly zero."""
+    ft = fmt.float_type
+    shape = (count, fmt.block)
+    values = rng.normal(rng.choice([0, 1, 30], (count, 1)), 1, shape)
+    far = rng.random(shape) < rng.choice([0, 0.02, 0.3], (count, 1))
+    values = np.where(far, values * np.exp2(rng.uniform(0, 14, shape)), values)
+    lowest = 2 - (1 << ft.exponent_bits - 1) - ft.mantissa_bits
+    exponent = rng.uniform(lowest, 1 << ft.exponent_bits - 1, (count, 1))
+    largest = float(ml_dtypes.finfo(ft.array).max)
+    with np.errstate(over="ignore"):
+        return np.clip(values * np.exp2(exponent), -largest, largest).astype(ft.array).view(ft.bits)
+
+
+def _whole_numbers(fmt: HadamardFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Small integers: few coefficients are anything but 0, and many are just a threshold."""
+    ft = fmt.float_type
+    shape = (count, fmt.block)
+    values = rng.integers(-1, 2, shape) << rng.integers(0, 6, (count, 1))
+    rows = np.arange(fmt.block) & rng.integers(0, fmt.block, (count, 1))
+    odd = np.array([bin(number).count("1") & 1 for number in range(fmt.block)])
+    values = np.where(rng.random((count, 1)) < 0.5, 1 - 2 * odd[rows], values)
+    values = values * (rng.random(shape) < rng.choice([0.02, 0.3, 1], (count, 1)))
+    return values.astype(ft.array).view(ft.bits)
+
+
 # Those that only one format has a use for.
-_KINDS_OF: dict[type[Format], Kinds] = {PlaneFormat: {"fits": _planes_that_barely_fit, "ranks": _every_rank}}
+_KINDS_OF: dict[type[Format], Kinds] = {
+    PlaneFormat: {"fits": _planes_that_barely_fit, "ranks": _every_rank},
+    HadamardFormat: {"mean": _around_a_mean, "whole": _whole_numbers},
+}
 
 
 def kinds(fmt: Format) -> Kinds:

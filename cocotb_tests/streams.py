@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from zlib import crc32
 
 import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
+
+from rtl.stream import word_layout
 
 # A pattern yields, for every cycle, whether its end of the stream pauses.
 Pattern = Callable[[random.Random], Iterator[bool]]
@@ -40,7 +43,8 @@ PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts
 class Word:
     """One word of a stream, as :func:`rtl.stream.word_layout` has it; ``data`` without the empty bytes.
 
-    ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it.
+    ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it; ``first`` is
+    driven where the engine takes block numbers.
     """
 
     data: bytes
@@ -48,6 +52,22 @@ class Word:
     error: bool = False
     cycle: int = -1
     offered: int = -1
+    first: int = 0
+
+
+class Tensor(bytes):
+    """The bytes of a tensor, or as many as have come of it, and the number of its first block."""
+
+    first: int
+
+    def __new__(cls, data: bytes, first: int) -> Tensor:
+        tensor = super().__new__(cls, data)
+        tensor.first = first
+        return tensor
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        return Tensor(found, self.first) if isinstance(key, slice) else found
 
 
 def after_pauses(words: Sequence[Word]) -> list[bool]:
@@ -59,6 +79,22 @@ def after_pauses(words: Sequence[Word]) -> list[bool]:
 def held_up(words: Sequence[Word]) -> list[bool]:
     """Which words of a port were not taken in their first cycle."""
     return [word.cycle > word.offered for word in words]
+
+
+def pack(layout, fields: Mapping[str, int]) -> int:
+    """A payload with the fields that its layout has."""
+    return sum(fields[name] << field.offset for name, field in layout)
+
+
+def unpack(layout, payload: int) -> dict[str, int]:
+    return {name: payload >> field.offset & (1 << field.width) - 1 for name, field in layout}
+
+
+def layout_of(port, bus_bytes: int):
+    """Which of the layouts of words a port's payload has."""
+    flags = [dict.fromkeys(names, True) for names in ([], ["error"], ["first"], ["error", "first"])]
+    (found,) = (one for one in (word_layout(bus_bytes, **has) for has in flags) if one.size == len(port))
+    return found
 
 
 class Source:
@@ -76,6 +112,7 @@ class Source:
         self.idle = idle
         self.queue: deque[Word] = deque()
         self.taken: list[Word] = []
+        self._layout = layout_of(dut.i__payload, bus_bytes)
         self._word: Word | None = None
         self._offered = 0
 
@@ -89,14 +126,14 @@ class Source:
         dut = self._dut
         if self._word and dut.i__ready.value:
             word = self._word
-            self.taken.append(Word(word.data, word.last, cycle=cycle, offered=self._offered))
+            self.taken.append(replace(word, cycle=cycle, offered=self._offered))
             self._word = None
         if self._word is None and self.queue and not next(self.idle):
             self._word = word = self.queue.popleft()
             self._offered = cycle + 1
-            flags = word.last | (self._bus_bytes - len(word.data)) << 1
-            payload = int.from_bytes(word.data, "little") | flags << 8 * self._bus_bytes
-            dut.i__payload.value = payload
+            fields = {"data": int.from_bytes(word.data, "little"), "last": word.last, "first": word.first}
+            fields["empty"] = self._bus_bytes - len(word.data)
+            dut.i__payload.value = pack(self._layout, fields)
         dut.i__valid.value = self._word is not None
 
     def reset(self) -> None:
@@ -116,6 +153,7 @@ class Sink:
     def __init__(self, dut, bus_bytes: int, stall: Iterator[bool]):
         self._dut = dut
         self._bus_bytes = bus_bytes
+        self._layout = layout_of(dut.o__payload, bus_bytes)
         self.stall = stall
         self.given: list[Word] = []
         self.received: list[Word] = []
@@ -146,13 +184,12 @@ class Sink:
         dut.o__ready.value = self._ready
 
     def _word(self, payload: int, cycle: int) -> Word:
-        size = self._bus_bytes
-        data = (payload & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-        flags = payload >> 8 * size
-        end = size - (flags >> 1) % size
+        fields = unpack(self._layout, payload)
+        data = fields["data"].to_bytes(self._bus_bytes, "little")
+        end = self._bus_bytes - fields["empty"]
         assert not any(data[end:]), "empty bytes are not zero"
-        error = bool(flags >> size.bit_length())
-        return Word(data[:end], bool(flags & 1), error, cycle, self._offered)
+        error = bool(fields.get("error", 0))
+        return Word(data[:end], bool(fields["last"]), error, cycle, self._offered)
 
     def reset(self) -> None:
         self._held = None
@@ -253,6 +290,9 @@ class Bench:
 
 
 def cut_into_words(tensor: bytes, size: int) -> list[Word]:
-    """A tensor as words of so many bytes."""
-    starts = range(0, len(tensor), size)
-    return [Word(tensor[i : i + size], last=i + size >= len(tensor)) for i in starts]
+    """A tensor as words of so many bytes; numbers of blocks that are not its first word's mean nothing."""
+    starts, first = range(0, len(tensor), size), getattr(tensor, "first", 0)
+    return [
+        Word(bytes(tensor[i : i + size]), i + size >= len(tensor), first=crc32(b"%d" % i) if i else first)
+        for i in starts
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from golden import FORMATS, Format, PlaneFormat
@@ -63,7 +64,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _format(arguments: argparse.Namespace) -> Format:
     given = {name: getattr(arguments, name) for name in OF_FORMAT if getattr(arguments, name) is not None}
-    return FORMATS[arguments.scheme or PlaneFormat.scheme](**given)
+    kind = FORMATS[arguments.scheme or PlaneFormat.scheme]
+    known = {field.name for field in fields(kind)}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{name} must not be given for {kind.scheme}, not {value!r}")
+    return kind(**given)
 
 
 def _config(arguments: argparse.Namespace) -> Config:

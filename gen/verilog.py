@@ -15,15 +15,16 @@ from amaranth.back import verilog
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
-from golden import Format, PlaneFormat
+from golden import Format
 from rtl import (
+    COMPRESSORS,
+    DECOMPRESSORS,
     AxiStreamCompressor,
     AxiStreamDecompressor,
-    Compressor,
-    Decompressor,
     Engine,
     RuntimeCompressor,
     RuntimeDecompressor,
+    core_of,
 )
 
 from . import toolchain
@@ -39,32 +40,29 @@ WAIVERS = {
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
 
-# The engines of each format and interface, by what they are: "compressor" or "decompressor".
-ENGINES: dict[type[Format], dict[str, dict[str, Any]]] = {
-    PlaneFormat: {
-        "stream": {"compressor": Compressor, "decompressor": Decompressor},
-        "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
-        "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
-    }
+# What stands around an engine, by interface and part.
+PORTS: dict[str, dict[str, Any]] = {
+    "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
+    "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
 }
 
 
 def parts(config: Config) -> dict[str, Any]:
     """The engines of a configuration's format behind whatever interface, by what they are."""
-    return _engines(config.fmt)["stream"]
+    return {
+        "compressor": core_of(COMPRESSORS, config.fmt),
+        "decompressor": core_of(DECOMPRESSORS, config.fmt),
+    }
 
 
-def _engines(fmt: Format) -> dict[str, dict[str, Any]]:
-    for kind, engines in ENGINES.items():
-        if isinstance(fmt, kind):
-            return engines
-    have = ", ".join(kind.scheme for kind in ENGINES)
-    raise ValueError(f"scheme must be one that has engines, {have}, not {fmt.scheme!r}")
+def geometry(config: Config) -> Engine:
+    """How the engines of a configuration cut blocks into words."""
+    return parts(config)["compressor"].geometry(config.formats, config.bus_bytes)
 
 
 def make_component(config: Config, part: str) -> wiring.Component:
     """A part of a configuration, with the ports of its interface."""
-    engine = _engines(config.fmt)[config.interface][part]
+    engine = PORTS.get(config.interface, parts(config))[part]
     return engine(config.formats if config.interface == "runtime" else config.fmt, config.bus_bytes)
 
 
@@ -91,13 +89,18 @@ def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str,
     return convert(component, module_name(config, part)), _ports(component)
 
 
+def ports(config: Config, part: str) -> dict[str, dict[str, Any]]:
+    """The ports of a part's top module: direction, width, and of a payload where each of its fields lies."""
+    return _text_and_ports(config, part)[1]
+
+
 def convert(component: wiring.Component, top: str) -> str:
     """Verilog of a component and all that is in it."""
     return verilog.convert(component, name=top, emit_src=False)
 
 
 def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
-    ports: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for path, member, _ in component.signature.flatten(component):
         port: dict[str, Any] = {"direction": "input" if member.flow == In else "output"}
         port["width"] = Shape.cast(member.shape).width
@@ -106,20 +109,20 @@ def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
             for name, field in member.shape:
                 low, high = field.offset, field.offset + field.width - 1
                 port["fields"][name] = f"[{high}:{low}]" if high > low else f"[{low}]"
-        ports["__".join(map(str, path))] = port
-    if "aresetn" in ports:
-        ports["aresetn"]["note"] = "synchronous, active low"
-        return ports
+        found["__".join(map(str, path))] = port
+    if "aresetn" in found:
+        found["aresetn"]["note"] = "synchronous, active low"
+        return found
     clock = {"direction": "input", "width": 1}
-    return {"clk": clock, "rst": clock | {"note": "synchronous, active high"}} | ports
+    return {"clk": clock, "rst": clock | {"note": "synchronous, active high"}} | found
 
 
 def digest(config: object) -> str:
     """Changes whenever the Verilog of a configuration may: what is built from it can be kept until then."""
     root = Path(__file__).resolve().parent.parent
-    rooms = [*(root / "golden").iterdir(), *(root / "rtl").rglob("*.py"), *(root / "gen").iterdir()]
-    sources = [path.read_text() for path in sorted(rooms) if path.is_file()]
-    text = [repr(config), amaranth.__version__, *sources]
+    rooms = [root / room for room in ("golden", "rtl", "gen")]
+    sources = sorted(path for room in rooms for kind in ("*.py", "*.cpp") for path in room.rglob(kind))
+    text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources)]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 
 
@@ -143,14 +146,14 @@ def lint(path: Path, top: str) -> None:
 
 def bytes_per_cycle(config: Config) -> int:
     """Uncompressed bytes that an engine takes or gives in a cycle, in the slowest of its formats."""
-    engine = Engine(config.formats, config.bus_bytes)
-    return min(config.bus_bytes, *(engine.step_bytes(float_type) for float_type in engine.types))
+    engine = geometry(config)
+    return min(config.bus_bytes, *(engine.bytes_as(float_type) for float_type in engine.types))
 
 
 def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     """What an integrator needs to know of a configuration's engines."""
     bus = config.bus_bytes
-    engine = Engine(config.formats, bus)
+    engine = geometry(config)
     return {
         "name": config.name,
         "file": path.name,
@@ -163,7 +166,7 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
         "engines": {
             part: {
                 "module": module_name(config, part),
-                "ports": _text_and_ports(config, part)[1],
+                "ports": ports(config, part),
                 "uncompressed_bytes_per_cycle": bytes_per_cycle(config),
                 "latency_cycles": component.latency(engine),
             }

@@ -287,6 +287,23 @@ def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, 
         ours.decompress(stored, len(values))
 
 
+@pytest.mark.timeout(900)
+def test_verilated_makes_goldens_bytes_of_blocks_with_numbers(verilated_library, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
+    fmt = HadamardFormat()
+    golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
+    values = hostile_tensor(fmt, 60, seed=3)[:-5]
+    for first in (0, 1, 77, (1 << 32) - 2):
+        stored = golden.compress(values, first)
+        assert torch.equal(ours.compress(values, first), stored)
+        back = ours.decompress(stored, len(values), first)
+        assert same_bits(back, golden.decompress(stored, len(values), first))
+    assert not torch.equal(golden.compress(values, 0), golden.compress(values, 1))
+    stored[7, 0], stored[7, 1] = 2, stored[7, 1] & 0xF0
+    with pytest.raises(ValueError, match="block 7"):
+        ours.decompress(stored, len(values), first)
+
+
 def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_library, monkeypatch):
     """Several blocks share a bus word, whose empty bytes must not reach the next tensor."""
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 # What each room may import of the house; its own parts aside.
 ROOMS = {
     "golden": set(),
-    "rtl": {"golden"},
+    "rtl.arith": set(),
+    "rtl.stream": {"golden", "rtl.arith"},
+    "rtl.planes": {"golden", "rtl.arith", "rtl.stream"},
+    "rtl.hadamard": {"golden", "rtl.arith", "rtl.stream"},
     "torch_bridge.backends": {"golden"},
     "torch_bridge.offload": {"torch_bridge.backends"},
     "torch_bridge.policy": {"golden", "torch_bridge.backends"},
@@ -24,10 +27,12 @@ ROOMS = {
 ROOMS["torch_bridge.calibration"] = {*ROOMS["torch_bridge.stash"], "golden", "torch_bridge.stash"}
 ROOMS["torch_bridge.schemes"] = {*ROOMS["torch_bridge.stash"], "golden", "torch_bridge.stash"}
 ROOMS["torch_bridge.trainers"] = ROOMS["torch_bridge.schemes"]
-ROOMS["torch_bridge.job"] = {room for room in ROOMS if room != "rtl"}
-ROOMS["torch_bridge"] = {room for room in ROOMS if room != "rtl"}
+ROOMS["torch_bridge.job"] = {room for room in ROOMS if not room.startswith("rtl")}
+ROOMS["torch_bridge"] = {room for room in ROOMS if not room.startswith("rtl")}
+ROOMS["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}
+ROOMS["rtl"] = {room for room in ROOMS if room.startswith("rtl.")}
 ROOMS["bitstash"] = {"golden", "torch_bridge"}
-ROOMS["gen"] = {"golden", "rtl", "torch_bridge.backends"}
+ROOMS["gen"] = {"golden", "torch_bridge.backends", *(room for room in ROOMS if room.startswith("rtl"))}
 HOUSE = {*(room.partition(".")[0] for room in ROOMS), "cocotb_tests", "tests", "bench"}
 
 

@@ -34,9 +34,12 @@ def test_golden_and_torch_train_alike_to_the_last_bit():
     assert ours["val_loss"] == golden["val_loss"]
 
 
-def test_verilated_and_golden_train_alike_to_the_last_bit(verilated_library, monkeypatch):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scheme", ["planes", "hadamard"])
+def test_verilated_and_golden_train_alike_to_the_last_bit(scheme, verilated_library, monkeypatch):
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
-    golden, hardware = (train.run(replace(TINY, backend=backend)) for backend in ("golden", "verilated"))
+    options = replace(TINY, scheme=scheme)
+    golden, hardware = (train.run(replace(options, backend=backend)) for backend in ("golden", "verilated"))
     assert hardware["train_loss"] == golden["train_loss"]
     assert hardware["val_loss"] == golden["val_loss"]
 
@@ -171,8 +174,11 @@ def test_the_demo_writes_its_figure_and_summary(tmp_path):
     assert [(run["scheme"], run["backend"]) for run in summary["runs"]] == [
         ("none", "auto"),
         ("planes", "auto"),
+        ("hadamard", "auto"),
         ("planes", "torch"),
         ("planes", "golden"),
+        ("hadamard", "torch"),
+        ("hadamard", "golden"),
     ]
     assert {"sign", "exponent", "mantissa", "whole", "plain", "paper"} <= summary["ratios"].keys()
     assert (tmp_path / "loss.png").stat().st_size > 10_000
@@ -189,7 +195,7 @@ def test_the_demo_fails_when_the_hardware_differs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "run", run)
     short = replace(TINY, steps=1)
-    with pytest.raises(demo.MismatchError, match="train_loss through torch"):
+    with pytest.raises(demo.MismatchError, match="train_loss of planes through torch"):
         demo.demo(tmp_path, long=short, short=short, workload=short, hardware="torch")
 
 

@@ -6,25 +6,41 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from amaranth import Cat, Value
+from amaranth import C, Cat, Value
 from amaranth.lib import wiring
 
 from golden import PlaneFormat
-from rtl import Compressor, Decompressor, Engine
-from rtl.axi import AxiStreamCompressor, AxiStreamDecompressor
-from rtl.chooser import Chooser
-from rtl.coder import Coder
-from rtl.decompressor import _Expander
-from rtl.engine import PlaneEngine
-from rtl.gearbox import Packer, Unpacker
-from rtl.lanes import Narrower, Widener
-from rtl.placer import Placer
-from rtl.runtime import RuntimeCompressor, RuntimeDecompressor
-from rtl.scanner import DelayLine, Scanner
-from rtl.stream import AsyncFifo, FullSlice, HalfSlice, Joiner, Splitter, word_layout
+from rtl import (
+    AxiStreamCompressor,
+    AxiStreamDecompressor,
+    Compressor,
+    Decompressor,
+    RuntimeCompressor,
+    RuntimeDecompressor,
+)
+from rtl.planes.chooser import Chooser
+from rtl.planes.coder import Coder
+from rtl.planes.decompressor import Expander
+from rtl.planes.engine import PlaneEngine
+from rtl.planes.placer import Placer
+from rtl.planes.scanner import Scanner
+from rtl.stream import (
+    AsyncFifo,
+    DelayLine,
+    FullSlice,
+    HalfSlice,
+    Joiner,
+    Narrower,
+    Packer,
+    Splitter,
+    Switch,
+    Unpacker,
+    Widener,
+    word_layout,
+)
 
 from ..config import PRESETS, Config
-from ..verilog import make_component, parts
+from ..verilog import geometry, make_component, parts
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .crossing import Crossing, InTime
@@ -90,13 +106,13 @@ def _of_stages() -> Iterator[Proof]:
         ("FullSlice", "2 bytes", lambda: FullSlice(word_layout(2)), 1),
         ("HalfSlice", "2 bytes", lambda: HalfSlice(word_layout(2)), 1),
         ("DelayLine", "8 bits, 4 deep", lambda: DelayLine(8, 4), 4),
-        ("Widener", NARROW.name, lambda: Widener(narrow), 1),
-        ("Narrower", NARROW.name, lambda: Narrower(narrow), 4),
+        ("Widener", NARROW.name, lambda: Widener(narrow, Switch(narrow.formats)), 1),
+        ("Narrower", NARROW.name, lambda: Narrower(narrow, Switch(narrow.formats)), 4),
         ("Scanner", SMALL.name, lambda: Scanner(engine), 6),
-        ("Chooser", SMALL.name, lambda: Chooser(engine), 1),
-        ("Coder", SMALL.name, lambda: Coder(engine), 2),
-        ("Placer", SMALL.name, lambda: Placer(engine), 3),
-        ("Expander", SMALL.name, lambda: _Expander(engine), 3),
+        ("Chooser", SMALL.name, lambda: Chooser(engine, Switch(engine.formats)), 1),
+        ("Coder", SMALL.name, lambda: Coder(engine, Switch(engine.formats)), 2),
+        ("Placer", SMALL.name, lambda: Placer(engine, Switch(engine.formats)), 3),
+        ("Expander", SMALL.name, lambda: Expander(engine, Switch(engine.formats)), 3),
     ]
     for name, parameters, make, cycles in stages:
         yield _contract(name, parameters, make)
@@ -174,7 +190,8 @@ def _delays(name: str, make: Maker, parameters: str) -> Proof:
 
 def _of_engines() -> Iterator[Proof]:
     """No control depends on data, so that the datapaths fall away here and the engines may have full size."""
-    presets = [config for config in PRESETS.values() if config.interface == "stream"]
+    streams = [config for config in PRESETS.values() if config.interface == "stream"]
+    presets = [config for config in streams if isinstance(config.fmt, PlaneFormat)]
     engines = [*presets, SMALL, NARROW]
     for config in engines:
         yield _counts(config, "compressor", whole_blocks=True)
@@ -200,7 +217,7 @@ def _counts(config: Config, part: str, whole_blocks: bool = False, less: int = 0
     fmt, bus = config.fmt, config.bus_bytes
     compresses = part == "compressor"
     assert fmt.target is not None
-    engine = Engine(fmt, bus)
+    engine = geometry(config)
     latency = parts(config)[part].latency(engine)
     taken, given = (fmt.raw_bytes, fmt.target) if compresses else (fmt.target, fmt.raw_bytes)
     name = config.name
@@ -272,7 +289,7 @@ def _counts_switched(engine: type[wiring.Component], number: int, bypass: bool) 
         configured = Configured(runtime, number, bypass)
         if bypass:
             return Tally(configured, Rate(bus, 1, 1, bus), latency=1)
-        return Tally(configured, rate, engine.latency(runtime.engine), whole_blocks=True)
+        return Tally(configured, rate, runtime.latency, whole_blocks=True)
 
     parameters = f"{SWITCHED.name}, {'bypass' if bypass else f'format {number}'}"
     return Proof(NUMBER, engine.__name__, parameters, harness, SEARCH, 20, mode="bmc")
@@ -284,7 +301,8 @@ def _orders_blocks(fmt: TinyFormat, bus_bytes: int) -> Proof:
 
     def payload(tag: Value, is_last: Value) -> Value:
         value = tag << ft.mantissa_bits
-        return Cat(Cat(value[: ft.width].replicate(fmt.block)), is_last)  # `last` lies behind the data
+        fields = {"data": value[: ft.width].replicate(fmt.block), "last": is_last}
+        return Cat(fields.get(name, C(0, field.width)) for name, field in word_layout(bus_bytes))
 
     def tag(word) -> Value:
         return word.data[ft.mantissa_bits : ft.width - 1]

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from golden import Format
-from rtl import Engine
-from rtl.engine import BUS_BYTES
+from rtl.stream import BUS_BYTES
 
 from ..config import PRESETS, Config
+from ..verilog import geometry
 from .report import synthesise
 from .scaling import measure_scaling
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         for width in arguments.bus_bytes or BUS_BYTES
     ]
     for config in configs:
-        Engine(config.formats, config.bus_bytes)  # raises if there is no such engine
+        geometry(config)  # raises if there is no such engine
     if arguments.jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {arguments.jobs!r}")
     liberty = os.environ.get("LIBERTY")

@@ -19,10 +19,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
-from ..engine import Engine
-from ..gearbox import Packer
-from ..lanes import Widener
-from ..stream import word_layout
+from ..stream import Engine, Packer, Switch, Widener, word_layout
 from .aligner import Aligner
 from .collector import Collector, collected_bytes
 from .energy import Energy, Thresholds
@@ -56,11 +53,12 @@ class HadamardCompressor(wiring.Component):
         o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     def __init__(self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64):
         self.engine = HadamardEngine(fmt, bus_bytes)
+        self.switch = Switch(self.engine.formats)
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(bus_bytes, first=True))),
@@ -68,23 +66,25 @@ class HadamardCompressor(wiring.Component):
             }
         )
 
+    geometry = HadamardEngine
+
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles from a block's last word to the first of its bytes."""
-        return Aligner.LATENCY + _Schedule(engine).ends + 1
+        return engine.gathered_cycles + Aligner.LATENCY + _Schedule(engine).ends + 1
 
     def elaborate(self, platform):
         m = Module()
-        engine = self.engine
-        m.submodules.widener = widener = Widener(engine)
-        m.submodules.aligner = aligner = Aligner(engine)
+        engine, switch = self.engine, self.switch
+        m.submodules.widener = widener = Widener(engine, switch)
+        m.submodules.aligner = aligner = Aligner(engine, switch)
         m.submodules.energy = energy = Energy(engine)
         m.submodules.thresholds = thresholds = Thresholds(engine)
         m.submodules.transform = transform = Transform(engine)
-        m.submodules.quantiser = quantiser = Quantiser(engine)
-        m.submodules.product = product = Product(engine)
-        m.submodules.scaler = scaler = Scaler(engine)
-        m.submodules.collector = collector = Collector(engine)
+        m.submodules.quantiser = quantiser = Quantiser(engine, switch)
+        m.submodules.product = product = Product(engine, switch)
+        m.submodules.scaler = scaler = Scaler(engine, switch)
+        m.submodules.collector = collector = Collector(engine, switch)
         m.submodules.packer = packer = _packer(engine)
 
         go = collector.go

@@ -14,10 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
-from ..engine import Engine
-from ..gearbox import Unpacker
-from ..lanes import Narrower
-from ..stream import word_layout
+from ..stream import Engine, Narrower, Switch, Unpacker, word_layout
 from .composer import Composer
 from .counter import BlockCounter
 from .engine import HadamardEngine
@@ -49,17 +46,20 @@ class HadamardDecompressor(wiring.Component):
             of a block that could not be decoded.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     def __init__(self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64):
         self.engine = HadamardEngine(fmt, bus_bytes)
+        self.switch = Switch(self.engine.formats)
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(bus_bytes, first=True))),
                 "o": Out(stream.Signature(word_layout(bus_bytes, error=True))),
             }
         )
+
+    geometry = HadamardEngine
 
     @staticmethod
     def latency(engine: Engine) -> int:
@@ -68,14 +68,14 @@ class HadamardDecompressor(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        engine = self.engine
+        engine, switch = self.engine, self.switch
         targets = {fmt.target for fmt in engine.formats}
-        sizes = {size: engine.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
+        sizes = {size: switch.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
         m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
         m.submodules.counter = counter = BlockCounter()
-        m.submodules.reader = reader = Reader(engine)
-        m.submodules.composer = composer = Composer(engine)
-        m.submodules.narrower = narrower = Narrower(engine)
+        m.submodules.reader = reader = Reader(engine, switch)
+        m.submodules.composer = composer = Composer(engine, switch)
+        m.submodules.narrower = narrower = Narrower(engine, switch)
         starts = Signal(init=1)  # the next word is a tensor's first
         takes = self.i.valid & self.i.ready
         with m.If(takes):

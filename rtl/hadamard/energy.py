@@ -7,10 +7,10 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.hadamard import ALIGNED_BITS, ROOT_BITS, THRESHOLD_BITS
+from golden.hadamard import ALIGNED_BITS, ROOT_BITS, THRESHOLD_BITS, THRESHOLDS
 
 from ..arith.sums import Columns, add, compress, let, place_square, registered, rows_of
-from ..planes import leading_zeros
+from ..arith.trees import leading_zeros
 from .engine import HadamardEngine
 
 __all__ = ["Energy", "Thresholds", "energy_layout", "thresholds_layout"]
@@ -101,7 +101,7 @@ def thresholds_layout(engine: HadamardEngine) -> data.StructLayout:
     """The thresholds between a block's levels, moved up.
 
     Members:
-        of1, of2, ...: those of each width, times the root of the block's energy.
+        of2, of3, of4: those of each width, times the root of the block's energy.
         pairs: down by how many bits they have yet to go.
     """
     pairs = energy_layout(engine)["pairs"].shape
@@ -111,6 +111,7 @@ def thresholds_layout(engine: HadamardEngine) -> data.StructLayout:
                 _multiple(engine, 255, max(thresholds, default=0)).bit_length(), len(thresholds)
             )
             for width, thresholds in engine.thresholds.items()
+            if thresholds
         }
         | {"pairs": pairs}
     )
@@ -158,7 +159,7 @@ class Thresholds(wiring.Component):
         takes = let(m, "takes", self.next & self.go)
         if self.latency(engine) == 1:
             for width, thresholds in engine.thresholds.items():
-                for one, threshold in zip(found[f"of{width}"], thresholds, strict=True):
+                for one, threshold in zip(_of(found, width), thresholds, strict=True):
                     _table(m, one, leading, lambda root, t=threshold: _multiple(engine, root, t))
             m.d.comb += found.pairs.eq(self.energy.pairs)
         else:
@@ -169,7 +170,7 @@ class Thresholds(wiring.Component):
             with m.If(takes):
                 m.d.sync += [root.eq(next_root), pairs.eq(self.energy.pairs)]
             for width, thresholds in engine.thresholds.items():
-                for one, threshold in zip(found[f"of{width}"], thresholds, strict=True):
+                for one, threshold in zip(_of(found, width), thresholds, strict=True):
                     m.d.comb += one.eq(_multiple(engine, root, threshold))
             m.d.comb += found.pairs.eq(pairs)
             taken = Signal()
@@ -180,6 +181,10 @@ class Thresholds(wiring.Component):
             m.d.sync += kept.eq(found)
         m.d.comb += self.o.eq(kept)
         return m
+
+
+def _of(multiples, width: int):
+    return multiples[f"of{width}"] if THRESHOLDS[width] else ()
 
 
 def _table(m: Module, result: Value, leading: Value, entry: Callable[[int], int]) -> None:

@@ -11,7 +11,7 @@ from golden import HadamardFormat
 from golden.hadamard import ALIGNED_BITS, LEVELS, THRESHOLDS
 
 from ..arith.sums import let
-from ..engine import Engine
+from ..stream import Engine, Switch
 
 __all__ = ["BUTTERFLY", "REGISTER", "SWAP", "HadamardEngine", "Stage"]
 
@@ -67,7 +67,7 @@ class HadamardEngine(Engine):
         """How wide the fields of a lane's coefficients can be."""
         return sorted({int(fmt.widths[word[lane]]) for fmt in self.formats for word in self.places})
 
-    def width_is(self, lane: int, width: int, word: Value) -> Value:
+    def width_is(self, switch: Switch, lane: int, width: int, word: Value) -> Value:
         """Whether the field of a lane's coefficient is so wide, in a word of which the number is given."""
 
         def words_with(fmt: HadamardFormat) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class HadamardEngine(Engine):
                 return C(bool(words), 1)
             return Cat(word == i for i in words).any()
 
-        return self.choose(words_with, is_one_of)
+        return switch.choose(words_with, is_one_of)
 
     def word_index(self, m: Module, name: str, go: Value, first: Value) -> Value:
         """The number of a word in its block."""

@@ -3,7 +3,6 @@
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
 
 from golden.hadamard import SIGN_START
 
@@ -38,7 +37,7 @@ class Pattern(wiring.Component):
         for i in range(1, self._lanes // NUMBER_BITS):
             states.append(_next(m, f"state{i}", states[-1]))
         pieces = max(NUMBER_BITS // self._lanes, 1)
-        index = Signal(exact_log2(pieces))
+        index = Signal(range(max(pieces, 2)))
         m.d.comb += self.signs.eq(Cat(states).word_select(index, self._lanes))
         # The state before the last one of a word leads to the next word's first.
         last = Mux(self.start, before, states[-1]) if len(states) > 1 else before
@@ -48,7 +47,7 @@ class Pattern(wiring.Component):
         with m.If(self.start):
             m.d.sync += index.eq(0)
         with m.Elif(self.next):
-            m.d.sync += index.eq(index + 1)
+            m.d.sync += index.eq(Mux(index == pieces - 1, 0, index + 1))
         return m
 
 

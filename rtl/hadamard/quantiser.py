@@ -9,7 +9,8 @@ from amaranth.lib.wiring import In, Out
 from golden.hadamard import ALIGNED_BITS, LEVELS
 
 from ..arith.sums import Columns, add, compress, let, place, registered, rows_of, shift_right
-from ..planes import any_set
+from ..arith.trees import any_set
+from ..stream import Switch
 from .energy import thresholds_layout
 from .engine import HadamardEngine
 from .transform import KIND, coefficients_layout
@@ -39,7 +40,7 @@ def levels_layout(engine: HadamardEngine) -> data.StructLayout:
         first: this word is its block's first.
         special: its block holds specials; bits 1 and 2 say of which kind, and no sign is negative.
     """
-    above = max(map(len, engine.thresholds.values()))
+    above = max(1, *map(len, engine.thresholds.values()))
     lane = data.StructLayout({"flipped": engine.coefficient_bits, "negative": 1, "above": above})
     return data.StructLayout({"lanes": data.ArrayLayout(lane, engine.lanes), "first": 1, "special": 1})
 
@@ -54,8 +55,9 @@ class Quantiser(wiring.Component):
         fields: what is stored of it: of each coefficient number of the level and sign; zeros above them.
     """
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         most = max(int(fmt.widths[0]) for fmt in engine.formats)
         super().__init__(
             {
@@ -79,9 +81,9 @@ class Quantiser(wiring.Component):
         thresholds = {
             width: [
                 shift_right(m, f"threshold{width}_{j}", multiple, self.thresholds.pairs)
-                for j, multiple in enumerate(self.thresholds[f"of{width}"])
+                for j, multiple in enumerate(self.thresholds[f"of{width}"] if values else ())
             ]
-            for width in engine.thresholds
+            for width, values in engine.thresholds.items()
         }
         here = engine.word_index(m, "here", self.go, self.i.first)
         kept_word = engine.word_index(m, "kept_word", self.go, first)
@@ -91,18 +93,18 @@ class Quantiser(wiring.Component):
             m.d.comb += [lane.negative.eq(negative), lane.flipped.eq(flipped)]
             for j, is_above in enumerate(lane.above):
                 ways = [
-                    (engine.width_is(i, width, here), thresholds[width][j])
+                    (engine.width_is(self._switch, i, width, here), thresholds[width][j])
                     for width in engine.widths_at(i)
                     if j < len(thresholds[width])
                 ]
                 if ways:
-                    threshold = _selected(ways)
+                    threshold = let(m, f"threshold_of{i}_{j}", _selected(ways))
                     m.d.comb += is_above.eq(_is_above(m, f"above{i}_{j}", flipped, negative, threshold))
-        named = engine.when(lambda fmt: fmt.names_specials)
+        named = self._switch.when(lambda fmt: fmt.names_specials)
         for i, (lane, field) in enumerate(zip(kept.lanes, self.fields, strict=True)):
             kind = Mux(named, lane.flipped[KIND], 0)
             fields = [
-                (engine.width_is(i, width, kept_word), _field(lane, width, kept.special, kind))
+                (engine.width_is(self._switch, i, width, kept_word), _field(lane, width, kept.special, kind))
                 for width in engine.widths_at(i)
             ]
             m.d.comb += field.eq(_selected(fields))
@@ -167,8 +169,9 @@ class Product(wiring.Component):
 
     TO_SUM, TO_PRODUCT = 2, 1
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "go": In(1),
@@ -211,7 +214,7 @@ class Product(wiring.Component):
         engine = self._engine
         terms: list[dict[int, list[Value]]] = []
         for width in engine.widths_at(i):
-            is_width = engine.width_is(i, width, word)
+            is_width = engine.width_is(self._switch, i, width, word)
             for level, powers in enumerate(_TERMS[width]):
                 is_it = is_width
                 if level > 0:

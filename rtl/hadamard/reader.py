@@ -9,8 +9,8 @@ from golden import HadamardFormat
 from golden.hadamard import FRACTION_BITS, HEADER_BITS, LEVELS, NAN, SPECIALS, ZEROS
 
 from ..arith.sums import add, butterfly, increment, let
-from ..planes import any_set
-from ..stream import NUMBER_BITS, word_layout
+from ..arith.trees import any_set
+from ..stream import NUMBER_BITS, Switch, word_layout
 from .engine import HadamardEngine
 from .pattern import Pattern
 from .stages import Stages
@@ -56,8 +56,9 @@ class Reader(wiring.Component):
         begins: its first word is taken in.
     """
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(engine.target, error=True))),
@@ -155,7 +156,7 @@ class Reader(wiring.Component):
                 field = self.i.p.data[HEADER_BITS + start :][:width]
                 return _level_of(m, name, field, flip, bits, engine.halved)
 
-            return engine.choose(lambda fmt: places[fmt][number], at)
+            return self._switch.choose(lambda fmt: places[fmt][number], at)
 
         return [
             [leaf(word * engine.lanes + lane, flips[word]) for word in range(engine.words)]
@@ -179,7 +180,7 @@ class Reader(wiring.Component):
                 for word in range(engine.words)
             )
 
-        return engine.choose(lambda fmt: fmt, of)
+        return self._switch.choose(lambda fmt: fmt, of)
 
 
 def _beside_layout(engine: HadamardEngine) -> data.StructLayout:

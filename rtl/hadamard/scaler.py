@@ -7,7 +7,8 @@ from amaranth.lib.wiring import In, Out
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, SCALE_BIAS, SPECIALS
 
 from ..arith.sums import add, increment, let
-from ..planes import leading_zeros
+from ..arith.trees import leading_zeros
+from ..stream import Switch
 from .energy import energy_layout
 from .engine import HadamardEngine
 from .quantiser import product_bits
@@ -17,7 +18,7 @@ __all__ = ["Scaler"]
 
 # Bits of the quotient: the leading one may be the first or the second, those of the scale follow, and one to
 # round by.
-_STEPS = 1 + 1 + FRACTION_BITS + 1
+_QUOTIENT_BITS = 1 + 1 + FRACTION_BITS + 1
 
 _EXPONENT_BITS = HEADER_BITS - FRACTION_BITS
 
@@ -34,10 +35,11 @@ class Scaler(wiring.Component):
         header, zeros: of that block: its header, and whether it has none, but is zeros.
     """
 
-    LATENCY = 1 + _STEPS
+    LATENCY = 1 + _QUOTIENT_BITS
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "go": In(1),
@@ -81,33 +83,33 @@ class Scaler(wiring.Component):
         return m
 
     def _divided(self, m: Module, time: Timeline, number: Value, divisor: Value) -> tuple[Value, Value]:
-        """The quotient, and in the cycle after the first step its first bit.
+        """The quotient, and in the third cycle its first bit.
 
-        By subtraction: a block is in each unit for as many steps as it has words.
+        By subtraction: a block is in each unit for as many cycles as it has words.
         """
         bits = len(divisor)
         low = bits - len(self.product)  # bits of the divisor that are 0
-        layout = data.StructLayout({"rest": bits + 1, "divisor": bits - low, "quotient": _STEPS})
+        layout = data.StructLayout({"rest": bits + 1, "divisor": bits - low, "quotient": _QUOTIENT_BITS})
         incoming = Signal(layout, name="undivided")
         m.d.comb += [incoming.rest.eq(number), incoming.divisor.eq(divisor[low:])]
         words = self._engine.words
         firsts = []
-        for start in range(0, _STEPS, words):
+        for start in range(0, _QUOTIENT_BITS, words):
             state = Signal(layout, name=f"state{start}", reset_less=True)
-            stepped = Signal(layout, name=f"stepped{start}")
+            reduced = Signal(layout, name=f"reduced{start}")
             rest, top = state.rest[low:bits], state.rest[bits]
             less = let(m, f"less{start}", add(m, f"difference{start}", rest, ~state.divisor, C(1), 7))
             fits = let(m, f"fits{start}", top | less[-1])
             m.d.comb += [
-                stepped.rest.eq(Cat(C(0, 1), state.rest[:low], Mux(fits, less[:-1], rest))),
-                stepped.divisor.eq(state.divisor),
-                stepped.quotient.eq(Cat(fits, state.quotient[:-1])),
+                reduced.rest.eq(Cat(C(0, 1), state.rest[:low], Mux(fits, less[:-1], rest))),
+                reduced.divisor.eq(state.divisor),
+                reduced.quotient.eq(Cat(fits, state.quotient[:-1])),
             ]
             with m.If(self.go):
-                m.d.sync += state.eq(stepped)
+                m.d.sync += state.eq(reduced)
             with m.If(self.go & time.at(start)):
                 m.d.sync += state.eq(incoming)
-            incoming = stepped
+            incoming = reduced
             firsts.append(state.quotient[0])
         return state.quotient, firsts[0]
 
@@ -123,7 +125,7 @@ class Scaler(wiring.Component):
         # Where the numbers' first bits were, and 121 of docs/format.md.
         unmoved = len(self.energy.number) - len(self.product) - FRACTION_BITS - engine.halved
         constant = unmoved + SCALE_BIAS - (ALIGNED_BITS - 1) - 1
-        bias = engine.choose(lambda fmt: ft.exponent_max - fmt.float_type.exponent_max + fmt.float_type.bias)
+        bias = self._switch.choose(lambda fmt: engine.exponent_offset(fmt.float_type) + fmt.float_type.bias)
         shape = signed(ft.exponent_bits + 4)
         moved = Signal(shape, reset_less=True)
         product_zeros = Signal.like(zeros, reset_less=True)

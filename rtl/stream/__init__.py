@@ -4,8 +4,29 @@ Every stream is an ``amaranth.lib.stream``: the source raises ``valid`` without 
 and holds ``valid`` and the payload until a cycle with both.
 """
 
+from .delay import DelayLine
+from .engine import BUS_BYTES, Engine
 from .fifo import AsyncFifo
+from .gearbox import Packer, Unpacker
+from .lanes import Narrower, Widener
 from .slice import FullSlice, HalfSlice
+from .switch import Switch
 from .word import NUMBER_BITS, Joiner, Splitter, word_layout
 
-__all__ = ["NUMBER_BITS", "AsyncFifo", "FullSlice", "HalfSlice", "Joiner", "Splitter", "word_layout"]
+__all__ = [
+    "BUS_BYTES",
+    "NUMBER_BITS",
+    "AsyncFifo",
+    "DelayLine",
+    "Engine",
+    "FullSlice",
+    "HalfSlice",
+    "Joiner",
+    "Narrower",
+    "Packer",
+    "Splitter",
+    "Switch",
+    "Unpacker",
+    "Widener",
+    "word_layout",
+]

@@ -16,13 +16,11 @@ from amaranth.lib.wiring import In, Out
 from golden import PlaneFormat
 from golden.floats import FloatType
 
-from .engine import Engine, PlaneEngine, rows_of
-from .gearbox import Unpacker
-from .lanes import Narrower
-from .planes import Selects, count_in_groups, counts_from_groups, planes_to_lanes, select_planes
-from .stream import word_layout
+from ..stream import Engine, Narrower, Switch, Unpacker, word_layout
+from .engine import PlaneEngine, rows_of
+from .ranks import Selects, count_in_groups, counts_from_groups, planes_to_lanes, select_planes
 
-__all__ = ["Decompressor"]
+__all__ = ["Decompressor", "Expander"]
 
 
 class Decompressor(wiring.Component):
@@ -48,17 +46,20 @@ class Decompressor(wiring.Component):
             of a block that could not be decoded.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
         self.engine = PlaneEngine(fmt, bus_bytes)
+        self.switch = Switch(self.engine.formats)
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(bus_bytes))),
                 "o": Out(stream.Signature(word_layout(bus_bytes, error=True))),
             }
         )
+
+    geometry = PlaneEngine
 
     @staticmethod
     def latency(engine: Engine) -> int:
@@ -67,12 +68,12 @@ class Decompressor(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        engine = self.engine
+        engine, switch = self.engine, self.switch
         targets = {fmt.target for fmt in engine.formats}
-        sizes = {size: engine.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
+        sizes = {size: switch.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
         m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
-        m.submodules.expander = expander = _Expander(engine)
-        m.submodules.narrower = narrower = Narrower(engine)
+        m.submodules.expander = expander = Expander(engine, switch)
+        m.submodules.narrower = narrower = Narrower(engine, switch)
         wiring.connect(m, wiring.flipped(self.i), unpacker.i)
         wiring.connect(m, unpacker.o, expander.i)
         wiring.connect(m, expander.o, narrower.i)
@@ -88,7 +89,7 @@ def _block_layout(engine: PlaneEngine) -> data.StructLayout:
     return data.StructLayout(parts)
 
 
-class _Expander(wiring.Component):
+class Expander(wiring.Component):
     """Turns a block into words, one a cycle.
 
     In the first cycle a block's first column is picked while its planes' ranks are found, in the second
@@ -96,8 +97,9 @@ class _Expander(wiring.Component):
     the next block is taken together with the last column.
     """
 
-    def __init__(self, engine: PlaneEngine):
+    def __init__(self, engine: PlaneEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(engine.target, error=True))),
@@ -129,7 +131,7 @@ class _Expander(wiring.Component):
         word_room = ~self.o.valid | self.o.ready
         column_room = ~has_column | word_room
         is_final = index == engine.words - 1
-        step = busy & column_room
+        advances = busy & column_room
         m.d.comb += self.i.ready.eq(~busy | (column_room & is_final))
         with m.If(self.i.ready):
             m.d.sync += busy.eq(self.i.valid)
@@ -140,7 +142,7 @@ class _Expander(wiring.Component):
 
         with m.If(column_room):
             m.d.sync += has_column.eq(busy)
-        with m.If(step):
+        with m.If(advances):
             rows = [block.rows.word_select(slot, engine.block) for slot in range(kept)]
             m.d.sync += [
                 index.eq(Mux(is_final, 0, index + 1)),
@@ -182,14 +184,14 @@ class _Expander(wiring.Component):
             padding = C(0, layout["rows"].width - len(rows))
             return Cat(base[: layout["base"].width], flags, rows, padding, block.last, block.error)
 
-        return engine.choose(lambda fmt: (fmt.float_type, fmt.target), fields)
+        return self._switch.choose(lambda fmt: (fmt.float_type, fmt.target), fields)
 
     def _is_invalid(self, m: Module, base: Value, flags: Value, ranks: list[Value]) -> Value:
         """Whether a header is invalid: docs/format.md, "Invalid headers"."""
         engine = self._engine
         formats = engine.formats
         ft = engine.float_type
-        zero_base = engine.choose(lambda fmt: engine.exponent_offset(fmt.float_type))
+        zero_base = self._switch.choose(lambda fmt: engine.exponent_offset(fmt.float_type))
         exponent = Signal(ft.exponent_bits)
         m.d.comb += exponent.eq(flags[1 : 1 + ft.exponent_bits][::-1])
 
@@ -203,15 +205,15 @@ class _Expander(wiring.Component):
         m.d.comb += total.eq(ranks[-1] + flags[-1])
         if any(fmt.slots < 1 + ft.exponent_bits for fmt in formats):
             first_mantissa_rank = ranks[1 + ft.exponent_bits]
-            valid &= first_mantissa_rank <= engine.choose(lambda fmt: fmt.slots)
+            valid &= first_mantissa_rank <= self._switch.choose(lambda fmt: fmt.slots)
         # Beyond the whole slots, mantissa planes may reach into the partial one.
         if any(rows_of(fmt) < fmt.planes for fmt in formats):
             has_mantissa = flags[1 + ft.exponent_bits :].any()
-            valid &= ~has_mantissa | (total <= engine.choose(rows_of))
+            valid &= ~has_mantissa | (total <= self._switch.choose(rows_of))
         other = ~flags.any()  # of cleared memory
         if any(fmt.has_specials_blocks for fmt in formats):
             only_last_exponent_and_sign = C(1 | 1 << ft.exponent_bits, engine.planes)
-            may_be_special = engine.when(lambda fmt: fmt.has_specials_blocks)
+            may_be_special = self._switch.when(lambda fmt: fmt.has_specials_blocks)
             other |= may_be_special & (flags == only_last_exponent_and_sign)
         valid |= (base == zero_base) & other
         return ~valid
@@ -251,7 +253,7 @@ class _Expander(wiring.Component):
                     (is_infinity | is_nan).replicate(ft.exponent_bits),
                     sign & is_infinity,
                 )
-                with m.If(base == engine.choose(lambda fmt: engine.exponent_offset(fmt.float_type))):
+                with m.If(base == self._switch.choose(lambda fmt: engine.exponent_offset(fmt.float_type))):
                     m.d.comb += value.eq(marked)
             values.append(value)
         return values

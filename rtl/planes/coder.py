@@ -6,15 +6,17 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..arith.trees import any_set
+from ..stream import Switch
 from .chooser import choice_layout
 from .engine import PlaneEngine, rows_of
-from .planes import any_set, compact, lanes_to_planes
+from .ranks import compact, lanes_to_planes
 
 __all__ = ["Coder", "coded_layout"]
 
 
 def coded_layout(engine: PlaneEngine) -> data.StructLayout:
-    """A step of coded values, and what is stored of its block.
+    """A word of coded values, and what is stored of its block.
 
     Members:
         planes: a bit for each lane: the sign plane, the exponent planes, and of the mantissa planes with a
@@ -45,12 +47,13 @@ def coded_layout(engine: PlaneEngine) -> data.StructLayout:
 class Coder(wiring.Component):
     """Replaces each value's exponent by its delta and what a block flushes by zeros, and ranks the planes.
 
-    A step a cycle, offered in the cycle after it was taken; the steps that a tensor's last block lacks are
-    zeros. A choice is taken together with its block's last step.
+    A word a cycle, offered in the cycle after it was taken; the words that a tensor's last block lacks are
+    zeros. A choice is taken together with its block's last word.
     """
 
-    def __init__(self, engine: PlaneEngine):
+    def __init__(self, engine: PlaneEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(8 * engine.word_bytes)),
@@ -67,17 +70,17 @@ class Coder(wiring.Component):
         is_padding = index >= choice.words
         is_final = index == engine.words - 1
         has_room = ~self.o.valid | self.o.ready
-        step = Signal()
+        takes = Signal()
         m.d.comb += [
-            step.eq(self.choices.valid & has_room & (self.i.valid | is_padding)),
+            takes.eq(self.choices.valid & has_room & (self.i.valid | is_padding)),
             self.i.ready.eq(self.choices.valid & has_room & ~is_padding),
-            self.choices.ready.eq(step & is_final),
+            self.choices.ready.eq(takes & is_final),
         ]
         with m.If(has_room):
-            m.d.sync += self.o.valid.eq(step)
+            m.d.sync += self.o.valid.eq(takes)
         coded = Signal(coded_layout(engine))
         self._code(m, coded, choice, is_padding)
-        with m.If(step):
+        with m.If(takes):
             m.d.sync += [self.o.payload.eq(coded), index.eq(Mux(is_final, 0, index + 1))]
         return m
 
@@ -134,7 +137,7 @@ class Coder(wiring.Component):
         guard = Signal(stored)
         run = Signal(stored)
         joined = [plane[-1] for plane in moved]
-        m.d.comb += guard.eq(engine.choose(lambda fmt: fmt.slots, place_of_guard))
+        m.d.comb += guard.eq(self._switch.choose(lambda fmt: fmt.slots, place_of_guard))
         for k in range(stored):
             # From the guard at g, a carry gets to k if all planes from k to g are neighbours.
             ways = [guard[g] & Cat(joined[k:g]).all() for g in range(k, stored)]
@@ -154,7 +157,7 @@ class Coder(wiring.Component):
                 Cat(
                     choice.sign,
                     choice.exponent[::-1],
-                    choice.mantissa & engine.choose(rows_of, is_stored),
+                    choice.mantissa & self._switch.choose(rows_of, is_stored),
                 )
             ),
             coded.last.eq(choice.last),

@@ -8,8 +8,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from .planes import any_set
-from .stream import word_layout
+from ..arith.trees import any_set
+from .word import word_layout
 
 __all__ = ["Packer", "Unpacker"]
 

@@ -6,10 +6,10 @@ from amaranth.lib.wiring import In, Out
 
 from golden.floats import FloatType
 
+from ..arith.trees import all_ones, any_set
+from ..stream import Switch, word_layout
 from .coder import coded_layout
 from .engine import PlaneEngine
-from .planes import all_ones, any_set
-from .stream import word_layout
 
 __all__ = ["Placer"]
 
@@ -17,11 +17,12 @@ __all__ = ["Placer"]
 class Placer(wiring.Component):
     """Drops and rounds what does not fit of a block's coded values, and gathers the planes.
 
-    One step a cycle; the block is offered in the cycle after its last step.
+    One word a cycle; the block is offered in the cycle after its last word.
     """
 
-    def __init__(self, engine: PlaneEngine):
+    def __init__(self, engine: PlaneEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(coded_layout(engine))),
@@ -36,11 +37,11 @@ class Placer(wiring.Component):
         index = Signal(range(engine.words))
         is_final = index == engine.words - 1
         has_room = ~self.o.valid | self.o.ready
-        step = self.i.valid & has_room
+        takes = self.i.valid & has_room
         m.d.comb += self.i.ready.eq(has_room)
         slots = self._round(m, index)
 
-        # Each step fills one column: the bits of its values, of every slot.
+        # Each word fills one column: the bits of its values, of every slot.
         columns = [
             Signal(len(slots) * engine.lanes, name=f"column{i}", reset_less=True) for i in range(engine.words)
         ]
@@ -49,7 +50,7 @@ class Placer(wiring.Component):
         last = Signal()
         with m.If(has_room):
             m.d.sync += self.o.valid.eq(0)
-        with m.If(step):
+        with m.If(takes):
             with m.Switch(index):
                 for i, column in enumerate(columns):
                     with m.Case(i):
@@ -76,14 +77,14 @@ class Placer(wiring.Component):
             ]  # the last row is cut at the end of the block
 
         m.d.comb += [
-            self.o.p.data.eq(engine.choose(lambda fmt: (fmt.float_type, fmt.target), block)),
+            self.o.p.data.eq(self._switch.choose(lambda fmt: (fmt.float_type, fmt.target), block)),
             self.o.p.last.eq(last),
-            self.o.p.empty.eq(engine.choose(lambda fmt: engine.target - fmt.target)),
+            self.o.p.empty.eq(self._switch.choose(lambda fmt: engine.target - fmt.target)),
         ]
         return m
 
     def _round(self, m: Module, index: Value) -> list[Value]:
-        """The slots' bits of one step, rounded; each a bit per lane.
+        """The slots' bits of one word, rounded; each a bit per lane.
 
         The whole slots and the partial one behind them are the same in every block, so a value's last kept
         bit and the one below it, its guard, lie in fixed slots: the guard behind the whole slots, or one
@@ -91,7 +92,7 @@ class Placer(wiring.Component):
         end of the kept bits into zeros and the zero above them into a one, which must lie in the run of
         neighbouring mantissa planes that ends at the guard: no carry crosses a zero plane.
         """
-        engine = self._engine
+        engine, switch = self._engine, self._switch
         lanes = engine.lanes
         coded = self.i.payload
         count = engine.touched
@@ -105,10 +106,10 @@ class Placer(wiring.Component):
 
         def behind_whole(distance: int) -> Value:
             places = [C(0, lanes), *slots, C(0, lanes)]
-            return engine.choose(lambda fmt: fmt.slots + distance, lambda slot: places[min(slot, count) + 1])
+            return switch.choose(lambda fmt: fmt.slots + distance, lambda slot: places[min(slot, count) + 1])
 
         guard, second = behind_whole(0), behind_whole(1)
-        further = [Mux(engine.when(lambda fmt, i=i: i > fmt.slots + 1), slots[i], 0) for i in range(count)]
+        further = [Mux(switch.when(lambda fmt, i=i: i > fmt.slots + 1), slots[i], 0) for i in range(count)]
         further += [Mux(coded.shift <= p - count, planes[p], 0) for p in range(count, len(planes))]
         sticky = any_set([coded.beyond, *further])
         # Where the guard is set, so that a carry may come, this looks before the guard.
@@ -117,8 +118,8 @@ class Placer(wiring.Component):
             any_set(Mux(run, ~plane, 0) for run, plane in zip(coded.run, planes, strict=True))
         )
 
-        early = _early_lanes(m, index, engine)
-        can_carry = has_zero & engine.when(lambda fmt: fmt.rounding == "nearest").replicate(lanes)
+        early = self._early_lanes(m, index)
+        can_carry = has_zero & switch.when(lambda fmt: fmt.rounding == "nearest").replicate(lanes)
         early_up = early & second & (sticky | guard) & can_carry & coded.joined.replicate(lanes)
         up = ~early & guard & (sticky | second | behind_whole(-1)) & can_carry
         up |= early_up & guard
@@ -127,8 +128,8 @@ class Placer(wiring.Component):
         rounded = [Signal(lanes, name=f"rounded{slot}") for slot in range(engine.kept)]
         ones = all_ones(lanes)
         for slot in reversed(range(engine.kept)):
-            is_whole = engine.when(lambda fmt, i=slot: i < fmt.slots).replicate(lanes)
-            is_guard = engine.when(lambda fmt, i=slot: i == fmt.slots).replicate(lanes)
+            is_whole = switch.when(lambda fmt, i=slot: i < fmt.slots).replicate(lanes)
+            is_guard = switch.when(lambda fmt, i=slot: i == fmt.slots).replicate(lanes)
             flip = Mux(moved[slot][lanes], up & ones, 0)
             m.d.comb += rounded[slot].eq(
                 (is_whole & (slots[slot] ^ flip)) | (is_guard & ((slots[slot] & early) ^ early_up))
@@ -137,6 +138,19 @@ class Placer(wiring.Component):
             m.d.comb += ones_here.eq(ones & (slots[slot] | ~is_whole))
             ones = ones_here
         return rounded
+
+    def _early_lanes(self, m: Module, index: Value) -> Value:
+        """The lanes of a word whose values still have a bit in the partial slot."""
+        engine = self._engine
+
+        def lanes_of(partial: int) -> Value:
+            counts = [min(max(partial - i * engine.lanes, 0), engine.lanes) for i in range(engine.words)]
+            masks = [Mux(index == i, (1 << count) - 1, 0) for i, count in enumerate(counts) if count]
+            return any_set([C(0, engine.lanes), *masks])
+
+        early = Signal(engine.lanes)
+        m.d.comb += early.eq(self._switch.choose(lambda fmt: fmt.partial, lanes_of))
+        return early
 
 
 def _to_front(m: Module, planes: list[Value], shift: Value) -> list[Value]:
@@ -151,16 +165,3 @@ def _to_front(m: Module, planes: list[Value], shift: Value) -> list[Value]:
             moved.append(out)
         planes = moved
     return planes
-
-
-def _early_lanes(m: Module, index: Value, engine: PlaneEngine) -> Value:
-    """The lanes of a step whose values still have a bit in the partial slot."""
-
-    def lanes_of(partial: int) -> Value:
-        counts = [min(max(partial - i * engine.lanes, 0), engine.lanes) for i in range(engine.words)]
-        masks = [Mux(index == i, (1 << count) - 1, 0) for i, count in enumerate(counts) if count]
-        return any_set([C(0, engine.lanes), *masks])
-
-    early = Signal(engine.lanes)
-    m.d.comb += early.eq(engine.choose(lambda fmt: fmt.partial, lanes_of))
-    return early

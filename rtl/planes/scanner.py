@@ -1,19 +1,18 @@
 """The compressor's first stage: what a block holds at all, found while its words are kept for later."""
 
-from itertools import combinations
-
-from amaranth import C, Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .engine import Engine
-from .planes import any_set, count_in_groups
-from .stream import word_layout
+from ..arith.trees import any_set, is_less, largest_of, smallest_of
+from ..stream import DelayLine, word_layout
+from .engine import PlaneEngine
+from .ranks import count_in_groups
 
 __all__ = ["Scanner", "summary_layout"]
 
 
-def summary_layout(engine: Engine) -> data.StructLayout:
+def summary_layout(engine: PlaneEngine) -> data.StructLayout:
     """What a block's plan depends on: its extreme exponents and which bits it uses at all."""
     ft = engine.float_type
     return data.StructLayout(
@@ -39,7 +38,7 @@ class Scanner(wiring.Component):
 
     CANDIDATES = 4
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: PlaneEngine):
         self._engine = engine
         super().__init__(
             {
@@ -133,24 +132,6 @@ class Scanner(wiring.Component):
         return m
 
 
-def smallest_of(values: list[Value]) -> Value:
-    return _first_that_beats(values, is_less)
-
-
-def largest_of(values: list[Value]) -> Value:
-    return _first_that_beats(values, lambda a, b: is_less(b, a))
-
-
-def _first_that_beats(values: list[Value], beats) -> Value:
-    """The value that no other beats, all pairs compared at once: as deep as one comparison."""
-    loses = [C(0)] * len(values)
-    for i, j in combinations(range(len(values)), 2):
-        later_wins = beats(values[j], values[i])
-        loses[i] |= later_wins
-        loses[j] |= ~later_wins
-    return any_set(Mux(lost, 0, value) for lost, value in zip(loses, values, strict=True))
-
-
 def _extremes(m: Module, a: Value, b: Value, name: str) -> tuple[Value, Value]:
     """The smaller of two exponent fields that is not 0, or all ones, and the larger, by one comparison."""
     low, high = Signal(len(a), name=f"{name}_low"), Signal(len(a), name=f"{name}_high")
@@ -163,19 +144,6 @@ def _extremes(m: Module, a: Value, b: Value, name: str) -> tuple[Value, Value]:
     return low, high
 
 
-def is_less(a: Value, b: Value) -> Value:
-    """``a < b``, as a tree: less in the upper half, or equal there and less in the lower."""
-
-    def compare(low: int, high: int) -> tuple[Value, Value]:
-        if high - low == 1:
-            return ~a[low] & b[low], ~a[low] | b[low]
-        middle = (low + high) // 2
-        (less, not_more), (less_below, not_more_below) = compare(middle, high), compare(low, middle)
-        return less | (not_more & less_below), not_more & (less | not_more_below)
-
-    return compare(0, len(a))[0]
-
-
 def _reduce(m: Module, fields: list[Value], count: int, name: str, best_of) -> list[Value]:
     """The best of some exponent fields, by a balanced tree that stops at ``count`` candidates."""
     while len(fields) > count:
@@ -186,34 +154,3 @@ def _reduce(m: Module, fields: list[Value], count: int, name: str, best_of) -> l
             winners.append(winner)
         fields = winners
     return fields
-
-
-class DelayLine(wiring.Component):
-    """A queue of words as a row of registers, each word moving up as soon as there is room.
-
-    An empty line offers a word ``depth`` cycles after it was taken. Without read multiplexers it is a
-    quarter smaller than a memory of flip-flops; it holds and passes a word a cycle also when it is full.
-    """
-
-    def __init__(self, width: int, depth: int):
-        self._width = width
-        self._depth = depth
-        super().__init__({"i": In(stream.Signature(width)), "o": Out(stream.Signature(width))})
-
-    def elaborate(self, platform):
-        m = Module()
-        words = [Signal(self._width, name=f"word{i}", reset_less=True) for i in range(self._depth)]
-        full = Signal(self._depth)
-        for i, word in enumerate(words):
-            # A word moves up if there is room anywhere above it.
-            moves = Signal(name=f"moves{i}")
-            m.d.comb += moves.eq(~full[i:].all() | self.o.ready)
-            before, comes = (words[i - 1], full[i - 1]) if i else (self.i.payload, self.i.valid)
-            with m.If(moves):
-                m.d.sync += full[i].eq(comes)
-                with m.If(comes):
-                    m.d.sync += word.eq(before)
-            if i == 0:
-                m.d.comb += self.i.ready.eq(moves)
-        m.d.comb += [self.o.valid.eq(full[-1]), self.o.payload.eq(words[-1])]
-        return m

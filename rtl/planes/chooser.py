@@ -4,8 +4,9 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..stream import Switch
 from .engine import PlaneEngine
-from .planes import counts_from_groups
+from .ranks import counts_from_groups
 from .scanner import summary_layout
 
 __all__ = ["Chooser", "choice_layout"]
@@ -36,8 +37,9 @@ def _counts(ft) -> data.ArrayLayout:
 class Chooser(wiring.Component):
     """Turns a block's summary into its base and flags, in a cycle; takes one a cycle."""
 
-    def __init__(self, engine: PlaneEngine):
+    def __init__(self, engine: PlaneEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(summary_layout(engine))),
@@ -57,7 +59,7 @@ class Chooser(wiring.Component):
     def _choose(self, m: Module, summary) -> Value:
         engine = self._engine
         ft = engine.float_type
-        offset = engine.choose(lambda fmt: engine.exponent_offset(fmt.float_type))
+        offset = self._switch.choose(lambda fmt: engine.exponent_offset(fmt.float_type))
         is_zero = summary.highest == 0
         largest_delta = Signal(ft.exponent_bits)
         m.d.comb += largest_delta.eq(Mux(is_zero, 0, summary.highest - summary.lowest + 1))
@@ -73,7 +75,7 @@ class Chooser(wiring.Component):
                 m.d.comb += flush_here.eq(
                     (summary.sign + summary.nan == taken)
                     & used[room]
-                    & engine.when(lambda fmt, slots=room + taken: fmt.slots == slots)
+                    & self._switch.when(lambda fmt, slots=room + taken: fmt.slots == slots)
                 )
                 flush |= flush_here
                 exponent = Mux(flush_here, (1 << room) - 1, exponent)

@@ -5,52 +5,19 @@ flags before its own: its *rank*. The compressor closes the gaps that dropped pl
 their number; the decompressor finds the ranks once a block and then selects.
 """
 
-from functools import reduce
-from operator import or_
-
 from amaranth import C, Cat, Module, Mux, Signal, Value
+
+from ..arith.trees import any_set
 
 __all__ = [
     "Selects",
-    "all_ones",
-    "any_set",
     "compact",
     "count_in_groups",
     "counts_from_groups",
     "lanes_to_planes",
-    "leading_zeros",
     "planes_to_lanes",
     "select_planes",
 ]
-
-
-def any_set(values) -> Value:
-    """The bitwise OR of some values of equal width, as a balanced tree."""
-    values = list(values)
-    while len(values) > 1:
-        values = [reduce(or_, values[i : i + 2]) for i in range(0, len(values), 2)]
-    return values[0]
-
-
-def all_ones(width: int) -> Value:
-    return C((1 << width) - 1, width)
-
-
-def leading_zeros(bits: Value) -> Value:
-    """How many zeros lie above the highest one, as a tree; without a one, all but one of them.
-
-    Args:
-        bits: a power of two of them.
-    """
-
-    def count(bits: Value) -> tuple[Value, Value]:
-        if len(bits) == 2:
-            return ~bits.any(), ~bits[1]
-        half = len(bits) // 2
-        (no_low, below), (no_high, above) = count(bits[:half]), count(bits[half:])
-        return no_low & no_high, Cat(Mux(no_high, below, above), no_high)
-
-    return count(bits)[1]
 
 
 def lanes_to_planes(lanes: list[Value]) -> list[Value]:
@@ -80,15 +47,17 @@ def compact(m: Module, planes: list[Value], shifts: list[Value]) -> list[Value]:
     ]
     width = len(planes[0])
     for stage in range((len(planes) - 1).bit_length()):
-        step = 1 << stage
+        distance = 1 << stage
         moved = []
         for i, item in enumerate(items):
             left = i.bit_length() - stage - 1  # bits of the shift after this stage
             stays = _without_shift_bit(item, width)
-            out = Signal(width + max(left, 0), name=f"moved_by_{step}_{i}")
-            ways = [Mux(item[width], 0, stays) if i >= step else item]
-            if i + step < len(items):
-                ways.append(Mux(items[i + step][width], _without_shift_bit(items[i + step], width), 0))
+            out = Signal(width + max(left, 0), name=f"moved_by_{distance}_{i}")
+            ways = [Mux(item[width], 0, stays) if i >= distance else item]
+            if i + distance < len(items):
+                ways.append(
+                    Mux(items[i + distance][width], _without_shift_bit(items[i + distance], width), 0)
+                )
             m.d.comb += out.eq(any_set(ways))
             moved.append(out)
         items = moved

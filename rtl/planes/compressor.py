@@ -18,14 +18,12 @@ from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
+from ..stream import Engine, Packer, Switch, Widener, word_layout
 from .chooser import Chooser
 from .coder import Coder
-from .engine import Engine, PlaneEngine
-from .gearbox import Packer
-from .lanes import Widener
+from .engine import PlaneEngine
 from .placer import Placer
 from .scanner import Scanner
-from .stream import word_layout
 
 __all__ = ["Compressor"]
 
@@ -50,29 +48,31 @@ class Compressor(wiring.Component):
         o: the compressed blocks end to end. The next tensor starts on a new word.
 
     Raises:
-        ValueError: see :class:`rtl.engine.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`.
     """
 
     def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
         self.engine = PlaneEngine(fmt, bus_bytes)
+        self.switch = Switch(self.engine.formats)
         word = word_layout(bus_bytes)
         super().__init__({"i": In(stream.Signature(word)), "o": Out(stream.Signature(word))})
 
+    geometry = PlaneEngine
+
     @staticmethod
     def latency(engine: Engine) -> int:
-        """Cycles: two for the scanner, one each for chooser and coder, one a step for the placer, and one if
-        steps are gathered from bus words."""
-        gathers = max(engine.step_bytes(ft) for ft in engine.types) > engine.bus_bytes
-        return 2 + 1 + 1 + engine.words + gathers
+        """Cycles: two for the scanner, one each for chooser and coder, one a word for the placer, and one if
+        words are gathered from bus words."""
+        return 2 + 1 + 1 + engine.words + engine.gathered_cycles
 
     def elaborate(self, platform):
         m = Module()
-        engine = self.engine
-        m.submodules.widener = widener = Widener(engine)
+        engine, switch = self.engine, self.switch
+        m.submodules.widener = widener = Widener(engine, switch)
         m.submodules.scanner = scanner = Scanner(engine)
-        m.submodules.chooser = chooser = Chooser(engine)
-        m.submodules.coder = coder = Coder(engine)
-        m.submodules.placer = placer = Placer(engine)
+        m.submodules.chooser = chooser = Chooser(engine, switch)
+        m.submodules.coder = coder = Coder(engine, switch)
+        m.submodules.placer = placer = Placer(engine, switch)
         m.submodules.packer = packer = Packer(engine.target, engine.bus_bytes, engine.grain)
 
         wiring.connect(m, wiring.flipped(self.i), widener.i)

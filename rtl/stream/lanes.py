@@ -1,4 +1,4 @@
-"""Between bus words of any type and the steps of the datapath, whose values are all of one type."""
+"""Between bus words of any type and the words of the datapath, whose values are all of one type."""
 
 from amaranth import C, Cat, Module, Mux, Value
 from amaranth.lib import stream, wiring
@@ -6,23 +6,25 @@ from amaranth.lib.wiring import In, Out
 
 from golden.floats import FloatType
 
+from ..arith.trees import any_set
 from .engine import Engine
-from .planes import any_set
-from .stream import Joiner, Splitter, word_layout
+from .switch import Switch
+from .word import Joiner, Splitter, word_layout
 
 __all__ = ["Narrower", "Widener"]
 
 
 class Widener(wiring.Component):
-    """Turns bus words into steps of values of ``engine.float_type``.
+    """Turns bus words into words of values of ``engine.float_type``.
 
-    Takes a bus word, or gives a step, a cycle: a bus word that holds several steps is cut, several that make
-    up one are gathered, which takes a cycle more. ``last`` goes with the step that holds the tensor's last
-    byte; the values that the step lacks are zeros.
+    Takes a bus word, or gives a word, a cycle: a bus word that holds several words is cut, several that make
+    up one are gathered, which takes a cycle more. ``last`` goes with the word that holds the tensor's last
+    byte; the values that it lacks are zeros.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(engine.bus_bytes))),
@@ -35,21 +37,21 @@ class Widener(wiring.Component):
         engine = self._engine
         valid, ready, data, last = [], [], [], []
         for ft in engine.types:
-            is_type = engine.when(lambda fmt, ft=ft: fmt.float_type == ft)
-            size = engine.step_bytes(ft)
+            is_type = self._switch.when(lambda fmt, ft=ft: fmt.float_type == ft)
+            size = engine.bytes_as(ft)
             source = self.i
             if size != engine.bus_bytes:
                 change = Splitter if size < engine.bus_bytes else Joiner
-                m.submodules[f"{ft.name}_steps"] = steps = change(engine.bus_bytes, size)
+                m.submodules[f"{ft.name}_words"] = words = change(engine.bus_bytes, size)
                 m.d.comb += [
-                    steps.i.valid.eq(self.i.valid & is_type),
-                    steps.i.p.data.eq(self.i.p.data),
-                    steps.i.p.last.eq(self.i.p.last),
-                    steps.i.p.empty.eq(self.i.p.empty),
-                    steps.o.ready.eq(self.o.ready),
+                    words.i.valid.eq(self.i.valid & is_type),
+                    words.i.p.data.eq(self.i.p.data),
+                    words.i.p.last.eq(self.i.p.last),
+                    words.i.p.empty.eq(self.i.p.empty),
+                    words.o.ready.eq(self.o.ready),
                 ]
-                source = steps.o
-                ready.append(is_type & steps.i.ready)
+                source = words.o
+                ready.append(is_type & words.i.ready)
             else:
                 ready.append(is_type & self.o.ready)
             values = [source.p.data.word_select(i, ft.width) for i in range(engine.lanes)]
@@ -66,10 +68,11 @@ class Widener(wiring.Component):
 
 
 class Narrower(wiring.Component):
-    """The inverse of :class:`Widener`, with each step's ``error``."""
+    """The inverse of :class:`Widener`, with each word's ``error``."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(engine.word_bytes, error=True))),
@@ -82,8 +85,8 @@ class Narrower(wiring.Component):
         engine = self._engine
         valid, ready, payload = [], [], []
         for ft in engine.types:
-            is_type = engine.when(lambda fmt, ft=ft: fmt.float_type == ft)
-            size = engine.step_bytes(ft)
+            is_type = self._switch.when(lambda fmt, ft=ft: fmt.float_type == ft)
+            size = engine.bytes_as(ft)
             values = [self.i.p.data.word_select(i, engine.float_type.width) for i in range(engine.lanes)]
             data = Cat(_narrow(ft, value, engine.float_type) for value in values)
             if size == engine.bus_bytes:

@@ -1,4 +1,4 @@
-"""The gates of :mod:`rtl.planes` that have no bench of their own, against Python on integers."""
+"""The gates of :mod:`rtl.arith` that have no bench of their own, against Python on integers."""
 
 import random
 
@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
-from rtl.planes import leading_zeros
+from rtl.arith.trees import leading_zeros
 
 
 class Counter(wiring.Component):

@@ -1,0 +1,6 @@
+"""The engines of the plane format."""
+
+from .compressor import Compressor
+from .decompressor import Decompressor
+
+__all__ = ["Compressor", "Decompressor"]
