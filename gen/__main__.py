@@ -9,7 +9,7 @@ from pathlib import Path
 
 from golden import FORMATS, Format, PlaneFormat
 
-from . import library, verilog
+from . import library, project, verilog
 from .config import PRESETS, Config
 from .formal import command as formal_command
 from .synth import command as synth_command
@@ -110,10 +110,10 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.preset or format_given or arguments.output:
             config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
             path = arguments.output or Path("build/verilog") / f"{config.name}.v"
-            verilog.write(config, path)
+            project.write(config, path)
             print(path)
         else:
-            print(verilog.write_presets(list(PRESETS.values()), Path("build/verilog")))
+            print(project.write_presets(list(PRESETS.values()), Path("build/verilog")))
     except (ValueError, ToolError) as error:
         sys.exit(f"python -m gen: {error}")
 

@@ -1,10 +1,8 @@
-"""Verilog from the Amaranth components, checked by Verilator's linter, with a manifest of what it holds."""
+"""Verilog from the Amaranth components: text, modules and ports."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from amaranth.back import verilog
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
-from golden import Format
 from rtl import (
     COMPRESSORS,
     DECOMPRESSORS,
@@ -27,18 +24,7 @@ from rtl import (
     core_of,
 )
 
-from . import toolchain
-from .config import Config, kind_of
-
-# Verilator warnings that generated code may give, each with the reason. Every other one is an error.
-WAIVERS = {
-    "DECLFILENAME": "one file holds both engines and all their submodules",
-    "UNUSEDSIGNAL": "a struct's fields are named as signals of their own, also where only the whole is used",
-    "PROCASSINIT": "registers have an initial value, for FPGAs and simulators, besides their reset",
-    "CASEINCOMPLETE": "a case without a default keeps the value assigned before it",
-    "WIDTHEXPAND": "Amaranth's operators widen their operands as far as the result needs",
-    "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
-}
+from .config import Config
 
 # What stands around an engine, by interface and part.
 PORTS: dict[str, dict[str, Any]] = {
@@ -73,13 +59,7 @@ def module_name(config: Config, part: str) -> str:
 
 def verilog_text(config: Config) -> str:
     """Self-contained Verilog of all engines of a configuration."""
-    modules = [_text_and_ports(config, part)[0] for part in parts(config)]
-    formats = [
-        f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {kind_of(fmt)}"
-        for fmt in config.formats
-    ]
-    title = f"// bitstash {config.name}: blocks of {'; '.join(formats)}; {config.bus_bytes}-byte buses"
-    return "\n".join([title, *modules])
+    return "\n".join(_text_and_ports(config, part)[0] for part in parts(config))
 
 
 @cache
@@ -126,71 +106,7 @@ def digest(config: object) -> str:
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 
 
-def write(config: Config, path: Path) -> None:
-    """Write the Verilog of a configuration and lint it.
-
-    Raises:
-        gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(verilog_text(config))
-    for part in parts(config):
-        lint(path, module_name(config, part))
-
-
-def lint(path: Path, top: str) -> None:
-    """``verilator --lint-only -Wall`` with nothing but :data:`WAIVERS` allowed."""
-    waivers = [f"-Wno-{name}" for name in WAIVERS]
-    toolchain.run(["verilator", "--lint-only", "-Wall", *waivers, "--top-module", top, str(path)])
-
-
 def bytes_per_cycle(config: Config) -> int:
     """Uncompressed bytes that an engine takes or gives in a cycle, in the slowest of its formats."""
     engine = geometry(config)
     return min(config.bus_bytes, *(engine.bytes_as(float_type) for float_type in engine.types))
-
-
-def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
-    """What an integrator needs to know of a configuration's engines."""
-    bus = config.bus_bytes
-    engine = geometry(config)
-    return {
-        "name": config.name,
-        "file": path.name,
-        "parameters": {
-            **_parameters(config.fmt),
-            "bus_bytes": bus,
-            "interface": config.interface,
-        },
-        **({"formats": [_parameters(fmt) for fmt in config.formats]} if config.further else {}),
-        "engines": {
-            part: {
-                "module": module_name(config, part),
-                "ports": ports(config, part),
-                "uncompressed_bytes_per_cycle": bytes_per_cycle(config),
-                "latency_cycles": component.latency(engine),
-            }
-            for part, component in parts(config).items()
-        },
-    }
-
-
-def _parameters(fmt: Format) -> dict[str, Any]:
-    return {
-        **asdict(fmt),
-        "raw_bytes": fmt.raw_bytes,
-        "ratio": fmt.raw_bytes / fmt.target if fmt.target else None,
-    }
-
-
-def write_presets(configs: list[Config], folder: Path) -> Path:
-    """Write each configuration's Verilog and a manifest of all; return the manifest's path."""
-    entries = []
-    for config in configs:
-        path = folder / f"{config.name}.v"
-        write(config, path)
-        entries.append(manifest_entry(config, path))
-    manifest = folder / "manifest.json"
-    lint_note = {"command": "verilator --lint-only -Wall", "waivers": WAIVERS}
-    manifest.write_text(json.dumps({"lint": lint_note, "configs": entries}, indent=2) + "\n")
-    return manifest

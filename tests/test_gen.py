@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gen import library, toolchain, verilog
+from gen import library, project, toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
 from golden import HadamardFormat, PlaneFormat
@@ -54,8 +54,9 @@ def test_the_linter_is_not_asleep(tmp_path, small):
     path = tmp_path / "x.v"
     broken = verilog.verilog_text(small).replace("endmodule", "wire [3:0] a; assign b = a; endmodule", 1)
     path.write_text(broken)
+    path.with_suffix(".vlt").write_text(project.waivers(path))
     with pytest.raises(toolchain.ToolError, match=r"UNDRIVEN|IMPLICIT"):
-        verilog.lint(path, verilog.module_name(small, "compressor"))
+        project.lint(path)
 
 
 SMALL = {"planes": PlaneFormat("fp16", 16, 20), "hadamard": HadamardFormat("fp16", 64, 20)}
@@ -69,8 +70,8 @@ SMALL = {"planes": PlaneFormat("fp16", 16, 20), "hadamard": HadamardFormat("fp16
 def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface):
     fmt = SMALL[scheme]
     config = Config(fmt, bus_bytes=16, interface=interface)
-    manifest = json.loads(verilog.write_presets([config], tmp_path).read_text())
-    assert set(manifest["lint"]["waivers"]) == set(verilog.WAIVERS)
+    manifest = json.loads(project.write_presets([config], tmp_path).read_text())
+    assert set(manifest["lint"]["waivers"]) == set(project.WAIVERS)
     (entry,) = manifest["configs"]
     text = (tmp_path / entry["file"]).read_text()
     ratio = fmt.raw_bytes / fmt.target
@@ -129,7 +130,7 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
     with pytest.raises(ValueError, match="interface must be runtime for several formats, not 'axi'"):
         Config(PlaneFormat("fp16", 16, 20), interface="axi", further=further)
     config = Config(PlaneFormat("fp16", 16, 20), interface="runtime", further=further)
-    assert [entry["rounding"] for entry in verilog.manifest_entry(config, Path("x.v"))["formats"]] == [
+    assert [entry["rounding"] for entry in project.manifest_entry(config, Path("x.v"))["formats"]] == [
         "nearest",
         "truncate",
     ]
