@@ -110,7 +110,8 @@ def _scaled(
 
 
 def _dropout(is_exact: bool, x: torch.Tensor, p: float, mask: torch.Tensor) -> torch.Tensor:
-    return x.mul(mask).mul_(1 / (1 - p))
+    scale = 1 / (1 - p)
+    return x * (mask.to(x.dtype) * scale) if x.device.type == "cpu" else x.mul(mask).mul_(scale)
 
 
 # Activations in all their spellings are made of these.
