@@ -48,6 +48,7 @@ from .effective_bits import mean, quality, tensors
 
 STEPS = {"small": 300, "medium": 300}
 SEEDS = (1, 2, 3, 4, 5)
+# Every saved tensor is compressed, but where a name says "derive".
 SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
@@ -56,6 +57,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "hadamard 16x": {"scheme": "hadamard", "target": 32},
     "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
+    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64, "derive": True},
+    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32, "derive": True},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
@@ -64,13 +67,15 @@ SMALL_ONLY = ("hadamard 32x", "quant, 3 bits")
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
 EARLIER = {"step": "step format (release 0.1)"}
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
+COLOURS |= {"derive, hadamard": "tab:olive"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple"}
 LIMIT = 0.02  # of a loss that counts as the same
 DOCS, FOLDER = Path("docs"), Path("build/convergence")
 
 
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
-    return train.Options(config=model, seed=seed, steps=STEPS[model], **SCHEMES[scheme])
+    options = {"derive": False} | SCHEMES[scheme]
+    return train.Options(config=model, seed=seed, steps=STEPS[model], **options)
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
@@ -127,7 +132,7 @@ def gradient(
     model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
 ) -> torch.Tensor:
     if compress:
-        with compress_activations(model, options.format):
+        with compress_activations(model, options.policy):
             loss = train.loss_of(model, options, tokens)
     else:
         loss = train.loss_of(model, options, tokens)

@@ -23,9 +23,9 @@ from . import train
 from .ratios import PAPER, WORKLOAD, ratios
 
 # The length is chosen so that the demo takes about eight minutes on two cores.
-LONG = train.Options(steps=200, batch=4)
+LONG = train.Options(steps=200, batch=4, derive=False)
 # Few, because a simulation is slow: 22 MB go both ways through the RTL in every step.
-SHORT = train.Options(scheme="planes", steps=5, batch=2, validations=1)
+SHORT = train.Options(scheme="planes", derive=False, steps=5, batch=2, validations=1)
 
 PARTS = ("sign", "exponent", "mantissa", "whole")
 
