@@ -48,13 +48,11 @@ def test_the_default_model_shrinks_at_least_threefold():
 
 
 def test_what_is_derived_shrinks_more():
-    stored, derived = (
-        train.run(replace(TINY, scheme="hadamard", steps=1, dropout=0.0, derive=derive))
-        for derive in (False, True)
-    )
+    tiny = replace(TINY, scheme="hadamard", steps=1, dropout=0.0)
+    stored, derived = (train.run(replace(tiny, derive=derive)) for derive in (False, True))
     assert derived["raw_bytes"] == stored["raw_bytes"]
     assert stored["ratio"] < 14 < 27 < derived["ratio"]
-    fused = train.run(replace(TINY, scheme="hadamard", steps=1, dropout=0.0, derive=True, fused=True))
+    fused = train.run(replace(tiny, derive=True, fused=True))
     assert fused["raw_bytes"] < 0.6 * derived["raw_bytes"]
     assert fused["stored_bytes"] == derived["stored_bytes"]
 

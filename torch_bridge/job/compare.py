@@ -92,7 +92,8 @@ def compare(
     Returns:
         The rows: "model", "scheme", "batch"; "activation_peak_bytes", the most that a step had allocated
         beside weights, moments and gradients; "stash_bytes", that are kept of a step between the passes;
-        "seconds_per_step"; "bytes_moved", that a step wrote and read, and "bytes_written" of these; "loss", of the last step; "offload_plan", what was chosen to go.
+        "seconds_per_step"; "bytes_moved", that a step wrote and read, and "bytes_written" of these; "loss",
+        of the last step; "offload_plan", what was chosen to go.
     """
     work = [(model, batch, scheme) for model in models for batch in batches for scheme in schemes]
     rows = [

@@ -6,8 +6,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -26,7 +26,7 @@ from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
 from .layout import Geometry, Region, covered, is_plain
 from .origin import Origin
 from .report import BITS, COMPRESSED, DERIVED, Report, Sums, Tally
-from .trace import Trace, call, strided
+from .trace import Trace, call, has_unseen_copies, strided
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
@@ -105,15 +105,18 @@ def _compressing(
     verify: bool,
     offload: Offload | None,
 ) -> Iterator[Stash]:
+    watches = policy.names_operations or policy.names_modules or policy.derives or has_unseen_copies(model)
     trace = Trace(model, policy.names_modules, policy.derives)
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step)
     if policy.names_savers:
         trace.before = stash.settle
-    pack, unpack = stash.pack, stash.unpack
+    pack: Callable[[Any], Any] = stash.pack
+    unpack: Callable[[Any], Any] = stash.unpack
     if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
-        pack, unpack = torch.compiler.disable(pack), torch.compiler.disable(unpack)
-    with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack), _opt_out.set(False):
+        pack, unpack = _uncompiled(pack), _uncompiled(unpack)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    with trace if watches else nullcontext(), hooks, _opt_out.set(False):
         try:
             yield stash
         finally:
@@ -171,16 +174,37 @@ class _Waiting(threading.local):
         self.tensors: list[Waiting] = []
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
+def _uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A hook that torch.compile leaves alone; ``torch.compiler.disable`` is slow where nothing compiles."""
+    disabled, compiles = torch.compiler.disable(hook), torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+    def run(argument: Any) -> Any:
+        return hook(argument) if compiles() is None else disabled(argument)
+
+    torch._dynamo.eval_frame.skip_code(run.__code__)
+    return run
+
+
+class _Apart:
     """What the hooks compute is neither traced, cast nor differentiated, nor is it on the default device."""
-    with (
-        torch.no_grad(),
-        torch._C._DisableTorchDispatch(),
-        torch._C.DisableTorchFunction(),
-        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
-    ):
-        yield
+
+    __slots__ = ("_grad", "_guards")
+
+    def __enter__(self) -> None:
+        self._guards = (
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
+        )
+        for guard in self._guards:
+            guard.__enter__()
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
 
 
 class _Codecs:
@@ -275,7 +299,7 @@ class Stash:
             waiting = Waiting(tensor, self._trace.module)
             self._waiting.tensors.append(waiting)
             return waiting
-        with self._lock, _apart():
+        with self._lock, _Apart():
             return self._pack(tensor, self._trace.module, "")
 
     def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
@@ -285,7 +309,7 @@ class Stash:
             return
         op = call(op, arguments)
         addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)}
-        with self._lock, _apart():
+        with self._lock, _Apart():
             while waiting:
                 one = waiting.pop(0)
                 if one.tensor is not None:  # else the backward pass was first
@@ -301,7 +325,7 @@ class Stash:
 
     def unpack(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
-        with self._lock, _apart():
+        with self._lock, _Apart():
             if isinstance(packed, Waiting):
                 packed = self._settle(packed, "")
             if self._step is not None:

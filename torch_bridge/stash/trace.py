@@ -28,6 +28,21 @@ _COPIES = ("_to_copy", "clone")
 # Its result is its argument in other sizes, but it does not say so.
 _UNSAFE_VIEW = "_unsafe_view"
 _OWN = ("parameter", "buffer")
+# What autograd calls copies and views.
+_COPY_NODES = {
+    f"{name}Backward0"
+    for name in (
+        "ToCopy",
+        "Clone",
+        "T",
+        "Transpose",
+        "Permute",
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Expand",
+    )
+}
 
 
 class Trace(TorchDispatchMode):
@@ -110,7 +125,7 @@ class Trace(TorchDispatchMode):
         storage = tensor.untyped_storage()
         origin = self._origins.get(storage)
         if origin is None:
-            origin = Origin()
+            origin = Origin(constant="parameter copy" if _is_copy_of_parameter(tensor) else None)
             self._origins.set(storage, origin)
         if origin.constant is None and (
             isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
@@ -175,6 +190,20 @@ class Trace(TorchDispatchMode):
                     return
                 taken[place] = Operand(self.origin(value), value)
         self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
+
+
+def has_unseen_copies(model: torch.nn.Module) -> bool:
+    """Whether copies of parameters and buffers, as autocast makes them, are only told by watching."""
+    frozen = any(not parameter.requires_grad for parameter in model.parameters())
+    return frozen or any(buffer.is_floating_point() for buffer in model.buffers())
+
+
+def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
+    """Whether autograd's graph says that copies and views of a parameter were made, and no more."""
+    node = tensor.grad_fn
+    while node is not None and node.name() in _COPY_NODES:
+        node = node.next_functions[0][0]
+    return isinstance(getattr(node, "variable", None), torch.nn.Parameter)
 
 
 def call(name: str, args: tuple[Any, ...]) -> str:
