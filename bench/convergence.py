@@ -51,6 +51,7 @@ from . import smollm2
 from .effective_bits import mean, quality, tensors
 from .page import fill, write
 
+# Every saved tensor is compressed, but where a name says "derive".
 SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
@@ -59,6 +60,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "hadamard 16x": {"scheme": "hadamard", "target": 32},
     "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
+    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64, "derive": True},
+    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32, "derive": True},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
@@ -99,6 +102,7 @@ STUDIES = {
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
 EARLIER = {"step": "step format (release 0.1)"}
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
+COLOURS |= {"derive, hadamard": "tab:olive"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
 LIMIT = 0.02  # of a loss that counts as the same
 DOCS, FOLDER = Path("docs"), Path("build/convergence")
@@ -107,9 +111,8 @@ DOCS, FOLDER = Path("docs"), Path("build/convergence")
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
     sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
-    return train.Options(
-        config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **SCHEMES[scheme]
-    )
+    options = {"derive": False} | SCHEMES[scheme]
+    return train.Options(config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **options)
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
@@ -176,7 +179,7 @@ def gradient(
     model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
 ) -> torch.Tensor:
     if compress:
-        with compress_activations(model, options.format):
+        with compress_activations(model, options.policy):
             loss = train.loss_of(model, options, tokens)
     else:
         loss = train.loss_of(model, options, tokens)

@@ -28,7 +28,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import backends, compress_activations
+from torch_bridge import Policy, backends, compress_activations
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
@@ -195,7 +195,7 @@ def gradient(model: torch.nn.Module, batch: Batch, fmt: StashFormat | None) -> t
     if fmt is None:
         loss = loss_of(model, batch)
     else:
-        with compress_activations(model, fmt):
+        with compress_activations(model, Policy.default(fmt, derive=False)):
             loss = loss_of(model, batch)
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return torch.cat([one.flatten() for one in found if one is not None])

@@ -17,6 +17,7 @@ from .plain_stash import (
     gradients,
     is_log_softmax,
     reference,
+    stored,
     unequal,
     untouched,
 )
@@ -201,7 +202,7 @@ def check(task, model, fmt=FMT, *, min_values=2, **how):
 
     A single value is what the loss is divided by.
     """
-    found, stash = step(task, model, compress_activations(model, fmt, min_values=min_values), **how)
+    found, stash = step(task, model, compress_activations(model, stored(fmt), min_values=min_values), **how)
     assert stash.report().ratio > 2, str(stash.report())
 
     expected, _ = step(task, model, reference(model, fmt, is_exact, min_values=min_values), **how)
@@ -248,6 +249,6 @@ def test_a_format_that_loses_nothing_changes_nothing(name, attention):
     model = task.build(attention, dropout=0.1)
     exact, _ = step(task, model, untouched(), autocast=autocast)
     lossless = PlaneFormat("fp32", block=64, target=256)
-    found, stash = step(task, model, compress_activations(model, lossless), autocast=autocast)
+    found, stash = step(task, model, compress_activations(model, stored(lossless)), autocast=autocast)
     assert any(row.kept == "compressed" for row in stash.report().rows)
     assert unequal(found, exact) == []

@@ -201,7 +201,7 @@ def test_a_large_log_softmax_has_a_rate_of_its_own():
 
 @pytest.mark.parametrize("keep", ["half", None, 80])
 def test_a_wrong_treatment_is_named(keep):
-    with pytest.raises(ValueError, match=f"keep must be 'raw', 'bits' or a format, not {keep!r}"):
+    with pytest.raises(ValueError, match=f"keep must be 'raw', 'bits', 'derive' or a format, not {keep!r}"):
         Rule(keep)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch_bridge.job import cli, demo, train
 from torch_bridge.job.activations import gpt2_activations
 
-TINY = train.Options(scheme="planes", steps=2, batch=1, validations=1, dropout=0.1)
+TINY = train.Options(scheme="planes", derive=False, steps=2, batch=1, validations=1, dropout=0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,16 @@ def test_the_default_model_shrinks_at_least_threefold():
     result = train.run(replace(TINY, steps=1, dropout=0.0))
     assert result["ratio"] >= 3.0
     assert result["ratio"] == result["raw_bytes"] / result["stored_bytes"]
+
+
+def test_what_is_derived_shrinks_more():
+    tiny = replace(TINY, scheme="hadamard", steps=1, dropout=0.0)
+    stored, derived = (train.run(replace(tiny, derive=derive)) for derive in (False, True))
+    assert derived["raw_bytes"] == stored["raw_bytes"]
+    assert stored["ratio"] < 14 < 27 < derived["ratio"]
+    fused = train.run(replace(tiny, derive=True, fused=True))
+    assert fused["raw_bytes"] < 0.6 * derived["raw_bytes"]
+    assert fused["stored_bytes"] == derived["stored_bytes"]
 
 
 def test_a_seed_gives_every_scheme_the_same_start():

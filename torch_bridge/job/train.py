@@ -23,6 +23,7 @@ from golden import HadamardFormat, PlaneFormat
 from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
+from ..policy import Policy
 from ..schemes import Scheme
 
 # Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
@@ -52,6 +53,8 @@ class Options:
         block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
             for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 2 bits.
         bits: of a value, for quantisation.
+        derive: whether what cheap operations made of stashed tensors is computed anew, not compressed.
+        fused: whether GELU is one operation; the model as Hugging Face has it makes it of several.
         backend: of the bridge.
         offload_dir: where offloaded tensors go.
         offload_amount: "adaptive", "all", or bytes of each step.
@@ -72,6 +75,8 @@ class Options:
     target: int | None = None
     rounding: str | None = None
     bits: int = 4
+    derive: bool = True
+    fused: bool = False
     backend: str = "auto"
     offload_dir: Path = Path("build/offload")
     offload_amount: int | Literal["all", "adaptive"] = "adaptive"
@@ -111,7 +116,12 @@ class Options:
         if "offload" in self.scheme:
             self.offload_dir.mkdir(parents=True, exist_ok=True)
             offload = Offload(self.offload_dir, amount=self.offload_amount)
-        return Scheme(self.scheme, self.format, self.backend, offload, self.rank, self.kernel)
+        return Scheme(self.scheme, self.format, self.derive, self.backend, offload, self.rank, self.kernel)
+
+    @property
+    def policy(self) -> Policy:
+        """That of a scheme with a format."""
+        return Policy.default(self.format, derive=self.derive)
 
     @property
     def torch_device(self) -> torch.device:
@@ -328,6 +338,7 @@ def build(options: Options) -> torch.nn.Module:
         **CONFIGS[options.config],
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout),
         "attn_implementation": options.attention,
+        "activation_function": "gelu_pytorch_tanh" if options.fused else "gelu_new",
         "use_cache": False,
         "bos_token_id": 0,
         "eos_token_id": 0,
