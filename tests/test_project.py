@@ -1,4 +1,4 @@
-"""What a chip project takes: plain names, waivers of single lines, a FuseSoC core that lints and simulates."""
+"""What a chip project takes: plain names, waivers of lines, a FuseSoC core that lints and simulates."""
 
 import re
 import subprocess
