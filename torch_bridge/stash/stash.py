@@ -55,8 +55,9 @@ def compress_activations(
     too); tensors of integers and of floats that no format has (fp64); tensors under ``min_values``; and what
     the policy says. ``stash.report()`` lists all of it.
 
-    Everything else is cut into blocks in the order of memory and kept as uint8[blocks, target] on its
-    device. What tensors share of a storage is stashed once. Of nested managers the innermost wins, as
+    What cheap operations made of stashed tensors is not kept but computed anew, if the policy says so, as
+    the default one does. Everything else is cut into blocks in the order of memory and kept as uint8[blocks,
+    target] on its device. What tensors share of a storage is stashed once. Of nested managers the innermost wins, as
     with all hooks of this kind in PyTorch.
 
     Args:
