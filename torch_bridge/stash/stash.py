@@ -57,8 +57,8 @@ def compress_activations(
 
     What cheap operations made of stashed tensors is not kept but computed anew, if the policy says so, as
     the default one does. Everything else is cut into blocks in the order of memory and kept as uint8[blocks,
-    target] on its device. What tensors share of a storage is stashed once. Of nested managers the innermost wins, as
-    with all hooks of this kind in PyTorch.
+    target] on its device. What tensors share of a storage is stashed once. Of nested managers the innermost
+    wins, as with all hooks of this kind in PyTorch.
 
     Args:
         model: whose parameters and buffers stay raw.
