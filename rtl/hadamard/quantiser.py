@@ -226,9 +226,7 @@ class Product(wiring.Component):
                         terms.append({})
                     if power:
                         terms[number].setdefault(power >> engine.halved, []).append(is_it)
-        return [
-            {power: any_set(conditions) for power, conditions in term.items()} for term in terms if term
-        ]
+        return [{power: any_set(conditions) for power, conditions in term.items()} for term in terms if term]
 
 
 def _place_terms(m: Module, name: str, columns: Columns, lane, terms: list[dict[int, Value]]) -> None:
