@@ -37,8 +37,8 @@ ENGINES = [
     pytest.param(config, part, id=f"{config.slug}-{part}")
     for config, part in (
         *((config, part) for config in SLICE for part in parts(config)),
-        (Config(HadamardFormat("fp16", 64, 13), bus_bytes=16), "compressor"),
-        (Config(HadamardFormat("fp16", 64, 13), bus_bytes=16, interface="axi"), "decompressor"),
+        (configs.SWITCHED_HADAMARD, "compressor"),
+        (Config(HadamardFormat("fp16", 64, 20), bus_bytes=16, interface="axi"), "decompressor"),
     )
 ]
 
