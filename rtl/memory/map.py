@@ -13,6 +13,7 @@ __all__ = [
     "REGISTERS",
     "TIMEOUT_CYCLES",
     "Field",
+    "Group",
     "Register",
     "address_of",
 ]
@@ -46,19 +47,31 @@ class Field:
 
 @dataclass(frozen=True)
 class Register:
-    """A register of 32 bits, or several alike.
+    """A register of 32 bits.
 
     Attributes:
-        offset: in bytes.
-        count, stride: of several, and how many bytes lie from one to the next.
+        offset: in bytes; in a group that of the first one's.
     """
 
     name: str
     offset: int
     about: str
     fields: tuple[Field, ...]
-    count: int = 1
-    stride: int = 4
+
+
+@dataclass(frozen=True)
+class Group:
+    """Registers of which there are several of each.
+
+    Attributes:
+        count, stride: how many, and how many bytes lie from one to the next.
+    """
+
+    name: str
+    count: int
+    stride: int
+    about: str
+    registers: tuple[Register, ...]
 
 
 # The errors' bits, in the order of golden.memory.ErrorKind.
@@ -98,7 +111,7 @@ def _bits(access: str) -> tuple[Field, ...]:
     return tuple(Field(name, i, 1, access, about) for i, (name, about) in enumerate(ERRORS))
 
 
-REGISTERS = (
+REGISTERS: tuple[Register | Group, ...] = (
     Register("IDENTITY", 0x000, "what this is", _word("r", "0x6273746d", IDENTITY)),
     Register(
         "PARAMETERS",
@@ -120,48 +133,53 @@ REGISTERS = (
     ),
     Register("ERRORS", 0x00C, "the kinds of errors that there were", _bits("w1c")),
     Register("INTERRUPTS", 0x010, "which of them raise the interrupt", _bits("rw")),
-    Register(
-        "ERROR_ADDRESS_LOW",
-        0x040,
-        "where the first error of each kind was since it was cleared",
-        _word("r", "bits 31 to 0 of the address"),
+    Group(
+        "ERROR_ADDRESS",
         len(ERRORS),
         8,
-    ),
-    Register(
-        "ERROR_ADDRESS_HIGH",
-        0x044,
-        "the same",
-        _word("r", "the bits above"),
-        len(ERRORS),
-        8,
+        "where the first error of each kind was since it was cleared, in the order of their bits",
+        (
+            Register("LOW", 0x040, "bits 31 to 0", _word("r", "of the address")),
+            Register("HIGH", 0x044, "the bits above", _word("r", "of the address")),
+        ),
     ),
     *(
         Register(name, 0x080 + 4 * i, about, _word("r", "counts modulo 2^32"))
         for i, (name, about) in enumerate(COUNTERS)
     ),
-    Register("REGION_BASE", 0x100, "where a region begins", _word("rw", "in pages of 4 KiB"), 8, 16),
-    Register("REGION_SIZE", 0x104, "how much it has", _word("rw", "in pages of 4 KiB"), 8, 16),
-    Register(
-        "REGION_STORED", 0x108, "where its stored bytes begin", _word("rw", "in pages of 4 KiB"), 8, 16
-    ),
-    Register(
-        "REGION_CONTROL",
-        0x10C,
-        "whether it answers, and how",
-        (
-            Field("ENABLE", 0, 1, "rw", "it answers; the other fields and registers cannot be changed"),
-            Field("LOCK", 1, 1, "rw", "none of this region can be changed any more, until a reset"),
-            Field("USABLE", 2, 1, "r", "it is enabled, and its stored bytes are no other region's"),
-            Field("FORMAT", 8, 4, "rw", "the number of its format, from 1 on; 0 is bypass"),
-        ),
+    Group(
+        "REGION",
         8,
         16,
+        "a region",
+        (
+            Register("BASE", 0x100, "where it begins", _word("rw", "in pages of 4 KiB")),
+            Register("SIZE", 0x104, "how much it has", _word("rw", "in pages of 4 KiB")),
+            Register("STORED", 0x108, "where its stored bytes begin", _word("rw", "in pages of 4 KiB")),
+            Register(
+                "CONTROL",
+                0x10C,
+                "whether it answers, and how",
+                (
+                    Field("ENABLE", 0, 1, "rw", "it answers; nothing else of it can be changed but LOCK"),
+                    Field("LOCK", 1, 1, "rw", "nothing of it can be changed any more, until a reset"),
+                    Field("USABLE", 2, 1, "r", "it is enabled, and its stored bytes are no other region's"),
+                    Field("FORMAT", 8, 4, "rw", "the number of its format, from 1 on; 0 is bypass"),
+                ),
+            ),
+        ),
     ),
 )
 
 
 def address_of(name: str, index: int = 0) -> int:
-    """Where a register is."""
-    register = next(register for register in REGISTERS if register.name == name)
-    return register.offset + index * register.stride
+    """Where a register is, or one of a group's: "TIMEOUT", "REGION_BASE"."""
+    for entry in REGISTERS:
+        if isinstance(entry, Register):
+            if entry.name == name:
+                return entry.offset
+            continue
+        for register in entry.registers:
+            if f"{entry.name}_{register.name}" == name:
+                return register.offset + index * entry.stride
+    raise ValueError(f"name must be one of the register map's, not {name!r}")
