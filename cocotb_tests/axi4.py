@@ -108,6 +108,7 @@ class Accelerator:
         self.ar = ChannelSource(dut, "s_axi_ar", ADDRESS)
         self.b = ChannelSink(dut, "s_axi_b", ("id", "resp"))
         self.r = ChannelSink(dut, "s_axi_r", ("id", "data", "resp", "last"))
+        self.channels = (self.aw, self.w, self.ar, self.b, self.r)
         self.responses: dict[int, Response] = {}
         self.reads: dict[int, tuple[np.ndarray, list[Response]]] = {}
         self.times: dict[int, list[int]] = {}
@@ -165,7 +166,7 @@ class Accelerator:
 
     def edge(self, cycle: int) -> None:
         self._cycle = cycle
-        for channel in (self.aw, self.w, self.ar, self.b, self.r):
+        for channel in self.channels:
             channel.edge(cycle)
         while self.b.received:
             at, beat = self.b.received.popleft()
@@ -197,8 +198,8 @@ class SlowMemory:
         latency: cycles from an address, or the last beat of a write, to the answer.
 
     Attributes:
-        beats_read, beats_written: so far.
-        stray: beats that were read or written without need are for the bench to find in these counts.
+        beats_written: so far.
+        times: when each read was asked for, and its last beat could be taken.
     """
 
     def __init__(self, dut, dram: Dram, latency: int = 8):
@@ -210,13 +211,15 @@ class SlowMemory:
         self.w = ChannelSink(dut, "m_axi_w", ("data", "strb", "last"))
         self.r = ChannelSource(dut, "m_axi_r", ("data", "resp", "last", "id"))
         self.b = ChannelSource(dut, "m_axi_b", ("resp", "id"))
-        self.beats_read = self.beats_written = 0
+        self.channels = (self.ar, self.aw, self.w, self.r, self.b)
+        self.beats_written = 0
+        self.times: list[tuple[int, int]] = []
         self._size = size
         self._writes: deque[Beat] = deque()
         self._data: list[Beat] = []
 
     def edge(self, cycle: int) -> None:
-        for channel in (self.ar, self.aw, self.w, self.r, self.b):
+        for channel in self.channels:
             channel.edge(cycle)
         while self.ar.received:
             _, address = self.ar.received.popleft()
@@ -224,7 +227,7 @@ class SlowMemory:
                 response = self.dram.response(place, self._size)
                 data = self._content(place) if response == Response.OKAY else 0xDEAD
                 self.r.send({"data": data, "resp": response, "last": last, "id": 0}, cycle + self.latency)
-                self.beats_read += 1
+            self.times.append((cycle, cycle + self.latency + address["len"] + 1))
         while self.aw.received:
             self._writes.append(self.aw.received.popleft()[1])
         while self.w.received:

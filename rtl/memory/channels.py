@@ -35,7 +35,9 @@ def _toward_subordinate(channel: str) -> bool:
     return channel in ("aw", "w", "ar")
 
 
-def ports_of(prefix: str, channels: dict[str, data.StructLayout], subordinate: bool) -> dict[str, wiring.Member]:
+def ports_of(
+    prefix: str, channels: dict[str, data.StructLayout], subordinate: bool
+) -> dict[str, wiring.Member]:
     """The members of a component that has these channels, as its subordinate or its manager side."""
     members = {}
     for name, layout in channels.items():
@@ -49,7 +51,12 @@ def ports_of(prefix: str, channels: dict[str, data.StructLayout], subordinate: b
 
 
 def connect_channels(
-    m: Module, component, prefix: str, channels: dict[str, data.StructLayout], subordinate: bool, enable: Value
+    m: Module,
+    component,
+    prefix: str,
+    channels: dict[str, data.StructLayout],
+    subordinate: bool,
+    enable: Value,
 ) -> dict[str, stream.Interface]:
     """Streams of the channels behind such members, on which nothing moves unless enabled."""
     streams = {}

@@ -1,6 +1,6 @@
 """The compressors in the way of complete blocks."""
 
-from amaranth import C, Mux, Module, Signal
+from amaranth import C, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 

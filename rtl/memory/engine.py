@@ -5,8 +5,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
-from .map import COUNTERS, MAP_BITS
 from .gather import BLOCK_UNIT_BITS
+from .map import COUNTERS, MAP_BITS
 from .parameters import MemoryParameters
 from .read import ReadPath
 from .registers import Registers
@@ -83,9 +83,7 @@ class _Core(wiring.Component):
             **{f"m_axi_{name}": (read, f"m{name}") for name in ("ar", "r")},
             **{f"s_axil_{name}": (registers, name) for name in ("aw", "w", "b", "ar", "r")},
         }
-        members = {
-            name: part.signature.members[channel] for name, (part, channel) in self._channels.items()
-        }
+        members = {name: part.signature.members[channel] for name, (part, channel) in self._channels.items()}
         super().__init__({"interrupt": Out(1), **members})
 
     def elaborate(self, platform):
@@ -141,12 +139,8 @@ class _Core(wiring.Component):
         return m
 
     def _count(self, m, write, read, registers, errors) -> None:
-        moves = {
-            name: getattr(self, name).valid & getattr(self, name).ready for name in self._channels
-        }
-        stalls = {
-            name: getattr(self, name).valid & ~getattr(self, name).ready for name in self._channels
-        }
+        moves = {name: getattr(self, name).valid & getattr(self, name).ready for name in self._channels}
+        stalls = {name: getattr(self, name).valid & ~getattr(self, name).ready for name in self._channels}
         is_busy = ~read.idle | ~write.idle
         counts = {
             "READ_BEATS": moves["s_axi_r"],

@@ -237,9 +237,7 @@ class Gather(wiring.Component):
             m.d.sync += [is_open.bit_select(marked, 1).eq(0), is_full.bit_select(marked, 1).eq(1)]
 
         oldest = Signal(count)
-        m.d.comb += [
-            oldest[i].eq(is_open[i] & ~(opened_before[i] & is_open).any()) for i in range(count)
-        ]
+        m.d.comb += [oldest[i].eq(is_open[i] & ~(opened_before[i] & is_open).any()) for i in range(count)]
         self._evict(m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes)
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
@@ -301,8 +299,7 @@ class Gather(wiring.Component):
         with m.If(self.evicted.valid):
             m.d.sync += is_open.bit_select(victim, 1).eq(0)
         m.d.comb += ends_oldest.eq(
-            (self.evicted.valid & oldest.bit_select(victim, 1))
-            | (completes & oldest.bit_select(marked, 1))
+            (self.evicted.valid & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
         )
 
     def _feed(self, m, complete, content_read, blocks, is_full, words, word_bits):
@@ -361,6 +358,4 @@ class Gather(wiring.Component):
     def _beyond(self, number: Value) -> Value:
         """Words of a buffer that a format's block does not have."""
         most = self._parameters.most_words
-        return self._by_format(
-            number, lambda i: C((1 << most) - (1 << self._parameters.words[i]), most)
-        )
+        return self._by_format(number, lambda i: C((1 << most) - (1 << self._parameters.words[i]), most))

@@ -8,7 +8,7 @@ from golden.bursts import Response
 
 from .channels import axi4_lite_channels
 from .map import COUNTERS, ERRORS, IDENTITY, MAP_BITS, TIMEOUT_CYCLES, address_of
-from .parameters import PAGE_BITS, MemoryParameters
+from .parameters import MemoryParameters
 from .regions import region_layout, stored_pages
 
 __all__ = ["Registers", "error_layout"]
@@ -91,18 +91,17 @@ class Registers(wiring.Component):
             m.d.sync += self.b.valid.eq(0)
 
         clears = Signal(len(ERRORS))
-        with m.If(taken & is_whole):
-            with m.Switch(address):
-                with m.Case(address_of("TIMEOUT")):
-                    m.d.comb += accepted.eq(1)
-                    m.d.sync += self.timeout.eq(word)
-                with m.Case(address_of("ERRORS")):
-                    m.d.comb += [accepted.eq(1), clears.eq(word)]
-                with m.Case(address_of("INTERRUPTS")):
-                    m.d.comb += accepted.eq(1)
-                    m.d.sync += enabled.eq(word)
-                for i in range(parameters.regions):
-                    self._write_region(m, i, word, locked, accepted, is_done)
+        with m.If(taken & is_whole), m.Switch(address):
+            with m.Case(address_of("TIMEOUT")):
+                m.d.comb += accepted.eq(1)
+                m.d.sync += self.timeout.eq(word)
+            with m.Case(address_of("ERRORS")):
+                m.d.comb += [accepted.eq(1), clears.eq(word)]
+            with m.Case(address_of("INTERRUPTS")):
+                m.d.comb += accepted.eq(1)
+                m.d.sync += enabled.eq(word)
+            for i in range(parameters.regions):
+                self._write_region(m, i, word, locked, accepted, is_done)
         for i, error in enumerate(self.errors):
             with m.If(error.valid):
                 m.d.sync += seen[i].eq(1)
@@ -134,7 +133,11 @@ class Registers(wiring.Component):
             )
         m.d.comb += self.ar.ready.eq(~self.r.valid | self.r.ready)
         with m.If(self.ar.ready):
-            m.d.sync += [self.r.valid.eq(self.ar.valid), self.r.p.resp.eq(Response.SLVERR), self.r.p.data.eq(0)]
+            m.d.sync += [
+                self.r.valid.eq(self.ar.valid),
+                self.r.p.resp.eq(Response.SLVERR),
+                self.r.p.data.eq(0),
+            ]
             with m.Switch(self.ar.p.addr):
                 for at, value in values.items():
                     with m.Case(at):

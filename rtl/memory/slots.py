@@ -45,9 +45,7 @@ class Slots(wiring.Component):
                 "slverr": In(count),
                 "decerr": In(count),
                 "idle": Out(1),
-                "b": Out(
-                    stream.Signature(data.StructLayout({"id": parameters.id_bits, "resp": Response}))
-                ),
+                "b": Out(stream.Signature(data.StructLayout({"id": parameters.id_bits, "resp": Response}))),
             }
         )
 

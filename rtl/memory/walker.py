@@ -44,9 +44,8 @@ class Walker(wiring.Component):
 
     Members:
         i: bursts, see :func:`burst_layout`.
-        o: beats: ``low``, ``len``, ``size``, ``kind`` and ``about`` of the burst; ``at``, the beat's address
-            within the page; ``first``, ``last``; and ``leaves``: the next beat lies in another word of the bus,
-            or in none.
+        o: beats: their ``burst``; ``at``, the beat's address within the page; ``first``, ``last``; and
+            ``leaves``: the next beat lies in another word of the bus, or in none.
     """
 
     def __init__(self, parameters: MemoryParameters, about: data.Layout | int):
@@ -76,7 +75,9 @@ class Walker(wiring.Component):
             self.o.p.at.eq(at),
             self.o.p.first.eq(first),
             self.o.p.last.eq(last),
-            self.o.p.leaves.eq(last | (self._next(burst, at, following, container) ^ at)[self._word_bits :].any()),
+            self.o.p.leaves.eq(
+                last | (self._next(burst, at, following, container) ^ at)[self._word_bits :].any()
+            ),
             self.i.ready.eq(~busy | (self.o.ready & last)),
         ]
         with m.If(self.o.valid & self.o.ready):

@@ -5,9 +5,9 @@
     w  ------------------------'             '--> Cutter ---------------------------------'
     b  <-- Slots
 
-The path of a block is one way: nothing in it waits for a read, for a word that has not come, or for a block that
-is not complete. Full buffers, compressors and bursts therefore always drain, and a burst that gets no slot
-or a beat that gets no buffer waits for them, or has the oldest open block evicted.
+The path of a block is one way: nothing in it waits for a read, for a word that has not come, or for a block
+that is not complete. Full buffers, compressors and bursts therefore always drain, and a burst that gets no
+slot or a beat that gets no buffer waits for them, or has the oldest open block evicted.
 """
 
 from amaranth import Array, C, Cat, Module, Mux, Signal, Value

@@ -305,9 +305,7 @@ class WriteOut(wiring.Component):
             starts.eq(~continues & ~live.bit_select(following, 1)),
             self.i.ready.eq(beats.i.ready & (continues | starts)),
             takes.eq(self.i.valid & self.i.ready),
-            fills.eq(
-                self.i.p.beat[:page].all() | Mux(continues, current.more == _BURST - 2, _BURST == 1)
-            ),
+            fills.eq(self.i.p.beat[:page].all() | Mux(continues, current.more == _BURST - 2, _BURST == 1)),
             self.ends.eq(fills),
             beats.i.valid.eq(takes),
             beats.i.p.data.eq(self.i.p.data),
