@@ -1,4 +1,4 @@
-"""Both ends of a memory engine's AXI4: an accelerator, and a memory that is slow and fails where it is told to."""
+"""Both ends of a memory engine's AXI4: an accelerator, and a memory that is slow and fails where told to."""
 
 from __future__ import annotations
 

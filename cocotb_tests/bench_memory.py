@@ -1,4 +1,7 @@
-"""The promises of the memory engine, against golden/memory.py. Which engine it is stands in ``BITSTASH_BENCH``."""
+"""The promises of the memory engine, against golden/memory.py.
+
+Which engine it is stands in the environment variable ``BITSTASH_BENCH``.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +214,7 @@ async def check_errors(tb: TB) -> None:
 
 @cocotb.test()
 async def masters_at_once_each_see_their_own_writes(_):
-    """Four masters in places of their own: whole blocks written and read back, with pauses on every channel."""
+    """Each in places of its own: whole blocks written and read back, with pauses on every channel."""
     tb = await TB.started("masters at once", latency=5)
     for channel in (*tb.accelerator.channels, *tb.memory.channels):
         channel.pause = often(tb.rng)
@@ -256,7 +259,7 @@ async def one_master(tb: TB, master: int, count: int) -> None:
 
 @cocotb.test()
 async def long_bursts_keep_both_directions_busy(_):
-    """Reads and writes at once of 1 KiB and 4 KiB, behind a memory of 100 cycles; the formats in turn, too."""
+    """Reads and writes of 1 KiB and 4 KiB, behind a memory of 100 cycles; the formats in turn, too."""
     tb = await TB.started("rates", latency=100)
     figures = {}
     for name, regions in rated(tb):

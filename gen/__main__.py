@@ -47,6 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
     build.set_defaults(interface=None)
 
+    of_registers = commands.add_parser(
+        "registers", help="write the memory engine's registers as SystemRDL, page, C header and Python package"
+    )
+    of_registers.add_argument(
+        "-o", "--output", type=Path, default=Path("build/registers"), help="folder (default: build/registers)"
+    )
+
     commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
 
     synth = commands.add_parser(
@@ -92,6 +99,12 @@ def main(argv: list[str] | None = None) -> None:
             from . import diagrams  # Verilog needs no WaveDrom
 
             print(*diagrams.draw(), sep="\n")
+            return
+        if arguments.command == "registers":
+            from . import registers  # Verilog needs no PeakRDL
+
+            registers.write(arguments.output)
+            print(arguments.output)
             return
         if arguments.command == "library":
             from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch

@@ -1,4 +1,4 @@
-"""The memory engine's registers as SystemRDL, and what PeakRDL makes of it: a page, a C header, a Python package."""
+"""The memory engine's registers as SystemRDL, and as a page, a C header and a Python package by PeakRDL."""
 
 from __future__ import annotations
 
