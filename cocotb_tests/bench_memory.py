@@ -325,7 +325,7 @@ async def single_reads_add_little(_):
         sent, ended = tb.accelerator.times[ticket]
         asked, answered = tb.memory.times.pop()
         name = region.fmt.scheme if region.fmt else "bypass"
-        figures[name] = {"there": asked - sent - 1, "back": ended - answered, "bytes": size}
+        figures[name] = {"there": asked - sent - 2, "back": ended - answered, "bytes": size}
     TASK.note(latency=figures)
 
 

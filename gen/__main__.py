@@ -48,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     build.set_defaults(interface=None)
 
     of_registers = commands.add_parser(
-        "registers", help="write the memory engine's registers as SystemRDL, page, C header and Python package"
+        "registers",
+        help="write the memory engine's registers as SystemRDL, page, C header and Python package",
     )
     of_registers.add_argument(
         "-o", "--output", type=Path, default=Path("build/registers"), help="folder (default: build/registers)"
