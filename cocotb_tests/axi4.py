@@ -23,7 +23,7 @@ class ChannelSource:
     Attributes:
         queue: what is to be sent, each with the first cycle in which it may be offered.
         pause: whether nothing new is offered, cycle for cycle.
-        taken: beats so far.
+        taken_at: the cycle in which a beat was taken, the last one.
     """
 
     def __init__(self, dut, name: str, fields: tuple[str, ...]):
@@ -31,7 +31,7 @@ class ChannelSource:
         self._valid, self._ready = getattr(dut, f"{name}valid"), getattr(dut, f"{name}ready")
         self.queue: deque[tuple[int, Beat]] = deque()
         self.pause: Iterator[bool] = never(random.Random())
-        self.taken = 0
+        self.taken_at = -1
         self._offered = False
         self._valid.value = 0
 
@@ -43,7 +43,7 @@ class ChannelSource:
         if self._offered:
             if not self._ready.value:
                 return
-            self.taken += 1
+            self.taken_at = cycle
             self._offered = False
         if self.queue and self.queue[0][0] <= cycle and not next(self.pause):
             for field, value in self.queue.popleft()[1].items():
@@ -98,7 +98,7 @@ class Accelerator:
     Attributes:
         responses: of write bursts, by their tickets.
         reads: of read bursts, by their tickets: their words and responses, once all are there.
-        times: when a ticket's address was given to send, and its last answer came.
+        ended: when a ticket's last answer came.
     """
 
     def __init__(self, dut, bus_bytes: int):
@@ -111,11 +111,10 @@ class Accelerator:
         self.channels = (self.aw, self.w, self.ar, self.b, self.r)
         self.responses: dict[int, Response] = {}
         self.reads: dict[int, tuple[np.ndarray, list[Response]]] = {}
-        self.times: dict[int, list[int]] = {}
+        self.ended: dict[int, int] = {}
         self._unanswered: dict[int, deque[int]] = {}
         self._reading: dict[int, deque[tuple[int, Burst, list[Beat]]]] = {}
         self._tickets = 0
-        self._cycle = 0
 
     @staticmethod
     def _address(burst: Burst, master: int, cache: int) -> Beat:
@@ -130,7 +129,6 @@ class Accelerator:
 
     def _ticket(self) -> int:
         self._tickets += 1
-        self.times[self._tickets] = [self._cycle]
         return self._tickets
 
     def write(
@@ -165,14 +163,13 @@ class Accelerator:
         return all(s.is_idle for s in (self.aw, self.w, self.ar)) and not any(self._reading.values())
 
     def edge(self, cycle: int) -> None:
-        self._cycle = cycle
         for channel in self.channels:
             channel.edge(cycle)
         while self.b.received:
             at, beat = self.b.received.popleft()
             ticket = self._unanswered[beat["id"]].popleft()
             self.responses[ticket] = Response(beat["resp"])
-            self.times[ticket].append(at)
+            self.ended[ticket] = at
         while self.r.received:
             at, beat = self.r.received.popleft()
             ticket, burst, beats = self._reading[beat["id"]][0]
@@ -180,7 +177,7 @@ class Accelerator:
             assert beat["last"] == (len(beats) == burst.beats), f"RLAST in beat {len(beats)} of {burst}"
             if beat["last"]:
                 self._reading[beat["id"]].popleft()
-                self.times[ticket].append(at)
+                self.ended[ticket] = at
                 self.reads[ticket] = self._as_words(burst, beats)
 
     def _as_words(self, burst: Burst, beats: list[Beat]) -> tuple[np.ndarray, list[Response]]:

@@ -26,7 +26,7 @@ class MemoryEngine(wiring.Component):
         s_axi_*: AXI4 of the accelerator.
         m_axi_*: AXI4 of the memory; all bursts have the ID 0, and are INCR bursts of whole beats.
         s_axil_*: AXI4-Lite of the registers.
-        interrupt: see :class:`rtl.memory.registers.Registers`.
+        irq: see :class:`rtl.memory.registers.Registers`.
     """
 
     def __init__(self, parameters: MemoryParameters):
@@ -38,7 +38,7 @@ class MemoryEngine(wiring.Component):
             {
                 "aclk": In(1),
                 "aresetn": In(1),
-                "interrupt": Out(1),
+                "irq": Out(1),
                 **ports_of("s_axi", self._port, True),
                 **ports_of("m_axi", self._below, False),
                 **ports_of("s_axil", self._lite, True),
@@ -49,7 +49,7 @@ class MemoryEngine(wiring.Component):
         m = Module()
         m.domains.axi = axi = ClockDomain(local=True)
         m.submodules.core = core = DomainRenamer("axi")(_Core(self.parameters))
-        m.d.comb += [axi.clk.eq(self.aclk), axi.rst.eq(~self.aresetn), self.interrupt.eq(core.interrupt)]
+        m.d.comb += [axi.clk.eq(self.aclk), axi.rst.eq(~self.aresetn), self.irq.eq(core.irq)]
         for prefix, channels, subordinate in (
             ("s_axi", self._port, True),
             ("m_axi", self._below, False),
@@ -84,7 +84,7 @@ class _Core(wiring.Component):
             **{f"s_axil_{name}": (registers, name) for name in ("aw", "w", "b", "ar", "r")},
         }
         members = {name: part.signature.members[channel] for name, (part, channel) in self._channels.items()}
-        super().__init__({"interrupt": Out(1), **members})
+        super().__init__({"irq": Out(1), **members})
 
     def elaborate(self, platform):
         m = Module()
@@ -116,7 +116,7 @@ class _Core(wiring.Component):
             read.stored_probed.eq(write.stored_probed),
             read.completed.eq(write.completed),
             read.completed_place.eq(write.completed_place),
-            self.interrupt.eq(registers.interrupt),
+            self.irq.eq(registers.irq),
         ]
 
         place = write.evicted_place

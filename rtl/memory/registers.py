@@ -33,7 +33,7 @@ class Registers(wiring.Component):
         drain, region: a region is to be drained; drained: it is.
         errors: of each kind.
         counts: what is added to each counter.
-        interrupt: there was an error of a kind that raises it.
+        irq: the interrupt: there was an error of a kind that raises it.
     """
 
     def __init__(self, parameters: MemoryParameters):
@@ -53,7 +53,7 @@ class Registers(wiring.Component):
                 "drained": In(1),
                 "errors": In(data.ArrayLayout(error_layout(parameters), len(ERRORS))),
                 "counts": In(data.ArrayLayout(7, len(COUNTERS))),
-                "interrupt": Out(1),
+                "irq": Out(1),
             }
         )
 
@@ -64,7 +64,7 @@ class Registers(wiring.Component):
         places = [Signal(parameters.address_bits, name=f"place{i}") for i in range(len(ERRORS))]
         counters = [Signal(32, name=f"counter{i}") for i in range(len(COUNTERS))]
         locked = Signal(parameters.regions)
-        m.d.comb += self.interrupt.eq((seen & enabled).any())
+        m.d.comb += self.irq.eq((seen & enabled).any())
         for counter, more in zip(counters, self.counts, strict=True):
             m.d.sync += counter.eq(counter + more)
 
@@ -181,7 +181,9 @@ class Registers(wiring.Component):
                     m.d.comb += [overlaps[i][j].eq(meets), overlaps[j][i].eq(meets)]
         for region, end, overlap in zip(self.regions, ends, overlaps, strict=True):
             fits = ~end[-1] | ~end[:-1].any()
-            known = (region.format <= len(parameters.formats)) & fits
+            known = fits
+            if len(parameters.formats) + 1 < 1 << len(region.format):
+                known &= region.format <= len(parameters.formats)
             m.d.sync += region.usable.eq(region.enabled & known & ~overlap.any())
 
     def _described(self) -> Value:

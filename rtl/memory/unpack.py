@@ -162,8 +162,8 @@ class Joiner(wiring.Component):
         m = Module()
         size = self._parameters.memory_bytes
         pieces = self._parameters.bus_bytes // size
-        index, words = Signal(range(pieces)), Signal(8)
-        kept, response = Signal(8 * (pieces - 1) * size), Signal(2)
+        index, words = Signal(range(max(pieces, 2))), Signal(8)
+        response = Signal(2)
         is_final = index == pieces - 1
         gravest = Mux(self.i.p.resp > response, self.i.p.resp, response)
         takes = self.i.valid & self.i.ready
@@ -171,7 +171,7 @@ class Joiner(wiring.Component):
         ends = words == self.run.p.count
         m.d.comb += [
             self.o.valid.eq(self.run.valid & self.i.valid & is_final),
-            self.o.p.data.eq(Cat(kept, self.i.p.data)),
+            self.o.p.data.eq(self.i.p.data),
             self.o.p.resp.eq(gravest),
             self.i.ready.eq(self.run.valid & (~is_final | self.o.ready)),
             self.run.ready.eq(gives & ends),
@@ -181,7 +181,10 @@ class Joiner(wiring.Component):
                 index.eq(Mux(is_final, 0, index + 1)),
                 response.eq(Mux(is_final, 0, gravest)),
             ]
-            if pieces > 1:
+        if pieces > 1:
+            kept = Signal(8 * (pieces - 1) * size)
+            m.d.comb += self.o.p.data.eq(Cat(kept, self.i.p.data))
+            with m.If(takes):
                 m.d.sync += kept.eq(Cat(kept, self.i.p.data) >> 8 * size)
         with m.If(gives):
             m.d.sync += words.eq(Mux(ends, 0, words + 1))

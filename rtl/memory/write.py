@@ -262,7 +262,7 @@ class WritePath(wiring.Component):
             compressors.append(compressor)
 
         # One at a time has the packer, from its block's first word to the last.
-        turn = Signal(range(len(compressors)))
+        turn = Signal(range(max(len(compressors), 2)))
         inside = Signal()
         chosen = Signal.like(turn)
         m.d.comb += chosen.eq(turn)

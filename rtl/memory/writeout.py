@@ -97,19 +97,19 @@ class Packer(wiring.Component):
 
         # A word's bytes, a beat of them at a time.
         pieces = parameters.bus_bytes // size
-        index = Signal(range(pieces))
+        index = Signal(range(max(pieces, 2)))
         count = Signal(range(parameters.bus_bytes // grain + 1))  # of a word's grains that are left
         is_final = Signal()
         piece, piece_grains = Signal(8 * size), Signal(range(grains + 1))
         m.d.comb += [
             count.eq(((parameters.bus_bytes - self.i.p.empty) >> grain_bits) - index * grains),
-            is_final.eq(count <= grains),
+            is_final.eq(count <= grains if pieces > 1 else 1),
             piece_grains.eq(Mux(is_final, count, grains)),
             piece.eq(self.i.p.data.word_select(index, 8 * size)),
         ]
 
         rest = Signal(8 * size)  # zero where nothing is kept
-        level, begin = Signal(range(grains)), Signal(range(grains))  # in grains
+        level, lowest = Signal(range(max(grains, 2))), Signal(range(max(grains, 2)))  # in grains
         beat = Signal(parameters.address_bits - parameters.beat_bits)
         waiting = Signal(parameters.slots)
         has_rest, flushes = Signal(), Signal()
@@ -118,12 +118,12 @@ class Packer(wiring.Component):
         address = self.i.p.address
         offset = (address >> grain_bits)[: exact_log2(grains)] if grains > 1 else C(0, 1)
         elsewhere = has_rest & ((beat != address[parameters.beat_bits :]) | (level != offset))
-        here, here_begin, here_beat = Signal.like(level), Signal.like(begin), Signal.like(beat)
-        m.d.comb += [here.eq(level), here_begin.eq(begin), here_beat.eq(beat)]
+        here, here_lowest, here_beat = Signal.like(level), Signal.like(lowest), Signal.like(beat)
+        m.d.comb += [here.eq(level), here_lowest.eq(lowest), here_beat.eq(beat)]
         with m.If(starts & ~has_rest):
             m.d.comb += [
                 here.eq(offset),
-                here_begin.eq(offset),
+                here_lowest.eq(offset),
                 here_beat.eq(address[parameters.beat_bits :]),
             ]
 
@@ -144,7 +144,7 @@ class Packer(wiring.Component):
             self.o.p.beat.eq(Mux(makes_way, beat, here_beat)),
             self.o.p.data.eq(Mux(makes_way, rest, joined)),
             self.o.p.strb.eq(
-                self._bytes_from(Mux(makes_way, begin, here_begin))
+                self._bytes_from(Mux(makes_way, lowest, here_lowest))
                 & Mux(makes_way, ~self._bytes_from(level), ~C(0, size))
             ),
             self.o.p.waiting.eq(Mux(makes_way, waiting, waiting | self.i.p.waiting)),
@@ -152,13 +152,13 @@ class Packer(wiring.Component):
         patience = Signal(range(_PATIENCE + 1))
         m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
         with m.If(makes_way & self.o.ready):
-            m.d.sync += [rest.eq(0), level.eq(0), begin.eq(0), waiting.eq(0), has_rest.eq(0), flushes.eq(0)]
+            m.d.sync += [rest.eq(0), level.eq(0), lowest.eq(0), waiting.eq(0), has_rest.eq(0), flushes.eq(0)]
         with m.Elif(takes):
             remains = total != Mux(emits, grains, 0)
             m.d.sync += [
                 rest.eq(Mux(emits, joined >> 8 * size, joined)),
                 level.eq(total - Mux(emits, grains, 0)),
-                begin.eq(Mux(emits, 0, here_begin)),
+                lowest.eq(Mux(emits, 0, here_lowest)),
                 beat.eq(here_beat + emits),
                 waiting.eq(Mux(emits, 0, waiting) | Mux(remains, self.i.p.waiting, 0)),
                 has_rest.eq(remains),
@@ -176,7 +176,8 @@ class Packer(wiring.Component):
     def _bytes_from(self, start: Value) -> Value:
         """Strobes of a beat's bytes from a grain on."""
         size, grain = self._parameters.memory_bytes, self._parameters.grain
-        return Cat((start <= i).replicate(grain) for i in range(size // grain))
+        last = size // grain - 1
+        return Cat(*((start <= i).replicate(grain) for i in range(last)), C(-1, grain))
 
 
 class Cutter(wiring.Component):
@@ -206,19 +207,17 @@ class Cutter(wiring.Component):
         parameters = self._parameters
         size = parameters.memory_bytes
         pieces = parameters.bus_bytes // size
-        index = Signal(range(pieces))
+        index = Signal(range(max(pieces, 2)))
         strb = self.i.p.strb.word_select(index, size)
         passes = self.o.ready | ~strb.any()
         m.d.comb += [
             self.o.valid.eq(self.i.valid & strb.any()),
-            self.o.p.beat.eq(Cat(index, self.i.p.address[parameters.word_bits :])),
+            self.o.p.beat.eq(Cat(index[: exact_log2(pieces)], self.i.p.address[parameters.word_bits :])),
             self.o.p.data.eq(self.i.p.data.word_select(index, 8 * size)),
             self.o.p.strb.eq(strb),
             self.o.p.waiting.eq(self.i.p.waiting),
             self.i.ready.eq(passes & (index == pieces - 1)),
         ]
-        if pieces == 1:
-            m.d.comb += self.o.p.beat.eq(self.i.p.address[parameters.word_bits :])
         with m.If(self.i.valid & passes):
             m.d.sync += index.eq(Mux(index == pieces - 1, 0, index + 1))
         return m
