@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
+
 from gen import registers
+from gen.__main__ import main
 from rtl.memory.map import ERRORS, MAP_BITS, REGISTERS, Group, address_of
 
 
@@ -31,3 +34,23 @@ def test_registers_lie_apart():
     assert len(set(places)) == len(places)
     assert all(place % 4 == 0 and place < 1 << MAP_BITS for place in places)
     assert address_of("ERROR_ADDRESS_HIGH", len(ERRORS) - 1) < address_of("READ_BEATS")
+
+
+def test_verilog_is_made_and_linted(tmp_path):
+    path = tmp_path / "memory.v"
+    main(
+        [
+            "verilog",
+            "--interface",
+            "memory",
+            *["--dtype", "bf16", "--block", "32", "--target", "24", "--bus-bytes", "16"],
+            "-o",
+            str(path),
+        ]
+    )
+    assert "module bitstash_memory(" in path.read_text()
+
+
+def test_a_memory_has_a_bus_of_its_own_only_behind_a_memory_engine(tmp_path):
+    with pytest.raises(SystemExit, match="--memory-bytes is of --interface memory, not 'axi'"):
+        main(["verilog", "--interface", "axi", "--memory-bytes", "16"])
