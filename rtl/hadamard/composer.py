@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden.hadamard import FRACTION_BITS, HEADER_BITS, MINUS_INFINITY, NAN, SCALE_BIAS
 
-from ..arith.sums import Columns, add, compress, increment, let, place, rows_of, shift_left
+from ..arith.sums import Columns, add, compress, difference, increment, let, place, rows_of, shift_left
 from ..arith.trees import leading_zeros
 from ..stream import word_layout
 from .engine import HadamardEngine
@@ -100,7 +100,7 @@ class Composer(wiring.Component):
                 m.d.comb += lane.rest.eq(Cat(rest[:-1].any(), rest[-1]))
             m.d.comb += [
                 lane.significand.eq(Cat(C(0, kept - len(moved)), moved)),
-                lane.field.eq(products.highest - zeros),
+                lane.field.eq(difference(m, f"field{i}", products.highest, zeros)),
                 lane.negative.eq(of_product.negative & of_product.product.any()),
                 lane.kind.eq(of_product.kind),
             ]
