@@ -9,7 +9,7 @@ from functools import partial
 from amaranth import Cat, Value
 from amaranth.lib import wiring
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from rtl import (
     AxiStreamCompressor,
     AxiStreamDecompressor,
@@ -45,6 +45,7 @@ from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .crossing import Crossing, InTime
 from .faults import FAULTS, Stage
+from .hadamard import Aligned, EveryBlock, NoInvalidHeader, TinyHadamard, Transformed
 from .headers import Headers
 from .order import Chain, InOrder
 from .roundtrip import RoundTrip, TinyFormat
@@ -63,6 +64,7 @@ SWITCHED = Config(
     further=(PlaneFormat("fp32", block=16, target=24, rounding="truncate"),),
     preset="bf16_n16_t20_or_fp32_n16_t24_b16",
 )
+HADAMARD = Config(HadamardFormat("bf16", block=64, target=16), bus_bytes=16)
 
 NUMBER = "number, latency"
 
@@ -73,7 +75,7 @@ def all_proofs() -> list[Proof]:
     """Every proof, and for each kind of claim the faults that it must find."""
     parts = (
         *(_of_stages, _of_movers, _of_clocks, _of_engines, _of_runtime),
-        *(_of_headers, _of_round_trips, _of_faults),
+        *(_of_headers, _of_round_trips, _of_hadamard, _of_hadamard_blocks, _of_faults),
     )
     return [proof for part in parts for proof in part()]
 
@@ -363,6 +365,55 @@ def _tiny(fmt: TinyFormat) -> str:
     ft = fmt.float_type
     bits = f"1+{ft.exponent_bits}+{ft.mantissa_bits} bits"
     return f"{bits}, N={fmt.block}, target {fmt.target}, {fmt.rounding}"
+
+
+def _of_hadamard() -> Iterator[Proof]:
+    """The Hadamard engines as streams; as in the planes' engines, no control depends on data."""
+    for part in ("compressor", "decompressor"):
+        yield _engine_contract(HADAMARD, part)
+        yield _reached(_engine_contract(HADAMARD, part), 80)
+        yield _counts(HADAMARD, part, whole_blocks=True)
+        yield _counts(HADAMARD, part, whole_blocks=True, less=1)
+    yield _counts(HADAMARD, "compressor")
+    yield _never_hangs(HADAMARD)
+
+
+def _of_hadamard_blocks() -> Iterator[Proof]:
+    """What the Hadamard engines compute, and for each claim a fault that it must find."""
+    bus = 16
+    for dtype, target in [("bf16", 2), ("bf16", 3), ("fp16", 3)]:
+        fmt = TinyHadamard(dtype, target=target)
+        yield _computes("Decompressor", fmt, partial(EveryBlock, fmt, bus))
+    yield _reached(_computes("Decompressor", fmt, partial(EveryBlock, fmt, bus)), 20)
+    wrong = partial(EveryBlock, fmt, bus, SCALE_BIAS + 1)
+    yield _computes("Decompressor", fmt, wrong, "a scale twice as large")
+
+    tiny = TinyHadamard()
+    yield _computes("Transform", tiny, partial(Transformed, tiny, bus))
+    yield _computes("Transform", tiny, partial(Transformed, tiny, bus, wrong=True), "other places")
+    for dtype in ("bf16", "fp16"):
+        fmt = TinyHadamard(dtype)
+        yield _computes("Aligner", fmt, partial(Aligned, fmt, bus))
+    yield _computes("Aligner", fmt, partial(Aligned, fmt, bus, rounds=False), "rounding down")
+
+    small = HADAMARD.fmt
+    yield _writes_headers(SPECIALS)
+    yield _writes_headers(ZEROS)
+
+
+def _computes(component: str, fmt: TinyHadamard, make: Maker, held_against: str = "") -> Proof:
+    name = f"{fmt.dtype}, N={fmt.block}, target {fmt.target}"
+    name += f", held against {held_against}" if held_against else ""
+    return Proof(
+        "every block",
+        f"Hadamard {component}",
+        name,
+        make,
+        SEARCH,
+        20,
+        mode="bmc",
+        finds=bool(held_against),
+    )
 
 
 def _of_faults() -> Iterator[Proof]:

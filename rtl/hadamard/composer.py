@@ -64,7 +64,7 @@ class Composer(wiring.Component):
             place(columns, of_sum.magnitude, FRACTION_BITS)
             for j, bit in enumerate(fraction):
                 place(columns, of_sum.magnitude & bit.replicate(len(of_sum.magnitude)), j)
-            product = add(m, f"product{i}", *rows_of(compress(m, f"rows{i}", columns)), group=6)
+            product = add(m, f"product{i}", *rows_of(compress(m, f"rows{i}", columns)), group=4)
             m.d.comb += [
                 lane.product.eq(product),
                 lane.negative.eq(of_sum.negative),
@@ -75,6 +75,9 @@ class Composer(wiring.Component):
             found.highest.eq(Mux(highest < 1, 0, highest)),
             *(found[name].eq(self.i.p[name]) for name in ("error", "last")),
         ]
+        if not _rounds(engine):
+            most = engine.float_type.exponent_max - 1
+            m.d.comb += found.too_large.eq(Mux(highest > most, highest - most, 0))
         if _lowest(engine):
             # Where the leading bit of the least normal number is.
             least = Cat(highest == place for place in range(1, len(found.least) + 1))
@@ -98,6 +101,8 @@ class Composer(wiring.Component):
             if _rounds(engine):
                 rest, moved = moved[:-kept], moved[-kept:]
                 m.d.comb += lane.rest.eq(Cat(rest[:-1].any(), rest[-1]))
+            else:
+                m.d.comb += lane.too_large.eq(zeros < products.too_large)
             m.d.comb += [
                 lane.significand.eq(Cat(C(0, kept - len(moved)), moved)),
                 lane.field.eq(difference(m, f"field{i}", products.highest, zeros)),
@@ -114,7 +119,9 @@ class Composer(wiring.Component):
         if _rounds(self._engine):
             more, half = lane.rest
             number = increment(m, name, number, half & (more | lane.significand[0]))
-        too_large = number[ft.mantissa_bits :] >= ft.exponent_max
+            too_large = number[ft.mantissa_bits :] >= ft.exponent_max
+        else:
+            too_large = lane.too_large
         finite = Mux(too_large, (ft.exponent_max << ft.mantissa_bits) - 1, number[: ft.width - 1])
         special = Cat(C(0, ft.mantissa_bits - 1), lane.kind == NAN, C(ft.exponent_max, ft.exponent_bits))
         negative = lane.negative | (lane.kind == MINUS_INFINITY)
@@ -150,6 +157,7 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
         highest: the exponent field of a product if its highest bit is its leading one; or 0 if it is none.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
         least: if there are subnormals, the product that has the leading bit of the least normal number.
+        too_large: if nothing is rounded, with how many leading zeros a product is not too large any more.
     """
     lane = data.StructLayout({"product": _bits(engine), "negative": 1, "kind": 2})
     highest = (1 << _EXPONENT_BITS) - 1 + _highest_field(engine)
@@ -162,6 +170,7 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
             "last": 1,
         }
         | ({"least": _bits(engine) + lowest} if lowest else {})
+        | ({} if _rounds(engine) else {"too_large": range(highest - engine.float_type.exponent_max + 2)})
     )
 
 
@@ -169,12 +178,13 @@ def _moved_layout(engine: HadamardEngine) -> data.StructLayout:
     """A word of numbers.
 
     Members:
-        lanes: of each the significand; the exponent field if it has a leading one; sign and kind; and if
-            there may be more bits, whether they are less than half of the last place, and whether that half.
+        lanes: of each the significand; the exponent field if it has a leading one; sign and kind; if there
+            may be more bits, whether they are less than half of the last place, and whether that half;
+            otherwise whether it is too large.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
     """
     lane = data.StructLayout(
-        ({"rest": 2} if _rounds(engine) else {})
+        ({"rest": 2} if _rounds(engine) else {"too_large": 1})
         | {
             "significand": engine.float_type.mantissa_bits + 1,
             "field": _products_layout(engine)["highest"].shape,
