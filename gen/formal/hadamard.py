@@ -221,39 +221,49 @@ class EveryBlock(wiring.Component):
 
 
 class Transformed(wiring.Component):
-    """Proves that the transform gives the coefficients of every block, each in its place, with any stalls.
+    """Proves that the transform gives the coefficients of every block, each in its place and in time.
+
+    Nothing stalls: all of its registers only move on together.
 
     Args:
         fmt: a format.
         bus_bytes: bytes of a word.
-        last: how many of the values are not 0: the last ones.
+        bits: of the values' magnitudes.
+        alone: only one value is not 0, whichever the solver picks.
         wrong: a fault: two coefficients are expected in each other's place.
     """
 
-    def __init__(self, fmt: HadamardFormat, bus_bytes: int, last: int, wrong: bool = False):
+    def __init__(
+        self, fmt: HadamardFormat, bus_bytes: int, bits: int, alone: bool = False, wrong: bool = False
+    ):
         self._engine = HadamardEngine(fmt, bus_bytes)
-        self._last = last
+        self._bits = bits
+        self._alone = alone
         self._wrong = wrong
         lane = data.StructLayout({"magnitude": ALIGNED_BITS, "negative": 1})
-        super().__init__({"x": In(data.ArrayLayout(lane, fmt.block)), "special": In(1), "go": In(1)})
+        pick = Signal(range(fmt.block)).shape()
+        super().__init__({"x": In(data.ArrayLayout(lane, fmt.block)), "special": In(1), "pick": In(pick)})
 
     def elaborate(self, platform):
         m = Module()
         engine = self._engine
         m.submodules.transform = transform = Transform(engine)
-        m.d.comb += [Assume(~ResetSignal()), transform.go.eq(self.go)]
+        m.d.comb += [Assume(~ResetSignal()), transform.go.eq(1)]
         is_first = Signal(init=1)
-        x, special = Signal.like(self.x), Signal()
+        x, special, pick = Signal.like(self.x), Signal(), Signal.like(self.pick)
         m.d.sync += is_first.eq(0)
         with m.If(is_first):
-            m.d.sync += [x.eq(self.x), special.eq(self.special)]
+            m.d.sync += [x.eq(self.x), special.eq(self.special), pick.eq(self.pick)]
 
         sent = Signal(range(64))
-        with m.If(self.go & ~is_first):
+        with m.If(~is_first):
             m.d.sync += sent.eq(Mux(sent == 63, sent, sent + 1))
-        zeros = engine.block - self._last
-        m.d.comb += [Assume(~Value.cast(lane).any()) for lane in list(x)[:zeros]]
         m.d.comb += [Assume(~special | ~lane.negative) for lane in x]
+        m.d.comb += [Assume(lane.magnitude < 1 << self._bits) for lane in x]
+        if self._alone:
+            m.d.comb += [
+                Assume((i == pick) | ~Value.cast(lane).any()) for i, lane in enumerate(x)
+            ]
         lanes = Value.cast(x)
         m.d.comb += [
             Cat(transform.i.lanes).eq(lanes.word_select(sent, len(lanes) // engine.words)),

@@ -10,6 +10,7 @@ from amaranth import Cat, Value
 from amaranth.lib import wiring
 
 from golden import HadamardFormat, PlaneFormat
+from golden.hadamard import ALIGNED_BITS, SCALE_BIAS, SPECIALS, ZEROS
 from rtl import (
     AxiStreamCompressor,
     AxiStreamDecompressor,
@@ -371,7 +372,6 @@ def _of_hadamard() -> Iterator[Proof]:
     """The Hadamard engines as streams; as in the planes' engines, no control depends on data."""
     for part in ("compressor", "decompressor"):
         yield _engine_contract(HADAMARD, part)
-        yield _reached(_engine_contract(HADAMARD, part), 80)
         yield _counts(HADAMARD, part, whole_blocks=True)
         yield _counts(HADAMARD, part, whole_blocks=True, less=1)
     yield _counts(HADAMARD, "compressor")
@@ -381,39 +381,47 @@ def _of_hadamard() -> Iterator[Proof]:
 def _of_hadamard_blocks() -> Iterator[Proof]:
     """What the Hadamard engines compute, and for each claim a fault that it must find."""
     bus = 16
-    for dtype, target in [("bf16", 2), ("bf16", 3), ("fp16", 3)]:
-        fmt = TinyHadamard(dtype, target=target)
-        yield _computes("Decompressor", fmt, partial(EveryBlock, fmt, bus))
-    yield _reached(_computes("Decompressor", fmt, partial(EveryBlock, fmt, bus)), 20)
-    wrong = partial(EveryBlock, fmt, bus, SCALE_BIAS + 1)
-    yield _computes("Decompressor", fmt, wrong, "a scale twice as large")
+    fmt = TinyHadamard("bf16", target=2)
+    every = partial(EveryBlock, fmt, bus)
+    yield from (_computes("Decompressor", fmt, every), _reached(_computes("Decompressor", fmt, every), 20))
+    yield _computes(
+        "Decompressor", fmt, partial(every, SCALE_BIAS - 1), "held against half of the scale", finds=True
+    )
+    for dtype, target in [("bf16", 3), ("fp16", 3)]:
+        larger = TinyHadamard(dtype, target=target)
+        yield _computes("Decompressor", larger, partial(EveryBlock, larger, bus))
 
-    tiny = TinyHadamard()
-    yield _computes("Transform", tiny, partial(Transformed, tiny, bus))
-    yield _computes("Transform", tiny, partial(Transformed, tiny, bus, wrong=True), "other places")
+    alone = partial(Transformed, fmt, bus, ALIGNED_BITS, alone=True)
+    yield _computes("Transform", fmt, alone, "one value not 0")
+    yield _computes("Transform", fmt, partial(Transformed, fmt, bus, 1), "values of one bit")
+    other = "held against other places"
+    yield _computes("Transform", fmt, partial(alone, wrong=True), other, finds=True)
+
     for dtype in ("bf16", "fp16"):
         fmt = TinyHadamard(dtype)
         yield _computes("Aligner", fmt, partial(Aligned, fmt, bus))
-    yield _computes("Aligner", fmt, partial(Aligned, fmt, bus, rounds=False), "rounding down")
+    yield _reached(_computes("Aligner", fmt, partial(Aligned, fmt, bus)), 20)
+    down = partial(Aligned, fmt, bus, rounds=False)
+    yield _computes("Aligner", fmt, down, "held against rounding down", finds=True)
 
-    small = HADAMARD.fmt
-    yield _writes_headers(SPECIALS)
-    yield _writes_headers(ZEROS)
+    yield _writes_headers("", SPECIALS)
+    yield _writes_headers(", held against no specials", ZEROS, finds=True)
 
 
-def _computes(component: str, fmt: TinyHadamard, make: Maker, held_against: str = "") -> Proof:
-    name = f"{fmt.dtype}, N={fmt.block}, target {fmt.target}"
-    name += f", held against {held_against}" if held_against else ""
-    return Proof(
-        "every block",
-        f"Hadamard {component}",
-        name,
-        make,
-        SEARCH,
-        20,
-        mode="bmc",
-        finds=bool(held_against),
-    )
+def _computes(component: str, fmt: TinyHadamard, make: Maker, how: str = "", finds: bool = False) -> Proof:
+    name = f"{fmt.dtype}, N={fmt.block}, target {fmt.target}{', ' * bool(how)}{how}"
+    return Proof("every block", f"Hadamard{component}", name, make, SEARCH, 20, mode="bmc", finds=finds)
+
+
+def _writes_headers(how: str, highest: int, finds: bool = False) -> Proof:
+    fmt, bus = HADAMARD.fmt, HADAMARD.bus_bytes
+    assert isinstance(fmt, HadamardFormat)
+
+    def harness():
+        return NoInvalidHeader(fmt, bus, highest)
+
+    proof = Proof("every header", "HadamardCompressor", HADAMARD.name + how, harness, REACHABILITY, 20)
+    return replace(proof, engine=SEARCH, depth=50, mode="bmc", finds=True) if finds else proof
 
 
 def _of_faults() -> Iterator[Proof]:

@@ -42,11 +42,6 @@ def sums_layout(engine: HadamardEngine) -> data.StructLayout:
 _LEVELS = 3
 
 
-def _first_levels(engine: HadamardEngine) -> int:
-    """Those before the first register: coefficients are short, and fields of two bits are decoded at once."""
-    return 4 if max(engine.thresholds) <= 2 else 3
-
-
 class Reader(wiring.Component):
     """Transforms blocks, a word of values a cycle.
 
@@ -76,7 +71,7 @@ class Reader(wiring.Component):
 
     @staticmethod
     def latency(engine: HadamardEngine) -> int:
-        return 2 + -(-(exact_log2(engine.block) - _first_levels(engine)) // _LEVELS)
+        return -(-exact_log2(engine.block) // _LEVELS) + 1
 
     def elaborate(self, platform):
         m = Module()
@@ -119,7 +114,7 @@ class Reader(wiring.Component):
         for number, takes in enumerate(stages.takes):
             name = f"stage{number}"
             if number < count - 1:
-                for level in range(_LEVELS if number else _first_levels(engine)):
+                for level in range(_LEVELS):
                     if len(lanes[0]) > 1:
                         lanes = _added(m, f"{name}_{level}", lanes)
                     elif bit < exact_log2(engine.lanes):
