@@ -61,9 +61,7 @@ def _flips(m: Module, number: Value) -> Value:
 
 
 def _transformed(values: list[Value], k: int) -> Value:
-    """Coefficient ``k``: the sum of all values, negated where ``i`` and ``k`` have ones in common an odd number
-    of times.
-    """
+    """Coefficient ``k``: the sum of all values, negated where ``i`` and ``k`` share an odd number of ones."""
     terms = [-value if (i & k).bit_count() % 2 else value for i, value in enumerate(values)]
     return sum(terms[1:], start=terms[0])
 
@@ -102,6 +100,11 @@ class PlainBlock(wiring.Component):
         levels = [self._level(m, f"level{k}", field) for k, field in enumerate(fields)]
         infinity = ft.exponent_max << ft.mantissa_bits
         minus = 1 << ft.width - 1
+        specials = {
+            NAN: infinity | ft.quiet_bit,
+            PLUS_INFINITY: infinity,
+            MINUS_INFINITY: infinity | minus,
+        }
         m.d.comb += self.error.eq((header > SPECIALS) & (header < 1 << FRACTION_BITS))
         for i, field in enumerate(fields):
             total = Signal(signed(12), name=f"sum{i}")
@@ -112,13 +115,9 @@ class PlainBlock(wiring.Component):
             value = self._float(m, f"float{i}", product, exponent)
             kind = Cat(field, C(0, 2))[:2] if fmt.names_specials else C(NAN, 2)
             with m.If(header == SPECIALS):
-                with m.Switch(kind):
-                    with m.Case(NAN):
-                        m.d.comb += self.y[i].eq(infinity | ft.quiet_bit)
-                    with m.Case(PLUS_INFINITY):
-                        m.d.comb += self.y[i].eq(infinity)
-                    with m.Case(MINUS_INFINITY):
-                        m.d.comb += self.y[i].eq(infinity | minus)
+                for name, bits in specials.items():
+                    with m.If(kind == name):
+                        m.d.comb += self.y[i].eq(bits)
             with m.Elif((header != ZEROS) & ~self.error):
                 m.d.comb += self.y[i].eq(value | Mux(negative, minus, 0))
         return m
@@ -133,7 +132,7 @@ class PlainBlock(wiring.Component):
         return level
 
     def _float(self, m: Module, name: str, product: Value, exponent: Value) -> Value:
-        """The magnitude of the float that is nearest to product * 2**(exponent - scale_bias); ties to even."""
+        """The magnitude of the float nearest to product * 2**(exponent - scale_bias); ties to even."""
         ft = self._fmt.float_type
         least = 1 - ft.bias - ft.mantissa_bits  # the exponent of the last place of a subnormal
         unit = Signal(signed(12), name=f"{name}_unit")
@@ -216,7 +215,9 @@ class EveryBlock(wiring.Component):
                 Assert(blocks.word_select(block, 8 * fmt.target).any() | ~o.p.data.any(), "zeros are zeros"),
                 Assert(o.p.last == (come == self.BLOCKS * words - 1), "last is on the last word"),
             ]
-        m.d.comb += Cover((come == self.BLOCKS * words) & (blocks[:HEADER_BITS] >= 16), "the blocks came back")
+        m.d.comb += Cover(
+            (come == self.BLOCKS * words) & (blocks[:HEADER_BITS] >= 16), "the blocks came back"
+        )
         return m
 
 
@@ -261,9 +262,7 @@ class Transformed(wiring.Component):
         m.d.comb += [Assume(~special | ~lane.negative) for lane in x]
         m.d.comb += [Assume(lane.magnitude < 1 << self._bits) for lane in x]
         if self._alone:
-            m.d.comb += [
-                Assume((i == pick) | ~Value.cast(lane).any()) for i, lane in enumerate(x)
-            ]
+            m.d.comb += [Assume((i == pick) | ~Value.cast(lane).any()) for i, lane in enumerate(x)]
         lanes = Value.cast(x)
         m.d.comb += [
             Cat(transform.i.lanes).eq(lanes.word_select(sent, len(lanes) // engine.words)),
@@ -290,9 +289,10 @@ class Transformed(wiring.Component):
 
 
 class Aligned(wiring.Component):
-    """Proves that values of every block are aligned and flipped as docs/format.md says, with any stalls.
+    """Proves that values are aligned and flipped as docs/format.md says, in every block of which all but two
+    are +0, whichever the solver picks.
 
-    The block is a tensor of its own, of which nothing is missing.
+    The block is a tensor of its own, of which nothing is missing, and nothing stalls.
 
     Args:
         fmt: a format of which a block's values are one of the engine's words or several.
@@ -305,18 +305,22 @@ class Aligned(wiring.Component):
         self._engine = HadamardEngine(fmt, bus_bytes)
         self._rounds = rounds
         block = data.ArrayLayout(fmt.float_type.width, fmt.block)
-        super().__init__({"x": In(block), "number": In(32), "go": In(1)})
+        pick = Signal(range(fmt.block)).shape()
+        super().__init__({"x": In(block), "number": In(32), "picks": In(data.ArrayLayout(pick, 2))})
 
     def elaborate(self, platform):
         m = Module()
         engine, ft = self._engine, self._fmt.float_type
         m.submodules.aligner = aligner = Aligner(engine)
-        m.d.comb += [Assume(~ResetSignal()), aligner.go.eq(self.go)]
+        m.d.comb += [Assume(~ResetSignal()), aligner.go.eq(1)]
         is_first = Signal(init=1)
         x, number = Signal.like(self.x), Signal(32)
         m.d.sync += is_first.eq(0)
         with m.If(is_first):
-            m.d.sync += [x.eq(self.x), number.eq(self.number)]
+            m.d.sync += number.eq(self.number)
+            for i, (value, free) in enumerate(zip(x, self.x, strict=True)):
+                is_picked = Cat(pick == i for pick in self.picks).any()
+                m.d.sync += value.eq(Mux(is_picked, free, 0))
         sent = Signal(range(engine.words + 1))
         m.d.comb += [
             aligner.i.valid.eq(~is_first & (sent != engine.words)),
@@ -331,7 +335,7 @@ class Aligned(wiring.Component):
         flips = _flips(m, number)
         come = Signal(range(engine.words + 1))
         is_here = aligner.o.first | (come != 0) & (come != engine.words)
-        with m.If(self.go & is_here):
+        with m.If(is_here):
             m.d.sync += come.eq(come + 1)
         for i, (magnitude, kind) in enumerate(aligned):
             word, lane = divmod(i, engine.lanes)
@@ -380,8 +384,8 @@ class Aligned(wiring.Component):
 
 
 class NoInvalidHeader(wiring.Component):
-    """Proves that no block that a compressor gives has an invalid header, whatever goes in; and that a block's
-    bytes are all zero if its header is.
+    """Proves that no block that a compressor gives has an invalid header, whatever goes in; and that all bytes
+    of a block are 0 if its header is.
 
     Args:
         fmt: a format of which a block is at least a bus word.

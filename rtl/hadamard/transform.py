@@ -8,8 +8,8 @@ commutator.)
 The upper bits of every number are a cycle behind the lower ones, so that a carry has no farther to go in a
 cycle than half of a number.
 
-Numbers have an offset: that of ``n`` bits is 2**(n - 1) more than what it stands for. The highest bit of a sum
-is then a carry, and that of a difference a borrow, with no sign to extend.
+Numbers have an offset: one of ``n`` bits is 2**(n - 1) more than what it stands for. So the highest bit of a
+sum is a carry, and that of a difference a borrow, with no sign to extend.
 """
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
