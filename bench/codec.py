@@ -112,7 +112,7 @@ def blosc(values: torch.Tensor, threads: int) -> Iterator[Codec]:
 def codecs(values: torch.Tensor, dtype: str, threads: int) -> Iterator[Codec]:
     yield Codec("memcpy", values.clone, torch.Tensor.clone, lambda stored: stored.nbytes)
     if values.device.type == "cuda":
-        yield from bridge("triton", values, planes(dtype))
+        yield from bridge("triton", values, [*planes(dtype), *hadamards(dtype)])
         return
     yield from bridge("cpu", values, [*planes(dtype), *hadamards(dtype)])
     if threads == 1:

@@ -95,7 +95,7 @@ def row(
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - start)
         bar.advance(task)
-    loss = train.validate(model, OPTIONS, held_out)
+    loss = train.validate(model, OPTIONS, held_out, 128)
     moments = (value for state in optimizer.state.values() for value in state.values())
     resting = sum(tensor.nbytes for tensor in [*model.parameters(), *moments])
     peak = measure(step, OPTIONS.torch_device).peak

@@ -1,12 +1,14 @@
 """Does it train as well? Loss by scheme and bits per value: ``python -m bench.convergence``.
 
-Trains two sizes of GPT-2 with every scheme and seeds 1 to 5; a seed gives every scheme the same weights and
-the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on each GPU
-under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and all
-rows come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it may
-be ended at any time, and go on elsewhere from what is committed. A run that fails is said at once, and the
-others go on. Under ``torchrun`` the page has what was finished when rank 0 ended; ``--document`` writes it
-anew. Rows of formats that only an earlier release had stay where they are.
+Trains two small GPT-2s from scratch with every scheme and seeds 1 to 5, the real GPT-2 with fewer, and
+fine-tunes a pretrained SmolLM2 where it is installed (``make finetune``). A seed gives every scheme the same
+weights and the same batches. Each run is a process of its own, several at a time with ``--jobs``, or one on
+each GPU under ``torchrun``. A run that is finished is never run again: its row lies in build/convergence, and
+all rows come together in docs/convergence.json, from which docs/convergence.md and its plots are made. So it
+may be ended at any time, and go on elsewhere from what is committed; a run of the real GPT-2, which takes
+half an hour on two cores, goes on from its last validation. A run that fails is said at once, and the others
+go on. Under ``torchrun`` the page has what was finished when rank 0 ended; ``--document`` writes it anew.
+Rows of formats that only an earlier release had stay where they are.
 
 The gradient error, ``||g - g_exact|| / ||g_exact||``, is of one batch at every validation; effective bits are
 of all that this batch saves and the scheme compresses, at the last.
@@ -26,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -36,18 +38,20 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
 
-from torch_bridge import compress_activations
+from torch_bridge import Policy, compress_activations
 from torch_bridge.job import train
 
+from . import smollm2
 from .effective_bits import mean, quality, tensors
+from .page import fill, write
 
-STEPS = {"small": 300, "medium": 300}
-SEEDS = (1, 2, 3, 4, 5)
+# Every saved tensor is compressed, but where a name says "derive".
 SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
@@ -56,21 +60,59 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "hadamard 16x": {"scheme": "hadamard", "target": 32},
     "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
+    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64, "derive": True},
+    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32, "derive": True},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
+    "compact": {"scheme": "compact"},
 }
-SMALL_ONLY = ("hadamard 32x", "quant, 3 bits")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is trained of a model.
+
+    Attributes:
+        steps, batch, validations: of each run.
+        seeds: of each scheme.
+        schemes: names of ``SCHEMES``.
+        title: what it is, for the page.
+    """
+
+    title: str
+    schemes: tuple[str, ...]
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    steps: int = 300
+    batch: int = 8
+    validations: int = 10
+
+
+FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if scheme != "compact")
+FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x")
+STUDIES = {
+    "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH),
+    "medium": Study(
+        "GPT-2, 6 layers of 384",
+        tuple(scheme for scheme in FROM_SCRATCH if scheme not in ("hadamard 32x", "quant, 3 bits")),
+    ),
+    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5),
+    "smollm2": Study("SmolLM2-135M, pretrained", (*FEW, "compact"), (1, 2, 3), 60, 1, 3),
+}
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
 EARLIER = {"step": "step format (release 0.1)"}
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
-COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple"}
+COLOURS |= {"derive, hadamard": "tab:olive"}
+COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
 LIMIT = 0.02  # of a loss that counts as the same
 DOCS, FOLDER = Path("docs"), Path("build/convergence")
 
 
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
-    return train.Options(config=model, seed=seed, steps=STEPS[model], **SCHEMES[scheme])
+    study = STUDIES[model]
+    sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
+    options = {"derive": False} | SCHEMES[scheme]
+    return train.Options(config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **options)
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
@@ -78,56 +120,66 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     if threads:
         torch.set_num_threads(threads)
     options = replace(options_of(model, scheme, seed), device=device)
-    errors: list[tuple[int, float]] = []
-    effective: list[float] = []
+    torch.manual_seed(seed)
+    subject = smollm2.subject() if model == "smollm2" else train.subject_of(options)
+    compressed = options.make_scheme().compresses
+    raw_bytes = saved_bytes(subject, options)
 
-    def watch(step: int, net: torch.nn.Module) -> None:
-        text = train.read_text(None)
-        tokens = train.draw(text, options.batch, 128, torch.Generator().manual_seed(99))
-        tokens = tokens.to(options.torch_device)
-        if options.scheme == "none":
-            return
+    def watch(step: int, net: torch.nn.Module) -> list[float | None]:
+        """Of one batch: the gradient error, and in the end effective bits."""
+        if not compressed:
+            return [None, None]
+        tokens = batch_of(subject, options)
         exact, found = (gradient(net, options, tokens, compress) for compress in (False, True))
-        errors.append((step, float((found - exact).norm() / exact.norm())))
+        effective = None
         if step == options.steps:
             kinds = tensors(net, lambda: train.loss_of(net, options, tokens))
-            effective.append(mean(quality(options.format, kinds)))
+            effective = mean(quality(options.format, kinds))
             net.zero_grad(set_to_none=True)
+        return [float((found - exact).norm() / exact.norm()), effective]
 
-    result = train.run(options, watch=watch)
+    path = FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    checkpoint = path.with_suffix(".checkpoint") if model == "gpt2" else None
+    result = train.run(options, subject=subject, watch=watch, checkpoint=checkpoint)
     if result["interrupted"]:
         return None
+    steps, errors = [step for step, _ in result["val_curve"]], [error for error, _ in result["watched"]]
     fmt = options.format
     row = {
         "model": model,
         "scheme": scheme,
-        "bits_per_value": 32.0 if options.scheme == "none" else 8 * fmt.target / fmt.block,  # type: ignore[operator]
-        "ratio": result["ratio"],
+        "bits_per_value": 8 * fmt.target / fmt.block if compressed else 32.0 if scheme == "none" else None,  # type: ignore[operator]
+        "ratio": raw_bytes / result["stored_bytes"],
         "seed": seed,
         "steps": options.steps,
         "val_loss": result["val_loss"],
         "curve": result["val_curve"],
-        "gradient_error": errors,
-        "effective_bits": effective[0] if effective else None,
+        "gradient_error": list(zip(steps, errors, strict=True)) if compressed else [],
+        "effective_bits": result["watched"][-1][1],
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
     write(path, as_json(row))
     return row
 
 
-def write(path: Path, text: str) -> None:
-    """All of a file or nothing, whoever ends this or writes the same one."""
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(text)
-    new.replace(path)
+def batch_of(subject: train.Subject, options: train.Options) -> torch.Tensor:
+    """One batch, the same for all runs of a model."""
+    generator = torch.Generator().manual_seed(99)
+    return train.draw(subject.text, options.batch, subject.length, generator).to(options.torch_device)
+
+
+def saved_bytes(subject: train.Subject, options: train.Options) -> int:
+    """What autograd saves of one batch if nothing is done about it."""
+    with compress_activations(subject.model, Policy([])) as stash:
+        train.loss_of(subject.model, options, batch_of(subject, options))
+    return stash.stored_bytes
 
 
 def gradient(
     model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
 ) -> torch.Tensor:
     if compress:
-        with compress_activations(model, options.format):
+        with compress_activations(model, options.policy):
             loss = train.loss_of(model, options, tokens)
     else:
         loss = train.loss_of(model, options, tokens)
@@ -145,7 +197,7 @@ def finished() -> list[dict[str, Any]]:
     rows = [with_infinities(row) for text in texts for row in json.loads(text)]
     found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
     earlier = [row for row in found.values() if _is_earlier(row["scheme"])]
-    return [*(found[key] for key in wanted(STEPS) if key in found), *earlier]
+    return [*(found[key] for key in wanted(STUDIES) if key in found), *earlier]
 
 
 def as_json(row: dict[str, Any]) -> str:
@@ -172,26 +224,26 @@ def with_infinities(row: dict[str, Any]) -> dict[str, Any]:
 def wanted(models: Any) -> list[tuple[str, str, int, int]]:
     """What identifies a run: the first seed of all schemes comes first."""
     return [
-        (model, scheme, seed, STEPS[model])
+        (model, scheme, seed, STUDIES[model].steps)
         for model in models
-        for seed in SEEDS
-        for scheme in SCHEMES
-        if model == "small" or scheme not in SMALL_ONLY
+        for seed in STUDIES[model].seeds
+        for scheme in STUDIES[model].schemes
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.convergence", description="Loss by scheme.")
-    parser.add_argument("--model", nargs="+", choices=STEPS, default=list(STEPS), help="only these")
+    parser.add_argument("--model", nargs="+", choices=STUDIES, default=None, help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--threads", type=int, default=0, help="of each (default: cores over jobs)")
     parser.add_argument("--document", action="store_true", help="run nothing, write docs/ from what there is")
     given = parser.parse_args()
+    models = given.model or [model for model in STUDIES if model != "smollm2" or smollm2.installed()]
     names = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
     rank, ranks, ranks_here = (int(os.environ.get(name, number)) for name, number in names)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else None
     done = {(row["model"], row["scheme"], row["seed"], row["steps"]) for row in finished()}
-    left = [key for key in wanted(given.model)[rank::ranks] if key not in done]
+    left = [key for key in wanted(models)[rank::ranks] if key not in done]
     threads = given.threads or max(1, (os.cpu_count() or 1) // (given.jobs * ranks_here))
     failed = interrupted = False
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -234,19 +286,13 @@ def document(rows: list[dict[str, Any]]) -> None:
     """Write docs/convergence.json, the tables of docs/convergence.md and the plots."""
     write(DOCS / "convergence.json", "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n")
     page = DOCS / "convergence.md"
-    tables = [table_of(rows, model) for model in STEPS if by_scheme(rows, model)]
+    tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
     done = sum(not _is_earlier(row["scheme"]) for row in rows)
-    text, table = page.read_text(), "\n\n".join([f"{done} of {len(wanted(STEPS))} runs:", *tables])
-    text, found = re.subn(
-        r"(<!-- table -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
-    )
-    if found != 1:
-        raise ValueError(f"{page} must have one place for the table, not {found}")
-    write(page, text)
+    fill(page, "table", "\n\n".join([f"{done} of {len(wanted(STUDIES))} runs:", *tables]))
     if rows:
         plot_bits(rows, DOCS / "convergence.png")
         plot_curves(rows, DOCS / "convergence_steps.png")
-    print(f"{done} of {len(wanted(STEPS))} runs are finished; wrote {page}")
+    print(f"{done} of {len(wanted(STUDIES))} runs are finished; wrote {page}")
 
 
 def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
@@ -278,7 +324,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
     schemes = by_scheme(rows, model)
     base = schemes.get("none", [])
     lines = [
-        f"**{model}**, {STEPS[model]} steps:\n",
+        f"**{model}**: {STUDIES[model].title}, {STUDIES[model].steps} steps:\n",
         "| scheme | bits a value | whole stash | seeds | validation loss | spread | difference to none, 95 % "
         f"| below +{LIMIT} | gradient error | effective bits |",
         "| --- " + "| ---: " * 9 + "|",
@@ -289,7 +335,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         spread = f"{statistics.stdev(losses):.4f}" if finite and len(losses) > 1 else ""
         cells = [
             _label(scheme),
-            f"{found[0]['bits_per_value']:.4g}",
+            f"{bits:.4g}" if (bits := found[0]["bits_per_value"]) else "",
             f"{found[0]['ratio']:.1f}x",
             str(len(found)),
             f"{statistics.mean(losses):.4f}" if finite else "diverges",
@@ -304,7 +350,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
             cells += [
                 f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}" if finite else "",
                 "" if finite and half == math.inf else "yes" if middle + half < LIMIT else "no",
-                f"{statistics.median(errors):.3g}",
+                f"{statistics.median(errors):.3g}" if errors else "",
                 f"{statistics.mean(effective):.2f}" if effective else "",
             ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -313,16 +359,21 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
 
 def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
     """Difference to the loss without compression against bits per value, a panel for each model."""
-    models = [model for model in STEPS if by_scheme(rows, model)]
-    figure, axes = plt.subplots(1, len(models), figsize=(5.5 * len(models), 4.2), squeeze=False, sharey=True)
-    for axis, model in zip(axes[0], models, strict=True):
+    models = [model for model in STUDIES if by_scheme(rows, model)]
+    columns, lines = min(2, len(models)), -(-len(models) // 2)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5.5 * columns, 4.2 * lines), squeeze=False, sharey=True
+    )
+    for axis in axes.flat[len(models) :]:
+        axis.set_axis_off()
+    for axis, model in zip(axes.flat, models, strict=False):
         schemes = by_scheme(rows, model)
         places = defaultdict(list)
         for scheme, found in schemes.items():
-            if scheme != "none":
+            bits = found[0]["bits_per_value"]
+            if scheme != "none" and bits:
                 middle, half, _ = difference(found, schemes.get("none", []))
-                bits = found[0]["bits_per_value"]
-                if math.isinf(middle):  # what diverges leaves the picture
+                if not math.isfinite(middle):  # what diverges leaves the picture
                     continue
                 places[_kind(scheme)].append((bits, middle, 0 if half == math.inf else half))
         for kind, points in places.items():
@@ -333,7 +384,7 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         axis.axhspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
         axis.axvline(10, color="tab:orange", ls=":", label="the paper's rate, 3.2x")
         axis.set_xscale("log", base=2)
-        ticks = [2, 2.5, 3, 4, 5, 10]
+        ticks = [1, 1.6, 2, 3, 4, 5, 10]
         axis.set_xticks(ticks, labels=[f"{bits:g}\n{32 / bits:.3g}x" for bits in ticks])
         # Straight where losses count as the same, logarithmic beyond.
         axis.set_yscale("symlog", linthresh=2 * LIMIT)
@@ -342,22 +393,23 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_ylim(-2 * LIMIT, 6)
         axis.minorticks_off()
         axis.set_xlabel("stored bits per fp32 value, and the ratio")
-        axis.set_title(f"{model}, {STEPS[model]} steps")
+        axis.set_title(STUDIES[model].title)
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("validation loss, less that without compression")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("validation loss, less that without")
     axes[0][0].legend(fontsize=9)
-    figure.suptitle("GPT-2 trained through each compression: means, 95 % intervals", fontsize=11)
+    figure.suptitle("Trained through each compression: means of the seeds, 95 % intervals", fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    """Validation loss against steps, the mean of the seeds, and below it the same less that of none."""
-    models = [model for model in STEPS if by_scheme(rows, model)]
-    figure, axes = plt.subplots(2, len(models), figsize=(5.5 * len(models), 8), squeeze=False, sharex=True)
-    for (axis, below), model in zip(axes.T, models, strict=True):
-        schemes = by_scheme(rows, model)
+    """Validation loss against steps, the mean of the seeds, and beside it the same less that of none."""
+    models = [model for model in STUDIES if by_scheme(rows, model)]
+    figure, axes = plt.subplots(len(models), 2, figsize=(11, 4 * len(models)), squeeze=False)
+    for (axis, beside), model in zip(axes, models, strict=True):
+        schemes = by_scheme([row for row in rows if not _is_earlier(row["scheme"])], model)
         means = {
             scheme: [statistics.mean(losses) for losses in zip(*map(_losses, found), strict=True)]
             for scheme, found in schemes.items()
@@ -367,20 +419,22 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
             steps = [step for step, _ in schemes[scheme][0]["curve"]]
             kind = _kind(scheme)
             style = {"color": COLOURS.get(kind, "black"), "ls": next(styles[kind]), "lw": 1.4}
-            axis.plot(steps, losses, label=_label(scheme), **style)
-            if "none" in means:
-                less = [loss - exact for loss, exact in zip(losses, means["none"], strict=True)]
-                below.plot(steps, less, **style)
+            axis.plot(steps, losses, label=scheme, **style)
+            exact = {row["seed"]: _losses(row) for row in schemes.get("none", [])}
+            pairs = [(_losses(row), exact[row["seed"]]) for row in schemes[scheme] if row["seed"] in exact]
+            if pairs:
+                less = np.mean([np.subtract(*pair) for pair in pairs], axis=0)
+                beside.plot(steps, less, **style)
         if "none" in means:  # what diverges leaves the picture
             axis.set_ylim(min(means["none"]) - 0.05, max(means["none"]) + 0.1)
-            below.set_ylim(-0.06, 0.1)
-        axis.set_title(model)
+            beside.set_ylim(-0.06, 0.1)
+        axis.set_title(STUDIES[model].title, fontsize=10)
+        axis.set_ylabel("validation loss, nats a token")
+        beside.set_title("less that without compression", fontsize=10)
         axis.legend(fontsize=8)
-        below.set_xlabel("step")
-        axis.grid(alpha=0.3)
-        below.grid(alpha=0.3)
-    axes[0][0].set_ylabel("validation loss, nats a byte")
-    axes[1][0].set_ylabel("less that without compression")
+        for one in (axis, beside):
+            one.set_xlabel("step")
+            one.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)

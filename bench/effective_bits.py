@@ -28,8 +28,8 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import backends, compress_activations
-from torch_bridge.backends.dtypes import Format
+from torch_bridge import Policy, backends, compress_activations
+from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
 
@@ -172,7 +172,7 @@ def tensors(model: torch.nn.Module, forward: Loss) -> dict[str, list[np.ndarray]
     return kinds
 
 
-def quality(fmt: Format, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+def quality(fmt: StashFormat, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
     """By operation: effective bits of each 64 values, NaN where they do not vary."""
     found, backend = {}, backends.get("auto", fmt)
     for op, blocks in kinds.items():
@@ -191,11 +191,11 @@ def mean(found: dict[str, np.ndarray]) -> float:
     return float(np.nanmean(np.concatenate(list(found.values()))))
 
 
-def gradient(model: torch.nn.Module, batch: Batch, fmt: Format | None) -> torch.Tensor:
+def gradient(model: torch.nn.Module, batch: Batch, fmt: StashFormat | None) -> torch.Tensor:
     if fmt is None:
         loss = loss_of(model, batch)
     else:
-        with compress_activations(model, fmt):
+        with compress_activations(model, Policy.default(fmt, derive=False)):
             loss = loss_of(model, batch)
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return torch.cat([one.flatten() for one in found if one is not None])

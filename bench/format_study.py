@@ -6,9 +6,11 @@ as a test says. For each:
 - the gradient error ``||g - g_exact|| / ||g_exact||`` of the models of ``bench.effective_bits``, over all
   parameters, with the same dropout masks;
 - with eight batches, how much smaller the error of the mean gradient is than that of one: 2.83 if the errors
-  are independent;
-- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed. Such a run takes minutes;
-  each that is finished is a row in docs/format-study.json, and is not run again.
+  are independent. The blocks of all batches have the same numbers, as those of eight ranks would;
+- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed.
+
+Each that is finished is a row in docs/format-study.json, and is not run again; docs/format-study.md has the
+tables.
 """
 
 from __future__ import annotations
@@ -16,27 +18,34 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.progress import track
 
 from golden import HadamardFormat
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, LEVELS, THRESHOLDS
 from torch_bridge import backends
-from torch_bridge.backends.dtypes import Format
+from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.job import train
 
-from . import effective_bits
+from . import convergence, effective_bits
+from .page import fill, write
+
+Row = dict[str, Any]
 
 RATES = (4, 3, 2, 1.625, 1)
-ROWS = Path("docs/format-study.json")
+ROWS, PAGE = Path("docs/format-study.json"), Path("docs/format-study.md")
+STEPS = 300
 _MEAN_BITS = 10
 
 # Three levels of a Gaussian with a deviation of 13.5, and the threshold between them, in 32nds of it.
@@ -169,7 +178,7 @@ def simulated(variant: Variant) -> Iterator[None]:
     """The variant in place of every Hadamard format."""
     get = backends.get
 
-    def stand_in(name: str, fmt: Format) -> backends.Backend | Simulated:
+    def stand_in(name: str, fmt: StashFormat) -> backends.Backend | Simulated:
         return Simulated(variant) if isinstance(fmt, HadamardFormat) else get(name, fmt)
 
     with mock.patch.object(backends, "get", stand_in):
@@ -203,61 +212,111 @@ TRAINED = [
 ]
 
 
-def gradient_errors(name: str, batches: int) -> dict[tuple[str, float], tuple[float, float]]:
-    """Of a model, by variant and rate: the error of one gradient, and the gain of the mean of several."""
-    model, batch = effective_bits.trained(effective_bits.MODELS[name])
-    exact = [effective_bits.gradient(model, lambda _, n=n: batch(99 + n), None) for n in range(batches)]
-    found = {}
-    for title, variant in VARIANTS.items():
-        for bits in RATES:
-            with simulated(replace(variant, bits=bits)):
-                errors = [
-                    effective_bits.gradient(model, lambda _, n=n: batch(99 + n), HadamardFormat()) - one
-                    for n, one in enumerate(exact)
-                ]
-            size = math.sqrt(sum(float(one.square().sum()) for one in errors) / batches)
+def gradient_rows(rows: list[Row], batches: int) -> Iterator[Row]:
+    """Of each model, variant and rate that has no row yet: the error of one gradient, and of their mean."""
+    done = {(row["model"], row["variant"], row["bits"]) for row in rows if "model" in row}
+    for name, make in effective_bits.MODELS.items():
+        left = [(title, bits) for title in VARIANTS for bits in RATES if (name, title, bits) not in done]
+        if not left:
+            continue
+        model, batch = effective_bits.trained(make)
+        several = [lambda _, n=n, batch=batch: batch(99 + n) for n in range(batches)]
+        exact = [effective_bits.gradient(model, one, None) for one in several]
+        norm = _root_mean_square(exact)
+        for title, bits in track(left, name, console=Console(stderr=True)):
+            with simulated(replace(VARIANTS[title], bits=bits)):
+                found = [effective_bits.gradient(model, one, HadamardFormat()) for one in several]
+            errors = [one - right for one, right in zip(found, exact, strict=True)]
+            size = _root_mean_square(errors)
             gain = size / float((sum(errors) / batches).norm())
-            norm = math.sqrt(sum(float(one.square().sum()) for one in exact) / batches)
-            found[title, bits] = size / norm, gain
-    return found
+            yield {
+                "model": name,
+                "variant": title,
+                "bits": bits,
+                "batches": batches,
+                "gradient_error": size / norm,
+                "gain": gain,
+            }
 
 
-def train_all(seeds: list[int], steps: int) -> None:
-    """The runs that are not yet in the rows, one after the other."""
-    rows = json.loads(ROWS.read_text()) if ROWS.exists() else []
-    done = {(row["variant"], row["bits"], row["seed"]) for row in rows}
+def _root_mean_square(vectors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(one.square().sum()) for one in vectors) / len(vectors))
+
+
+def training_rows(rows: list[Row], seeds: list[int]) -> Iterator[Row]:
+    """Of each training run that has no row yet."""
+    done = {(row["variant"], row["bits"], row["seed"]) for row in rows if "seed" in row}
     for seed in seeds:
         for title, bits in TRAINED:
             if (title, bits, seed) in done:
                 continue
+            options = train.Options(scheme="hadamard", steps=STEPS, seed=seed)
             with simulated(replace(VARIANTS[title], bits=bits)):
-                result = train.run(train.Options(scheme="hadamard", steps=steps, seed=seed), progress=True)
+                result = train.run(options, progress=True)
             if result["interrupted"]:
-                return
-            rows.append({"variant": title, "bits": bits, "seed": seed, "val_loss": result["val_loss"]})
-            ROWS.write_text(json.dumps(rows, indent=1) + "\n")
+                raise KeyboardInterrupt
+            yield {"variant": title, "bits": bits, "seed": seed, "val_loss": result["val_loss"]}
+
+
+def document(rows: list[Row]) -> None:
+    """Write docs/format-study.json and the tables of docs/format-study.md."""
+    write(ROWS, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    tables = []
+    for name in effective_bits.MODELS:
+        found = {(row["variant"], row["bits"]): row for row in rows if row.get("model") == name}
+        cells = {
+            title: [
+                f"{row['gradient_error']:.3f} ({row['gain']:.2f})"
+                if (row := found.get((title, bits)))
+                else ""
+                for bits in RATES
+            ]
+            for title in VARIANTS
+        }
+        tables.append(_table([f"**{name}**", *(f"{bits:g} bits" for bits in RATES)], cells))
+    fill(PAGE, "gradients", "\n\n".join(tables))
+
+    base = [row for row in convergence.finished() if (row["model"], row["scheme"]) == ("small", "none")]
+    cells = {}
+    for title, bits in TRAINED:
+        runs = [row for row in rows if "seed" in row and (row["variant"], row["bits"]) == (title, bits)]
+        if runs:
+            middle, half, seeds = convergence.difference(runs, base)
+            interval = f" ± {half:.4f}" if half < math.inf else ""
+            cells[f"{title}, {bits:g} bits"] = [str(seeds), f"{middle:+.4f}{interval}"]
+    fill(PAGE, "training", _table(["", "seeds", "validation loss, less that without compression"], cells))
+
+
+def _table(headings: list[str], rows: dict[str, list[str]]) -> str:
+    """A Markdown table, its rows by their first cell."""
+    lines = [
+        headings,
+        ["---", *["---:"] * (len(headings) - 1)],
+        *([name, *row] for name, row in rows.items()),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.format_study", description="Variants of the format."
     )
-    parser.add_argument("--train", action="store_true", help="train the variants that are not yet in docs/")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--train", action="store_true", help="train the variants, too: hours")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of training")
+    parser.add_argument("--batches", type=int, default=8, help="of each gradient")
     arguments = parser.parse_args()
+    rows = json.loads(ROWS.read_text()) if ROWS.exists() else []
+    missing = [gradient_rows(rows, arguments.batches)]
     if arguments.train:
-        train_all(arguments.seeds, arguments.steps)
-        return
-    for name in effective_bits.MODELS:
-        found = gradient_errors(name, arguments.batches)
-        table = Table(name, title="gradient error, and by how much it falls with the mean of the batches")
-        for bits in RATES:
-            table.add_column(f"{bits:g} bits", justify="right")
-        for title in VARIANTS:
-            table.add_row(title, *("{:.3f} ({:.2f})".format(*found[title, bits]) for bits in RATES))
-        Console(width=130).print(table)
+        missing.append(training_rows(rows, arguments.seeds))
+    try:
+        for row in chain.from_iterable(missing):
+            rows.append(row)
+            document(rows)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    document(rows)
+    print(f"wrote {PAGE}")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> None:
         return float((found - exact).norm() / exact.norm())
 
     exact, _ = gradients([])
-    others = list(Policy.default(OPTIONS.format).rules)
+    others = list(Policy.default(OPTIONS.format, derive=False).rules)
     rows = []
     for bits in track(BITS, "training", console=Console(stderr=True), transient=True):
         fmt = PlaneFormat("fp32", 64, 8 * bits)

@@ -36,8 +36,8 @@ from torch_bridge.job import peak, train
 
 SCHEMES = ("none", "planes", "planes_verify", "checkpoint", "save_on_cpu")
 MODELS = {
-    "small": train.Options(config="small", batch=8, steps=2),
-    "gpt2": train.Options(config="gpt2", batch=1, steps=1),
+    "small": train.Options(config="small", batch=8, steps=2, derive=False),
+    "gpt2": train.Options(config="gpt2", batch=1, steps=1, derive=False),
 }
 OUTPUT = Path("build/bench/training.json")
 
@@ -52,7 +52,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
 
     def around() -> AbstractContextManager[Stash | None]:
         if scheme.startswith("planes"):
-            return compress_activations(model, options.format, verify=scheme == "planes_verify")
+            return compress_activations(model, options.policy, verify=scheme == "planes_verify")
         if scheme == "save_on_cpu":
             return torch.autograd.graph.save_on_cpu(device.type == "cuda")
         return nullcontext()
@@ -82,7 +82,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     return {
         "model": name,
         "scheme": scheme,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": peak.name_of(device),
         "threads": torch.get_num_threads(),
         "seconds_per_step": statistics.median(seconds[1:]),
         "predicted_bytes": predicted,

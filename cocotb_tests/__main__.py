@@ -20,15 +20,16 @@ from gen.config import Config
 from gen.toolchain import ToolError
 from gen.verilog import parts
 
-from . import code_coverage, configs, mutation, reports, runner, stimulus
+from . import code_coverage, configs, mutation, plan, reports, runner, stimulus
 
-MUTANTS = 100  # of each small engine and part
+MUTANTS = 100  # of each engine and part
+MUTANTS_SEED = 7  # for whose mutants no bench was written
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cocotb_tests", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--seed", type=int, default=1, help="of stimulus, stalls and mutants (default: 1)")
+    common.add_argument("--seed", type=int, default=1, help="of what is random (default: 1)")
     common.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -47,9 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     add("coverage", _coverage, "line and toggle coverage of the presets' Verilog", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
-    add("mutate", _mutate, "mutants of small engines: do the benches find each fault?", 5_000)
-    document = commands.add_parser("document", help="write the tables in docs/ from all the reports")
-    document.set_defaults(run=lambda arguments: reports.write_documents())
+    mutate = add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000)
+    mutate.set_defaults(seed=MUTANTS_SEED)
+    text = "write docs/verification.md, and tables of docs/hardware.md, from all the reports"
+    document = commands.add_parser("document", help=text)
+    document.set_defaults(run=_document)
     return parser
 
 
@@ -93,8 +96,9 @@ def _sim(arguments: argparse.Namespace) -> None:
     if not arguments.preset:
         _sim_stream_parts(arguments, folder, simulator)
     bins = reports.bins(rows)
-    reports.BINS.write(bins)
-    reports.SIM.write([{name: row[name] for name in row if name != "coverage"} for row in rows])
+    reports.BINS.write(bins, seed=arguments.seed)
+    shown = [{name: row[name] for name in row if name != "coverage"} for row in rows]
+    reports.SIM.write(shown, seed=arguments.seed)
     empty = [f"{row['config']} {row['part']}: {bin[:2]}" for row in bins for bin in row["all"] if not bin[2]]
     if empty:
         sys.exit("\n".join(["bins that no block met:", *empty]))
@@ -104,7 +108,7 @@ def _sim_stream_parts(arguments: argparse.Namespace, folder: Path, simulator: st
     options = {"words": arguments.blocks, "seed": arguments.seed, "simulator": simulator}
     calls = [partial(runner.run_part, part, folder, **options) for part in configs.STREAM_PARTS]
     rows = _run_all(calls, arguments.jobs, "simulating parts of the streams")
-    reports.STREAMS.write([asdict(row) for row in rows])
+    reports.STREAMS.write([asdict(row) for row in rows], seed=arguments.seed)
 
 
 def _coverage(arguments: argparse.Namespace) -> None:
@@ -118,7 +122,7 @@ def _coverage(arguments: argparse.Namespace) -> None:
         code_coverage.read(config, part, folder / "verilator" / config.slug / part)
         for config, part in engines
     ]
-    reports.CODE.write([coverage.as_row() for coverage in found])
+    reports.CODE.write([coverage.as_row() for coverage in found], seed=arguments.seed)
     wrong = [complaint for coverage in found for complaint in coverage.complaints()]
     if wrong:
         sys.exit("\n".join(wrong))
@@ -133,7 +137,7 @@ def _netlist(arguments: argparse.Namespace) -> None:
         del row["coverage"]
         gates = folder / "verilator" / config.slug / part / "engine.v"
         row["cells"] = gates.read_text().count("\\$_")
-    reports.NETLIST.write(rows)
+    reports.NETLIST.write(rows, seed=arguments.seed)
 
 
 def _xsafety(arguments: argparse.Namespace) -> None:
@@ -151,7 +155,7 @@ def _xsafety(arguments: argparse.Namespace) -> None:
         for part in parts(config)
     ]
     found = _run_all(calls, arguments.jobs, "simulating unknown states")
-    reports.XSAFETY.write([row for rows in found for row in rows])
+    reports.XSAFETY.write([row for rows in found for row in rows], seed=arguments.seed)
 
 
 def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[str, Any]) -> list[reports.Row]:
@@ -168,14 +172,14 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 def _mutate(arguments: argparse.Namespace) -> None:
     folder = Path("build/mutate")
     run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
-    engines = _engines(configs.SMALL)
+    engines = _engines(configs.MUTATED)
     calls = [partial(run, config, part) for config, part in engines]
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
     (folder / "report.json").write_text(
         json.dumps([finding.as_row() for finding in findings], indent=2) + "\n"
     )
     rows = reports.mutants([finding.as_row() for finding in findings])
-    reports.MUTATION.write(rows)
+    reports.MUTATION.write(rows, seed=arguments.seed)
     for finding in findings:
         if finding.fate not in ("killed", "equivalent"):
             print(finding.fate, finding.config, finding.part, finding.mutant)
@@ -183,6 +187,11 @@ def _mutate(arguments: argparse.Namespace) -> None:
         sys.exit("some mutants differ from the engine and no bench finds them")
     if any(row["killed_percent"] < 95 for row in rows if row["config"] == "all"):
         sys.exit("fewer than 95 % of the faults are found")
+
+
+def _document(arguments: argparse.Namespace) -> None:
+    (reports.DOCS / "verification.md").write_text(plan.page())
+    reports.write_datasheet()
 
 
 def main(argv: list[str] | None = None) -> None:

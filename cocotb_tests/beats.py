@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from golden import PlaneFormat
+from golden import Format
 
 from .coverage import Corner, Coverage
 from .streams import after_pauses, held_up
@@ -15,11 +15,14 @@ from .streams import after_pauses, held_up
 
 @dataclass(frozen=True)
 class Beat:
-    """A beat; ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it."""
+    """A beat; ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it.
+
+    ``user`` is None at a port without TUSER.
+    """
 
     keep: int
     last: bool
-    user: bool
+    user: int | None
     offered: int
     cycle: int
 
@@ -31,8 +34,9 @@ class Port:
         beats: that were taken.
     """
 
-    def __init__(self, dut, prefix: str, has_user: bool):
-        names = ["tvalid", "tready", "tkeep", "tlast", *(["tuser"] if has_user else [])]
+    def __init__(self, dut, prefix: str):
+        names = ["tvalid", "tready", "tkeep", "tlast"]
+        names += ["tuser"] if hasattr(dut, f"{prefix}_tuser") else []
         self._signals = [getattr(dut, f"{prefix}_{name}") for name in names]
         self._offered: int | None = None
         self.beats: list[Beat] = []
@@ -45,13 +49,13 @@ class Port:
             return
         self._offered = cycle if self._offered is None else self._offered
         if ready:
-            last, user = bool(flags[0]), len(flags) > 1 and bool(flags[1])
+            last, user = bool(flags[0]), flags[1] if len(flags) > 1 else None
             self.beats.append(Beat(keep, last, user, self._offered, cycle))
             self._offered = None
 
 
 def beat_coverage(
-    fmt: PlaneFormat, part: str, bus_bytes: int, taken: Sequence[Beat], given: Sequence[Beat]
+    fmt: Format, part: str, bus_bytes: int, taken: Sequence[Beat], given: Sequence[Beat]
 ) -> Coverage:
     """How often each corner was met at the subordinate's and the manager's port.
 
@@ -76,9 +80,15 @@ def _taken_corners(bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
         yield Corner("s_axis", f"{where}, bytes missing below others", here & ~contiguous)
         yield Corner("s_axis", f"{where}, no byte", here & ~keep)
     yield Corner("s_axis", "held up by the engine", np.array(held_up(beats), bool))
+    starts = np.array([True, *(beat.last for beat in beats)], bool)[: len(beats)]
+    numbered = any(beat.user is not None for beat in beats)
+    numbers = np.array([beat.user or 0 for beat in beats], np.int64)
+    yield Corner("s_axis", "first beat, TUSER is 0", starts & (numbers == 0), numbered)
+    yield Corner("s_axis", "first beat, TUSER near its end", starts & (numbers >= (1 << 32) - 7), numbered)
+    yield Corner("s_axis", "other beat, TUSER", ~starts & (numbers > 0), numbered)
 
 
-def _given_corners(fmt: PlaneFormat, part: str, bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
+def _given_corners(fmt: Format, part: str, bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
     assert fmt.target is not None
     last, _, full, _ = _fields(bus_bytes, beats)
     block = fmt.target if part == "compressor" else fmt.raw_bytes

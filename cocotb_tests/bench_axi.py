@@ -17,7 +17,7 @@ from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamMonitor, AxiStr
 
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.beats import Port, beat_coverage
-from cocotb_tests.bench_engines import TASK
+from cocotb_tests.bench_engines import TASK, number_of
 from cocotb_tests.streams import PATTERNS
 
 PERIOD = 2  # simulation steps
@@ -29,7 +29,7 @@ class TB:
     def __init__(self, dut, seed: int):
         self.dut = dut
         self.rng = random.Random(seed)
-        self.ports = [Port(dut, "s_axis", False), Port(dut, "m_axis", TASK.part == "decompressor")]
+        self.ports = [Port(dut, "s_axis"), Port(dut, "m_axis")]
         self.source = self.on_port(AxiStreamSource, "s_axis")
         self.sink = self.on_port(AxiStreamSink, "m_axis")
 
@@ -57,6 +57,22 @@ class TB:
         """Count the corners that both ports have shown."""
         beats = [port.beats for port in self.ports]
         TASK.note(coverage=beat_coverage(TASK.fmt, TASK.part, TASK.bus_bytes, *beats).as_rows())
+
+    def send(self, tensor: bytes, data: bytes | None = None, keep: list[int] | None = None) -> None:
+        """Queue a packet.
+
+        Args:
+            tensor: what it is taken for; TUSER says in the first beat which number its first block has, and
+                anything in others.
+            data, keep: its bytes and their TKEEP, if these are not the tensor's.
+        """
+        data = tensor if data is None else data
+        beat, user = TASK.bus_bytes, None
+        if hasattr(self.dut, "s_axis_tuser"):
+            user = [number_of(tensor)] * beat
+            for _ in range(beat, len(data), beat):
+                user += [self.rng.getrandbits(32)] * beat
+        self.source.send_nowait(AxiStreamFrame(data, tkeep=keep, tuser=user))
 
     async def receive(self) -> AxiStreamFrame:
         return await with_timeout(self.sink.recv(compact=False), 20_000 * PERIOD, "step")
@@ -89,11 +105,13 @@ def answer(tensor: bytes) -> tuple[bytes, set[int]]:
     size = fmt.raw_bytes if TASK.part == "compressor" else fmt.target
     blocks = -(-len(tensor) // size)
     rows = np.frombuffer(tensor.ljust(blocks * size, b"\0"), np.uint8).reshape(blocks, size).copy()
+    first = number_of(tensor)
     if TASK.part == "compressor":
-        return fmt.compress(rows.view(fmt.float_type.bits).view(fmt.float_type.array)).tobytes(), set()
+        values = rows.view(fmt.float_type.bits).view(fmt.float_type.array)
+        return fmt.compress(values, first).tobytes(), set()
     if len(tensor) % size:
-        rows[-1] = 0xFF  # a header that is invalid, as a block is that breaks off
-    return oracle.decoded(fmt, rows)
+        rows[-1] = oracle.invalid_block(fmt)  # as one is that breaks off
+    return oracle.decoded(fmt, rows, first)
 
 
 def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
@@ -140,7 +158,7 @@ async def matches_golden(dut, idle, stall):
     size = TASK.fmt.raw_bytes if TASK.part == "compressor" else TASK.fmt.target
     sent = tensors(count, TASK.rng(10, number))
     for tensor in sent:
-        tb.source.send_nowait(tensor)
+        tb.send(tensor)
     wrong = 0
     for tensor in sent:
         if not is_answer(await tb.receive(), tensor):
@@ -169,7 +187,7 @@ async def takes_packets_of_every_length(dut, ends):
         *[len(data)] * 5,
     ]
     for size in sizes:
-        tb.source.send_nowait(data[:size])
+        tb.send(data[:size])
     for size in sizes:
         assert is_answer(await tb.receive(), data[:size]), f"wrong answer to {size} bytes"
     tb.note_coverage()
@@ -191,10 +209,10 @@ async def takes_bytes_without_keep_as_zeros(dut, idle, stall):
         keep[len(tensor) :] = 0
         for null in np.flatnonzero(rng.random(len(data) // beat) < 0.1):
             keep[null * beat : (null + 1) * beat] = 0
-        tb.source.send_nowait(AxiStreamFrame(data, tkeep=keep.astype(int).tolist()))
         last_beat = (len(data) - 1) // beat * beat
         size = 1 + max([*np.flatnonzero(keep[last_beat:]), 0]) + last_beat
         packets.append((np.frombuffer(data, np.uint8) * keep)[:size].tobytes())
+        tb.send(packets[-1], data, keep.astype(int).tolist())
     for i, tensor in enumerate(packets):
         assert is_answer(await tb.receive(), tensor), f"wrong answer to packet {i} (seed {TASK.seed})"
     tb.note_coverage()
@@ -212,7 +230,7 @@ async def sustains_its_throughput_and_latency(dut):
     sent = [block.tobytes() for block in (values if TASK.part == "compressor" else stored)]
     latencies = []
     for block in sent:
-        tb.source.send_nowait(block)
+        tb.send(block)
         assert is_answer(await tb.receive(), block)
         taken, given = [await monitor.recv() for monitor in monitors]
         latencies.append((given.sim_time_start - taken.sim_time_end) // PERIOD)
@@ -222,7 +240,7 @@ async def sustains_its_throughput_and_latency(dut):
 
     for name, pause in (("bytes_per_cycle", "never"), ("bytes_per_cycle_stalled", "often")):
         tb.pause(pause, pause)
-        tb.source.send_nowait(b"".join(sent))
+        tb.send(b"".join(sent))
         assert is_answer(await tb.receive(), b"".join(sent))
         taken, given = [await monitor.recv() for monitor in monitors]
         raw = taken if TASK.part == "compressor" else given
@@ -239,7 +257,7 @@ async def waits_for_no_ready(dut):
     tb = await TB.started(6)
     tb.sink.set_pause_generator(not dut.m_axis_tvalid.value for _ in repeat(None))
     for tensor in tensors(20, TASK.rng(15)):
-        tb.source.send_nowait(tensor)
+        tb.send(tensor)
         assert is_answer(await tb.receive(), tensor)
 
 
@@ -252,7 +270,7 @@ async def reset_leaves_no_trace(dut):
     for phase in range(40):
         before, after = tensors(3, rng), tensors(2, rng)
         for tensor in before:
-            tb.source.send_nowait(tensor)
+            tb.send(tensor)
         await ClockCycles(dut.aclk, phase + 1)
         dut.aresetn.value = 0
         tb.source.clear()
@@ -261,6 +279,6 @@ async def reset_leaves_no_trace(dut):
         await RisingEdge(dut.aclk)
         tb.sink.clear()
         for tensor in after:
-            tb.source.send_nowait(tensor)
+            tb.send(tensor)
         for tensor in after:
             assert is_answer(await tb.receive(), tensor), f"wrong after a reset (seed {TASK.seed})"

@@ -34,6 +34,7 @@ class Task:
     fmt: Format
     formats: list[Format]
     bus_bytes: int
+    interface: str
     blocks: int
     seed: int
     activations: Path | None
@@ -78,9 +79,9 @@ def in_and_out(tensor: bytes) -> tuple[Tensor, bytes]:
 
 
 def number_of(data: bytes) -> int:
-    """A number for a tensor's first block: any, small ones and those before the largest among them."""
+    """A number for a tensor's first block: any, and small ones, and those before a carry or the largest."""
     number = crc32(data)
-    return (number, number % 7, (1 << 32) - 1 - number % 7, number)[number >> 30]
+    return (number, number % 7, (1 << 32) - 1 - number % 7, (number | 0xFFFF) - number % 7)[number >> 30]
 
 
 def words_of(expected: bytes) -> int:
@@ -153,13 +154,13 @@ async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int,
 @cocotb.test()
 @cocotb.parametrize(ends=list(PATTERNS))
 async def meets_every_place(dut, ends):
-    """Blocks start at each place of a bus word, and tensors end in each step of a block, back to back."""
+    """Blocks start at each place of a bus word, and tensors end in each cycle of a block, back to back."""
     fmt, rng = TASK.fmt, TASK.rng(13)
     bench = await started(13)
     bench.pause(PATTERNS[ends], PATTERNS[ends])
-    places, steps = TASK.bus_bytes // gcd(fmt.target, TASK.bus_bytes), TASK.promise().steps
+    places, cycles = TASK.bus_bytes // gcd(fmt.target, TASK.bus_bytes), TASK.promise().block_cycles
     sizes = [places * fmt.raw_bytes] * 12
-    sizes += [fmt.raw_bytes * (step + 1) // steps - int(rng.integers(2)) for step in range(steps)] * 12
+    sizes += [fmt.raw_bytes * (i + 1) // cycles - int(rng.integers(2)) for i in range(cycles)] * 12
     tensors = []
     for size in sizes:
         values = stimulus.blocks(fmt, "mixed", -(-size // fmt.raw_bytes), rng, TASK.activations)
@@ -172,7 +173,7 @@ async def meets_every_place(dut, ends):
 
 @cocotb.test()
 async def takes_its_latency(dut):
-    """A block on its own takes the stated cycles; a tail as many more as a whole one has further steps."""
+    """A block on its own takes the stated cycles; a tail as many more as a whole one has further words."""
     fmt, rng, promised = TASK.fmt, TASK.rng(2), TASK.promise()
     bench = await started(2)
     bench.pause(bursts, never)
@@ -184,7 +185,7 @@ async def takes_its_latency(dut):
         words = await bench.receive(words_of(expected))
         assert mismatches(words, expected) == 0
         latency = words[0].offered - bench.sent[-1].cycle
-        missing = (fmt.raw_bytes - size) * promised.steps // fmt.raw_bytes
+        missing = (fmt.raw_bytes - size) * promised.block_cycles // fmt.raw_bytes
         expected_latency = promised.latency + (missing if TASK.part == "compressor" else 0)
         assert latency == expected_latency, f"{latency} cycles for {size} bytes, not {expected_latency}"
         whole += [latency] * (i % 2)
@@ -228,7 +229,7 @@ async def waits_for_no_ready(dut):
 @cocotb.test(skip=TASK.part != "decompressor")
 async def a_stall_leaves_no_gap(dut):
     """What arrives while the sink stalls follows word for word, even if the source had paused before."""
-    fmt, words = TASK.fmt, TASK.promise().steps
+    fmt, words = TASK.fmt, TASK.promise().block_cycles
     bench = await started(9)
     values = stimulus.blocks(fmt, "mixed", 6, TASK.rng(9), TASK.activations)
     sent, expected = in_and_out(values.tobytes())
@@ -257,7 +258,7 @@ async def reset_leaves_no_trace(dut, ends):
     bench = await started(4)
     bench.pause(PATTERNS[ends], PATTERNS[ends])
     fmt = TASK.fmt
-    phases = 2 * TASK.promise().steps + TASK.promise().latency + 2  # until the second block is out
+    phases = 2 * TASK.promise().block_cycles + TASK.promise().latency + 2  # until the second block is out
     values = stimulus.blocks(fmt, "mixed", 5 * phases, TASK.rng(4), TASK.activations)
     wrong = 0
     for phase in range(phases):

@@ -14,10 +14,11 @@ import numpy as np
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests import oracle, stimulus
-from cocotb_tests.bench_engines import TASK, words_of
+from cocotb_tests.bench_engines import TASK, number_of, words_of
 from cocotb_tests.coverage import Corner, Coverage, flows_of
-from cocotb_tests.streams import PATTERNS, Bench, Word, after_pauses, held_up, never, often
-from golden import PlaneFormat
+from cocotb_tests.streams import PATTERNS, Bench, Tensor, Word, after_pauses, held_up, never, often, pack
+from golden import Format
+from rtl.ports.runtime import config_layout
 
 FORMATS = TASK.formats
 
@@ -29,35 +30,38 @@ class Job:
     config: int | None  # payload of the configuration stream
     sent: bytes
     expected: bytes
-    fmt: PlaneFormat | None = None  # none in bypass
+    fmt: Format | None = None  # none in bypass
     blocks: int = 0
     errors: Collection[int] = ()  # those of them that must come with ``error``
 
 
 def config_of(number: int, *, bypass: bool = False) -> int:
-    """The payload of rtl/ports/runtime.py, config_layout."""
-    return number | bypass << (max(len(FORMATS), 2) - 1).bit_length()
+    """A payload of the stream of configurations."""
+    return pack(config_layout(FORMATS), {"format": number, "bypass": bypass})
 
 
-def job(config: int | None, fmt: PlaneFormat | None, tensor: bytes) -> Job:
+def job(config: int | None, fmt: Format | None, tensor: bytes) -> Job:
     """What golden/ makes of a tensor in a format, or in bypass if there is none."""
     if fmt is None:
         return Job(config, tensor, tensor)
     blocks = -(-len(tensor) // fmt.raw_bytes)
     whole = tensor.ljust(blocks * fmt.raw_bytes, b"\0")
-    stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array))
+    first = number_of(tensor)
+    stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array), first)
     if TASK.part == "compressor":
-        return Job(config, tensor, stored.tobytes(), fmt, blocks)
+        return Job(config, Tensor(tensor, first), stored.tobytes(), fmt, blocks)
     return stored_job(config, fmt, stored)
 
 
-def stored_job(config: int | None, fmt: PlaneFormat, stored: np.ndarray, missing: int = 0) -> Job:
+def stored_job(config: int | None, fmt: Format, stored: np.ndarray, missing: int = 0) -> Job:
     """What golden/ makes of blocks, valid or not, of which the last one lacks some bytes."""
     rows = stored.copy()
     if missing:
-        rows[-1] = 0xFF  # a header that is invalid, as a block is that breaks off
-    expected, errors = oracle.decoded(fmt, rows)
-    return Job(config, stored.tobytes()[: stored.size - missing], expected, fmt, len(stored), errors)
+        rows[-1] = oracle.invalid_block(fmt)  # as one is that breaks off
+    sent = stored.tobytes()[: stored.size - missing]
+    first = number_of(sent)
+    expected, errors = oracle.decoded(fmt, rows, first)
+    return Job(config, Tensor(sent, first), expected, fmt, len(stored), errors)
 
 
 def is_answer(words: list[Word], task: Job) -> bool:
@@ -147,7 +151,7 @@ def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
     Every other one of blocks has some that are invalid.
     """
     jobs: list[Job] = []
-    fmt: PlaneFormat | None = FORMATS[0]
+    fmt: Format | None = FORMATS[0]
     while sum(task.blocks for task in jobs) < blocks:
         config = None
         if rng.random() < 0.7:

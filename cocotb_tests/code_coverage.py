@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from gen import netlist
 from gen.config import Config
 from gen.verilog import module_name
+from golden import PlaneFormat
 
 
 class Point(NamedTuple):
@@ -115,7 +116,11 @@ def _waiver(config: Config, part: str, place: str) -> str | None:
     is_end = re.fullmatch(r"m_axis_tkeep|(.*\.)?(word|o__payload(\$\d+)?)\.empty", place)
     if part == "decompressor" and is_end and config.fmt.raw_bytes < config.bus_bytes:
         return "of a word that ends within a block: values come out in whole blocks"
-    exponent_bits, slots = config.fmt.float_type.exponent_bits, config.fmt.slots
+    return _plane_waiver(config.fmt, place) if isinstance(config.fmt, PlaneFormat) else None
+
+
+def _plane_waiver(fmt: PlaneFormat, place: str) -> str | None:
+    exponent_bits, slots = fmt.float_type.exponent_bits, fmt.slots
     plane = re.fullmatch(r".*\.planes\[(\d+)\]", place)
     if plane and 1 <= int(plane[1]) <= exponent_bits - slots:
         return f"of delta bits: no block keeps more than {slots} exponent planes"

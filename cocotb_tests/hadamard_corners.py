@@ -34,6 +34,7 @@ def of_compressor(fmt: HadamardFormat, bus_bytes: int, seen: Seen) -> Iterator[C
         met = (header > _LAST >> HEADER_BITS - FRACTION_BITS) & (header % (1 << FRACTION_BITS) == fraction)
         yield Corner("scale", f"({16 + fraction} / 16) times a power of two", met)
     yield from _level_corners(fmt, seen.stored, header > SPECIALS)
+    yield from _number_corners(seen)
     yield from place_corners(fmt, bus_bytes, seen)
     yield from raw_end_corners(fmt, bus_bytes, seen)
 
@@ -67,8 +68,18 @@ def of_decompressor(fmt: HadamardFormat, bus_bytes: int, seen: Seen) -> Iterator
     magnitude = seen.words & ft.bits.type((1 << ft.width - 1) - 1)
     yield Corner("values", "the largest", scaled & (magnitude == largest).any(axis=1))
     yield from _level_corners(fmt, seen.stored, scaled)
+    yield from _number_corners(seen)
     yield from place_corners(fmt, bus_bytes, seen)
     yield from stored_end_corners(fmt, bus_bytes, seen)
+
+
+def _number_corners(seen: Seen) -> Iterator[Corner]:
+    """Which numbers blocks have, and how these are counted."""
+    number = (seen.firsts + seen.numbers) % (1 << 32)
+    yield Corner("number", "0 is first", (number == 0) & (seen.numbers == 0))
+    yield Corner("number", "0 follows the largest", (number == 0) & (seen.numbers > 0))
+    carried = (number % (1 << 16) == 0) & (number > 0) & (seen.numbers > 0)
+    yield Corner("number", "its upper half changes", carried)
 
 
 def _headers(stored: np.ndarray) -> np.ndarray:

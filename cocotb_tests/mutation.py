@@ -49,7 +49,7 @@ def run(config: Config, part: str, folder: Path, *, count: int, blocks: int, see
     Args:
         count: how many mutants.
         blocks: of each kind that a mutant has to survive.
-        seed: of their choice and of the stimulus.
+        seed: of their choice and of the stimulus; the benches should not have been written for it.
 
     Raises:
         cocotb_tests.runner.BenchError: a bench fails on the engine without a fault.

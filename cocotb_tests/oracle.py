@@ -17,6 +17,14 @@ def invalid_blocks(fmt: Format, stored: np.ndarray) -> np.ndarray:
     return fmt.check_headers(headers)
 
 
+def invalid_block(fmt: Format) -> np.ndarray:
+    """A block that no encoder produces, uint8[target]."""
+    block = np.full(fmt.target, 0xFF, np.uint8)
+    if isinstance(fmt, HadamardFormat):
+        block[:2] = 2, 0xF0
+    return block
+
+
 def decoded(fmt: Format, stored: np.ndarray, first: int = 0) -> tuple[bytes, set[int]]:
     """The bytes of the values of uint8[blocks, target], zeros for an invalid block, and which are such.
 

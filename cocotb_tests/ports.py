@@ -21,6 +21,7 @@ class Seen:
         stored: the compressed blocks, uint8[blocks, target].
         sizes: bytes that went in; less than a block where a tensor ends within it.
         numbers: of a block in its tensor, from 0 on.
+        firsts: the number that the tensor's first word gave to its first block.
         ends: whether a block is its tensor's last.
         paused: whether the source paused before one of the words it came in.
         stalled: whether the sink held up one of the words it became.
@@ -30,6 +31,7 @@ class Seen:
     stored: np.ndarray
     sizes: np.ndarray
     numbers: np.ndarray
+    firsts: np.ndarray
     ends: np.ndarray
     paused: np.ndarray
     stalled: np.ndarray
@@ -44,7 +46,7 @@ def see(fmt: Format, part: str, bus_bytes: int, taken: Sequence[Word], given: Se
     """
     assert fmt.target is not None
     size, becomes = (fmt.raw_bytes, fmt.target) if part == "compressor" else (fmt.target, fmt.raw_bytes)
-    inputs, outputs, sizes, numbers, ends, paused, stalled = [], [], [], [], [], [], []
+    inputs, outputs, sizes, numbers, firsts, ends, paused, stalled = [], [], [], [], [], [], [], []
     pauses, holds = np.array(after_pauses(taken), bool), np.array(held_up(given), bool)
     for (i, tensor), (o, result) in zip(_tensors(taken), _tensors(given), strict=True):
         data = b"".join(word.data for word in tensor)
@@ -54,6 +56,7 @@ def see(fmt: Format, part: str, bus_bytes: int, taken: Sequence[Word], given: Se
         assert len(outputs[-1]) == blocks * becomes
         sizes += [size] * (blocks - 1) + [len(data) - (blocks - 1) * size]
         numbers += range(blocks)
+        firsts += [tensor[0].first] * blocks
         ends += [False] * (blocks - 1) + [True]
         paused.append(_touches(pauses[i : i + len(tensor)], size, blocks, bus_bytes))
         stalled.append(_touches(holds[o : o + len(result)], becomes, blocks, bus_bytes))
@@ -63,6 +66,7 @@ def see(fmt: Format, part: str, bus_bytes: int, taken: Sequence[Word], given: Se
         np.frombuffer(b"".join(stored), np.uint8).reshape(-1, fmt.target),
         np.array(sizes, int),
         np.array(numbers, int),
+        np.array(firsts, np.int64),
         np.array(ends, bool),
         np.concatenate([np.empty(0, bool), *paused]),
         np.concatenate([np.empty(0, bool), *stalled]),

@@ -16,13 +16,13 @@ class Promise:
     """How long an engine takes.
 
     Attributes:
-        steps: cycles that a block takes inside, at least two, or four in the Hadamard format.
+        block_cycles: that a block takes inside, at least two, or four in the Hadamard format.
         latency: cycles from the last word of a block that is a tensor of its own to the first word that it
             becomes.
         word_cycles: cycles that a word of uncompressed data takes, while nothing stalls.
     """
 
-    steps: int
+    block_cycles: int
     latency: int
     word_cycles: int
 
@@ -44,15 +44,16 @@ def promise(part: str, fmt: Format, formats: Sequence[Format], bus_bytes: int) -
     least = 4 if isinstance(fmt, HadamardFormat) else 2
     values = min(8 * bus_bytes // shortest, fmt.block // least)
     moved = values * fmt.float_type.width // 8
-    steps = fmt.block // values
-    pieces = -(-bus_bytes // moved)  # steps that make a word
+    block_cycles = fmt.block // values
+    pieces = -(-bus_bytes // moved)  # cycles in which a word is made
     if part == "compressor":
-        latency = 4 + steps
+        latency = 4 + block_cycles
         if isinstance(fmt, HadamardFormat):
-            latency = 18 + 2 * steps + (max(int(other.widths[0]) for other in formats) > 2)
-        return Promise(steps, latency + (moved > bus_bytes), pieces)
+            latency = 18 + 2 * block_cycles + (max(int(other.widths[0]) for other in formats) > 2)
+        return Promise(block_cycles, latency + (moved > bus_bytes), pieces)
     latency = 4
     if isinstance(fmt, HadamardFormat):
-        latency = 6 + (fmt.block > 128) + (fmt.dtype != "fp32")
-    # A word is full after as many steps, unless the tensor ends before.
-    return Promise(steps, latency + (min(pieces, steps) if pieces > 1 else 0), pieces)
+        latency = 6 + (fmt.block > 128) + any(other.dtype != "fp32" for other in formats)
+        latency += max(other.target for other in formats) > bus_bytes
+    # A word is full after as many cycles, unless the tensor ends before.
+    return Promise(block_cycles, latency + (min(pieces, block_cycles) if pieces > 1 else 0), pieces)

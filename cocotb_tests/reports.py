@@ -1,4 +1,4 @@
-"""Tables of what was measured: on the terminal after a run, and in docs/verification.md from the reports."""
+"""Tables of what was measured: on the terminal after a run, and in docs/ from the reports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from gen import provenance
 
 Row = dict[str, Any]
 DOCS = Path("docs")
@@ -35,10 +37,11 @@ class Report:
     columns: dict[str, str]
     about: str
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows and print their table."""
+    def write(self, rows: Sequence[Row], **further: Any) -> None:
+        """Write the rows, and beside them what they were made with, and print their table."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(rows, indent=2) + "\n")
+        provenance.note(self.path, **further)
         table = Table(title=self.title)
         for name, heading in self.columns.items():
             is_number = all(isinstance(row[name], int | float) for row in rows)
@@ -50,18 +53,26 @@ class Report:
         Console(width=max(Console().width, 120)).print(table)
         print(self.path)
 
+    def rows(self) -> list[Row]:
+        """The rows of the last run; none if there was none."""
+        return json.loads(self.path.read_text()) if self.path.exists() else []
+
+    def made(self) -> dict[str, Any]:
+        """What they were made with: see :mod:`gen.provenance`."""
+        return provenance.read(self.path)
+
     def section(self) -> str:
         """The table under its title, with the command and what to know of it, as Markdown."""
         table = self.table() if self.path.exists() else "Not run to its end."
-        return f"## {self.title}\n\n```sh\n{self.command}\n```\n\n{self.about}\n\n{table}\n"
+        return f"### {self.title}\n\n`{self.command}`. {self.about}\n\n{table}\n"
 
     def table(self) -> str:
         """The table as Markdown."""
-        rows = json.loads(self.path.read_text())
-        return _markdown(list(self.columns.values()), [[row[name] for name in self.columns] for row in rows])
+        cells = [[row[name] for name in self.columns] for row in self.rows()]
+        return as_markdown(list(self.columns.values()), cells)
 
 
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [headings, ["---"] * len(headings), *([_text(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -175,34 +186,6 @@ MUTATION = Report(
     " equivalent, or searched for a difference from reset on, any input, as many cycles as stated. "
     "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
 )
-_CLAIMS = """With SymbiYosys: z3 for the proofs by k-induction, ABC's PDR and BMC for the others. The
-claims:
-
-- *contract*: an offer stands, with its payload, until it is taken; nothing is offered from the cycle
-  after reset asserts until it ends; and no wire leads from a `ready` that goes in to a `valid` or payload
-  that comes out in the same cycle. Of every stream of every component, for every behaviour of its
-  neighbours.
-- *valid does not wait*: each stream makes its offer although its own `ready` stays low.
-- *order*: what comes out is what went in, in its order, each byte in its place; of whole engines, a
-  compressor and a decompressor in a row give back tagged blocks in their order.
-- *number, latency*: a tensor of any length becomes just its words, `last` and `empty` where its bytes
-  end, each within the stated latency, under any stalls. One cycle less of latency must be disproven.
-- *block boundary*: a configuration is taken only when no tensor is inside.
-- *never hangs*: whatever bits go in, also such as no compressor sends, each `last` that goes in leads to
-  one that comes out, in time.
-- *order* and *latency* of the FIFO between two clocks hold for all their ratios and phases, and though
-  each bit of a pointer that changes as it is caught is read as it was or as it is.
-- *every header*: a decompressor takes just the headers that are valid, behind each of them any bytes;
-  errors and cleared memory are zeros.
-- *every x*: decompress(compress(x)) is what [format.md](format.md) says, for every block x, against a
-  description of the format without bytes, stages or trees (`gen/formal/plain.py`). The largest that a
-  solver finishes are floats of 1 + 3 + 4 bits in blocks of 16 values; N = 8 and these floats exist for
-  the proofs only.
-
-*Inductive* proofs hold for all time, *bounded* ones for all behaviours of the cycles stated after reset.
-*Reached* shows that what a claim is about occurs. A component with a fault must be disproven (FAIL): it
-shows that the claim can be. In *number*, *contract* and *never hangs* the engines have their full size:
-no control depends on data, so that a solver can leave the datapaths out."""
 FORMAL = Report(
     "make formal",
     Path("build/formal/report.json"),
@@ -215,7 +198,8 @@ FORMAL = Report(
         "expected": "expected",
         "status": "result",
     },
-    _CLAIMS,
+    "With SymbiYosys. A component with a fault must be disproven (FAIL): it shows that the claim can be. The "
+    "tiny floats, and blocks of 8 values, exist for proofs only.",
 )
 SYNTH = Report(
     "make synth",
@@ -234,7 +218,6 @@ SYNTH = Report(
     },
     "NAND 1, NOT 0.67, flip-flop 6.",
 )
-VERIFICATION = (BINS, STREAMS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
 
 
 def bins(figures: Sequence[Row]) -> list[Row]:
@@ -273,16 +256,8 @@ def mutants(findings: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def write_documents() -> None:
-    """Write docs/verification.md, and the tables of docs/hardware.md, from the reports of ``make verify``."""
-    parts = [
-        "# Verification\n\nEach table is of the last run of the command above it; `make verify` runs them "
-        "all and has `python -m cocotb_tests document` write this page. The table of `make sim`, every "
-        "engine against the golden model, is in [hardware.md](hardware.md#measured). Seeds are fixed (1) and "
-        "can be chosen: `python -m cocotb_tests sim --seed 7`.\n",
-        *(report.section() for report in VERIFICATION),
-    ]
-    (DOCS / "verification.md").write_text("\n".join(parts))
+def write_datasheet() -> None:
+    """Write the tables of docs/hardware.md from the reports of ``make synth`` and ``make sim``."""
     datasheet = DOCS / "hardware.md"
     text = datasheet.read_text()
     for name, table in (("sim", SIM.table()), ("synth", SYNTH.table()), ("submodules", submodules())):
@@ -304,4 +279,4 @@ def submodules() -> str:
         for name, kge in sorted(row["modules"].items(), key=lambda item: -item[1])
         if kge
     ]
-    return _markdown(("part", "submodule", "kGE", "%"), rows)
+    return as_markdown(("part", "submodule", "kGE", "%"), rows)

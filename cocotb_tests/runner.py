@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,7 +27,9 @@ from .configs import StreamPart
 from .waves import vcd_to_fst
 
 SIMULATORS = ("verilator", "icarus")
-BENCHES = {"stream": "bench_engines", "axi": "bench_axi", "runtime": "bench_runtime"}
+_ROOT = Path(__file__).resolve().parent.parent
+BENCHES = {"stream": "bench_engines", "axi": "bench_axi", "runtime": "bench_runtime"}  # of an interface
+STREAM_BENCH = "bench_stream"  # of parts of rtl/stream
 
 
 class BenchError(RuntimeError):
@@ -154,6 +159,7 @@ def simulate(
         "part": part,
         "formats": [(type(fmt).__name__, asdict(fmt)) for fmt in config.formats],
         "bus_bytes": config.bus_bytes,
+        "interface": config.interface,
         "blocks": blocks,
         "seed": seed,
         "activations": str(activations.resolve()) if activations else None,
@@ -206,7 +212,7 @@ def run_part(
     task = asdict(part) | {"words": words, "seed": seed}
     figures: dict[str, Any] = {"words": 0, "mismatches": 0}
     design = Design(top, digest(part), write)
-    for note in _simulate(design, folder / simulator / part.slug, task, "bench_stream", None, simulator):
+    for note in _simulate(design, folder / simulator / part.slug, task, STREAM_BENCH, None, simulator):
         for name in ("words", "mismatches"):
             figures[name] += note.pop(name, 0)
         figures |= note
@@ -267,6 +273,8 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
         ports.write_text(f'`verilator_config\npublic_flat_rw -module "{design.top}" -port "*"\n')
         (place / "further").write_text("\n".join(map(str, further)))
     is_verilator = simulator == "verilator"
+    if is_verilator:
+        _take_runtime(design, place / "model", waves)
     sources = [*([ports] if is_verilator else []), source]
     runner.build(
         sources=[*sources, *map(Path, (place / "further").read_text().splitlines())],
@@ -277,15 +285,42 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
         timescale=("1ns", "1ns"),
         log_file=place / "build.log",
     )
+    if is_verilator:
+        _leave_runtime(design, place / "model", waves)
     stamp.write_text(recipe)
     return runner
+
+
+def _runtime(design: Design, waves: bool) -> Path:
+    """Where the objects of Verilator's and cocotb's own sources are, alike for models with such options."""
+    with_what = [toolchain.cxx(), version("verilator"), cocotb.__version__, *design.verilator, str(waves)]
+    return _ROOT / "build" / "runtime" / hashlib.sha256(" ".join(with_what).encode()).hexdigest()[:16]
+
+
+def _take_runtime(design: Design, model: Path, waves: bool) -> None:
+    """Give a new model these objects, so that make need not compile them."""
+    if not model.exists():
+        model.mkdir(parents=True)
+        for file in _runtime(design, waves).glob("*.o"):
+            shutil.copy(file, model)
+
+
+def _leave_runtime(design: Design, model: Path, waves: bool) -> None:
+    """Keep them for the models to come, if no one has yet; other processes may do the same."""
+    runtime = _runtime(design, waves)
+    if not runtime.exists():
+        runtime.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=runtime.parent))
+        for file in model.glob("verilat*.o"):
+            shutil.copy(file, made)
+        with suppress(OSError):
+            made.rename(runtime)
 
 
 def _test(
     runner: Runner, task: dict[str, Any], top: str, place: Path, bench: str, only: str | None, waves: bool
 ) -> list[str]:
     """Run the benches; return the names of those that failed."""
-    root = str(Path(__file__).resolve().parent.parent)
     report = (place / "results.xml").resolve()
     with suppress(
         SystemExit
@@ -302,7 +337,7 @@ def _test(
             plusargs=["+verilator+rand+reset+2", f"+verilator+seed+{task['seed']}"],
             extra_env={
                 "BITSTASH_BENCH": json.dumps(task),
-                "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+                "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
                 "COCOTB_LOG_LEVEL": "WARNING",
             },
             log_file=place / "bench.log",

@@ -54,10 +54,10 @@ def place_corners(fmt: Format, bus_bytes: int, seen: Seen) -> Iterator[Corner]:
 
 def raw_end_corners(fmt: Format, bus_bytes: int, seen: Seen) -> Iterator[Corner]:
     """Where tensors of values end."""
-    moved = fmt.raw_bytes // promise("compressor", fmt, [fmt], bus_bytes).steps
-    for step in range(fmt.raw_bytes // moved):
-        met = seen.ends & ((seen.sizes - 1) // moved == step)
-        yield Corner("end of a tensor", f"in step {step} of a block", met)
+    moved = fmt.raw_bytes // promise("compressor", fmt, [fmt], bus_bytes).block_cycles
+    for cycle in range(fmt.raw_bytes // moved):
+        met = seen.ends & ((seen.sizes - 1) // moved == cycle)
+        yield Corner("end of a tensor", f"in cycle {cycle} of a block", met)
     size = seen.numbers * fmt.raw_bytes + seen.sizes
     yield Corner("end of a tensor", "fills its last word", seen.ends & (size % bus_bytes == 0))
     yield Corner("end of a tensor", "leaves empty bytes", seen.ends & (size % bus_bytes > 0))

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from golden import Format, HadamardFormat, PlaneFormat
-from golden.hadamard import HEADER_BITS, SPECIALS
+from golden.hadamard import HEADER_BITS, SPECIALS, ZEROS
 
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
@@ -101,13 +101,14 @@ def with_any_payload(fmt: Format, stored: np.ndarray, rng: np.random.Generator) 
 def nearly_valid_headers(fmt: Format) -> np.ndarray:
     """Blocks of zeros behind headers that are valid but for one bit, or valid: uint8[count, target].
 
-    The valid ones are, of the Hadamard format, all that there are. Of planes they are those of blocks without
-    mantissas, of each width of deltas, with and without signs, and of blocks with a NaN or an infinity, also
-    with the largest base for each width.
+    The valid ones are, of the Hadamard format, the smallest and the largest, some of those between, and often
+    those of zeros and of specials. Of planes they are those of blocks without mantissas, of each width of
+    deltas, with and without signs, and of blocks with a NaN or an infinity, also with the largest base for
+    each width.
     """
     if isinstance(fmt, HadamardFormat):
-        headers = np.arange(1 << HEADER_BITS, dtype="<u2").view(np.uint8).reshape(-1, 2)
-        headers = np.concatenate([headers, np.tile(headers[: SPECIALS + 1], (50, 1))])
+        numbers = [*range(-64, 64), *range(64, 1 << HEADER_BITS, 37), *[ZEROS, SPECIALS] * 50]
+        headers = (np.array(numbers) % (1 << HEADER_BITS)).astype("<u2").view(np.uint8).reshape(-1, 2)
         return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
     ft = fmt.float_type
     odd = np.arange(fmt.block) % 2

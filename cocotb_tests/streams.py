@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from zlib import crc32
@@ -12,6 +12,8 @@ from zlib import crc32
 import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
+
+from rtl.stream import word_layout
 
 # A pattern yields, for every cycle, whether its end of the stream pauses.
 Pattern = Callable[[random.Random], Iterator[bool]]
@@ -79,6 +81,22 @@ def held_up(words: Sequence[Word]) -> list[bool]:
     return [word.cycle > word.offered for word in words]
 
 
+def pack(layout, fields: Mapping[str, int]) -> int:
+    """A payload with the fields that its layout has."""
+    return sum(fields[name] << field.offset for name, field in layout)
+
+
+def unpack(layout, payload: int) -> dict[str, int]:
+    return {name: payload >> field.offset & (1 << field.width) - 1 for name, field in layout}
+
+
+def layout_of(port, bus_bytes: int):
+    """Which of the layouts of words a port's payload has."""
+    flags = [dict.fromkeys(names, True) for names in ([], ["error"], ["first"], ["error", "first"])]
+    (found,) = (one for one in (word_layout(bus_bytes, **has) for has in flags) if one.size == len(port))
+    return found
+
+
 class Source:
     """Drives the stream ``i`` and records what is taken. An offered word stays until then.
 
@@ -94,7 +112,7 @@ class Source:
         self.idle = idle
         self.queue: deque[Word] = deque()
         self.taken: list[Word] = []
-        self._numbered = len(dut.i__payload) > 8 * bus_bytes + bus_bytes.bit_length()
+        self._layout = layout_of(dut.i__payload, bus_bytes)
         self._word: Word | None = None
         self._offered = 0
 
@@ -113,11 +131,9 @@ class Source:
         if self._word is None and self.queue and not next(self.idle):
             self._word = word = self.queue.popleft()
             self._offered = cycle + 1
-            flags = word.last | (self._bus_bytes - len(word.data)) << 1
-            if self._numbered:
-                flags |= word.first << self._bus_bytes.bit_length()
-            payload = int.from_bytes(word.data, "little") | flags << 8 * self._bus_bytes
-            dut.i__payload.value = payload
+            fields = {"data": int.from_bytes(word.data, "little"), "last": word.last, "first": word.first}
+            fields["empty"] = self._bus_bytes - len(word.data)
+            dut.i__payload.value = pack(self._layout, fields)
         dut.i__valid.value = self._word is not None
 
     def reset(self) -> None:
@@ -137,6 +153,7 @@ class Sink:
     def __init__(self, dut, bus_bytes: int, stall: Iterator[bool]):
         self._dut = dut
         self._bus_bytes = bus_bytes
+        self._layout = layout_of(dut.o__payload, bus_bytes)
         self.stall = stall
         self.given: list[Word] = []
         self.received: list[Word] = []
@@ -167,13 +184,12 @@ class Sink:
         dut.o__ready.value = self._ready
 
     def _word(self, payload: int, cycle: int) -> Word:
-        size = self._bus_bytes
-        data = (payload & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-        flags = payload >> 8 * size
-        end = size - (flags >> 1) % size
+        fields = unpack(self._layout, payload)
+        data = fields["data"].to_bytes(self._bus_bytes, "little")
+        end = self._bus_bytes - fields["empty"]
         assert not any(data[end:]), "empty bytes are not zero"
-        error = bool(flags >> size.bit_length())
-        return Word(data[:end], bool(flags & 1), error, cycle, self._offered)
+        error = bool(fields.get("error", 0))
+        return Word(data[:end], bool(fields["last"]), error, cycle, self._offered)
 
     def reset(self) -> None:
         self._held = None

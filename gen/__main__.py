@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from golden import FORMATS, Format, PlaneFormat
 
-from . import library, verilog
+from . import library, project, verilog
 from .config import PRESETS, Config
 from .formal import command as formal_command
 from .synth import command as synth_command
@@ -63,7 +64,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _format(arguments: argparse.Namespace) -> Format:
     given = {name: getattr(arguments, name) for name in OF_FORMAT if getattr(arguments, name) is not None}
-    return FORMATS[arguments.scheme or PlaneFormat.scheme](**given)
+    kind = FORMATS[arguments.scheme or PlaneFormat.scheme]
+    known = {field.name for field in fields(kind)}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{name} must not be given for {kind.scheme}, not {value!r}")
+    return kind(**given)
 
 
 def _config(arguments: argparse.Namespace) -> Config:
@@ -94,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
             print(*diagrams.draw(), sep="\n")
             return
         if arguments.command == "library":
-            from torch_bridge.backends.verilated import library_path  # Verilog needs no PyTorch
+            from torch_bridge.backends.verilated_backend import library_path  # Verilog needs no PyTorch
 
             config = _config(arguments)
             path = arguments.output or library_path(config.fmt)
@@ -104,10 +110,10 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.preset or format_given or arguments.output:
             config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
             path = arguments.output or Path("build/verilog") / f"{config.name}.v"
-            verilog.write(config, path)
+            project.write(config, path)
             print(path)
         else:
-            print(verilog.write_presets(list(PRESETS.values()), Path("build/verilog")))
+            print(project.write_presets(list(PRESETS.values()), Path("build/verilog")))
     except (ValueError, ToolError) as error:
         sys.exit(f"python -m gen: {error}")
 

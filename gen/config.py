@@ -16,8 +16,9 @@ class Config:
     Args:
         fmt: a format with a fixed target.
         bus_bytes: bytes of a word on either side.
-        interface: "stream", Amaranth's streams (:mod:`rtl.stream`), "axi", AXI4-Stream (:mod:`rtl.ports.axi`), or
-            "runtime", the first with one more for the choice of a format (:mod:`rtl.ports.runtime`).
+        interface: "stream", Amaranth's streams (:mod:`rtl.stream`), "axi", AXI4-Stream
+            (:mod:`rtl.ports.axi`), or "runtime", the first with one more for the choice of a format
+            (:mod:`rtl.ports.runtime`).
         further: formats besides ``fmt`` to choose from at run time.
         preset: the name it is known by, if it is a preset.
 
@@ -91,5 +92,22 @@ PRESETS = {
         Config(HadamardFormat("fp32", block=128, target=32), preset="gpt2-fp32-16x"),
         Config(HadamardFormat("fp32", block=128, target=64), preset="gpt2-fp32-8x"),
         Config(HadamardFormat("bf16", block=128, target=32), preset="gpt2-bf16-8x"),
+        Config(HadamardFormat("fp32", block=128, target=32), interface="axi", preset="gpt2-fp32-16x-axi"),
+        # The same for the rate, from 1 to 4 bits a value.
+        Config(
+            HadamardFormat("fp32", block=128, target=32),
+            interface="runtime",
+            further=tuple(HadamardFormat("fp32", block=128, target=target) for target in (16, 48, 64)),
+            preset="gpt2-fp32-hadamard-runtime",
+        ),
+        Config(
+            HadamardFormat("fp32", block=128, target=32),
+            interface="runtime",
+            further=(
+                *(HadamardFormat("fp32", block=128, target=target) for target in (16, 48, 64)),
+                *(HadamardFormat(dtype, block=128, target=32) for dtype in ("bf16", "fp16")),
+            ),
+            preset="gpt2-hadamard-runtime",
+        ),
     )
 }

@@ -1,5 +1,5 @@
 // The Verilated engines as a library with a plain C interface: whole tensors in, whole tensors out.
-// Built by gen/library.py, which defines RAW_BYTES, TARGET_BYTES and BUS_BYTES.
+// Built by gen/library.py, which defines RAW_BYTES, TARGET_BYTES and BUS_BYTES, and writes layout.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 #include "Vcompressor.h"
 #include "Vdecompressor.h"
+#include "layout.h"
 #include "verilated.h"
 
 namespace {
@@ -17,11 +18,23 @@ namespace {
 // More cycles than this without a word in or out can only be a hang.
 constexpr int kMostIdleCycles = 10000;
 
-// What a payload holds behind its data: rtl/stream.py, word_layout.
-constexpr uint32_t kLast = 1, kEmpty = 2, kError = kEmpty * BUS_BYTES;
+// A field of at most 32 bits of a payload; a port that lacks it has none of its bits.
+uint32_t get(const uint32_t *payload, Field field) {
+    uint64_t bits = payload[field.offset / 32];
+    if (field.offset % 32 + field.width > 32) bits |= uint64_t{payload[field.offset / 32 + 1]} << 32;
+    return bits >> field.offset % 32 & ((uint64_t{1} << field.width) - 1);
+}
+
+void put(uint32_t *payload, Field field, uint32_t value) {
+    for (unsigned i = 0; i < field.width; ++i) {
+        const uint32_t bit = uint32_t{1} << (field.offset + i) % 32;
+        uint32_t &word = payload[(field.offset + i) / 32];
+        word = value >> i & 1 ? word | bit : word & ~bit;
+    }
+}
 
 // A model with its clock: reset once, then reused for every tensor.
-template <class Model>
+template <class Model, class Layout>
 class Engine {
    public:
     Engine() : model_(&context_) {
@@ -30,10 +43,11 @@ class Engine {
         model_.rst = 0;
     }
 
-    // Send `in_bytes` through the engine as one tensor and gather the `out_bytes` that it becomes;
-    // `on_word(offset, flags)` sees each of their words.
+    // Send `in_bytes` through the engine as one tensor, whose first block has the number `first`, and
+    // gather the `out_bytes` that it becomes; `on_word(offset, payload)` sees each of their words.
     template <class OnWord>
-    void stream(const uint8_t *in, size_t in_bytes, uint8_t *out, size_t out_bytes, OnWord on_word) {
+    void stream(const uint8_t *in, size_t in_bytes, uint32_t first, uint8_t *out, size_t out_bytes,
+                OnWord on_word) {
         size_t taken = 0, given = 0;
         int idle = 0;
         bool offered = false, ended = in_bytes == 0;
@@ -41,11 +55,12 @@ class Engine {
             const bool has_input = taken < in_bytes;
             const size_t in_size = has_input ? std::min<size_t>(BUS_BYTES, in_bytes - taken) : 0;
             if (has_input && !offered) {
-                uint8_t word[BUS_BYTES] = {};
-                std::memcpy(word, in + taken, in_size);
-                const bool last = taken + in_size == in_bytes;
-                std::memcpy(model_.i___05Fpayload.data(), word, BUS_BYTES);
-                model_.i___05Fpayload[BUS_BYTES / 4] = last * kLast + (BUS_BYTES - in_size) * kEmpty;
+                uint32_t *payload = model_.i___05Fpayload.data();
+                std::memset(payload, 0, BUS_BYTES);
+                std::memcpy(payload, in + taken, in_size);
+                put(payload, Layout::i_last, taken + in_size == in_bytes);
+                put(payload, Layout::i_empty, BUS_BYTES - in_size);
+                put(payload, Layout::i_first, first);
                 offered = true;
             }
             model_.i___05Fvalid = has_input;
@@ -53,13 +68,12 @@ class Engine {
             model_.eval();
             if (++idle > kMostIdleCycles) throw std::runtime_error("the engine hangs");
             if (model_.o___05Fvalid) {
-                const uint32_t *word = model_.o___05Fpayload.data();
-                const uint32_t flags = word[BUS_BYTES / 4];
-                const size_t out_size = BUS_BYTES - flags / kEmpty % BUS_BYTES;
+                const uint32_t *payload = model_.o___05Fpayload.data();
+                const size_t out_size = BUS_BYTES - get(payload, Layout::o_empty);
                 if (given + out_size > out_bytes) throw std::runtime_error("the tensor ends late");
-                on_word(given, flags);
-                ended = flags & kLast;
-                std::memcpy(out + given, word, out_size);
+                on_word(given, payload);
+                ended = get(payload, Layout::o_last);
+                std::memcpy(out + given, payload, out_size);
                 given += out_size;
                 idle = 0;
             }
@@ -86,21 +100,25 @@ class Engine {
     Model model_;
 };
 
+using Compressor = Engine<Vcompressor, CompressorLayout>;
+using Decompressor = Engine<Vdecompressor, DecompressorLayout>;
+
 }  // namespace
 
 extern "C" {
 
 // Another number whenever a function below takes or gives something else; who calls them asks for it.
-int bitstash_interface() { return 3; }
+int bitstash_interface() { return 4; }
 
-// raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes. Returns 0, or -1 if the engine
-// hangs or gives another number of bytes.
-int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
-    thread_local auto engine = std::make_unique<Engine<Vcompressor>>();
+// raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes; first: the number of the first block,
+// for a format that counts them. Returns 0, or -1 if the engine hangs or gives another number of bytes.
+int bitstash_compress(const uint8_t *raw, size_t blocks, uint32_t first, uint8_t *stored) {
+    thread_local auto engine = std::make_unique<Compressor>();
     try {
-        engine->stream(raw, blocks * RAW_BYTES, stored, blocks * TARGET_BYTES, [](size_t, uint32_t) {});
+        engine->stream(raw, blocks * RAW_BYTES, first, stored, blocks * TARGET_BYTES,
+                       [](size_t, const uint32_t *) {});
     } catch (const std::runtime_error &) {
-        engine.reset(new Engine<Vcompressor>());
+        engine = std::make_unique<Compressor>();
         return -1;
     }
     return 0;
@@ -108,17 +126,17 @@ int bitstash_compress(const uint8_t *raw, size_t blocks, uint8_t *stored) {
 
 // Returns -1 if every block was decoded, else the index of the first word's first block that
 // was not; -2 if the engine hangs or gives another number of bytes.
-long bitstash_decompress(const uint8_t *stored, size_t blocks, uint8_t *raw) {
-    thread_local auto engine = std::make_unique<Engine<Vdecompressor>>();
+long bitstash_decompress(const uint8_t *stored, size_t blocks, uint32_t first, uint8_t *raw) {
+    thread_local auto engine = std::make_unique<Decompressor>();
     long first_bad = -1;
     try {
-        engine->stream(stored, blocks * TARGET_BYTES, raw, blocks * RAW_BYTES,
-                       [&first_bad](size_t offset, uint32_t flags) {
-                           const bool error = flags & kError;
+        engine->stream(stored, blocks * TARGET_BYTES, first, raw, blocks * RAW_BYTES,
+                       [&first_bad](size_t offset, const uint32_t *payload) {
+                           const bool error = get(payload, DecompressorLayout::o_error);
                            if (error && first_bad < 0) first_bad = static_cast<long>(offset / RAW_BYTES);
                        });
     } catch (const std::runtime_error &) {
-        engine.reset(new Engine<Vdecompressor>());
+        engine = std::make_unique<Decompressor>();
         return -2;
     }
     return first_bad;

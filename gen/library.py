@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from . import toolchain
 from .config import Config
-from .verilog import digest, module_name, parts, verilog_text
+from .verilog import digest, module_name, parts, ports, verilog_text
 
 _SOURCE = Path(__file__).with_name("library.cpp")
 
@@ -47,6 +48,7 @@ def build(config: Config, path: Path) -> None:
         command += ["--Mdir", str(folder / part), "--top-module", module_name(config, part), str(source)]
         toolchain.run(command, log=folder / f"{part}.log")
         archives.append(str(folder / part / f"{model}__ALL.a"))
+    (folder / "layout.h").write_text(layout_header(config))
     include = Path(toolchain.environment()["VERILATOR_ROOT"]) / "include"
     toolchain.run(
         [
@@ -55,6 +57,7 @@ def build(config: Config, path: Path) -> None:
             *(f"-DRAW_BYTES={config.fmt.raw_bytes}", f"-DTARGET_BYTES={config.fmt.target}"),
             f"-DBUS_BYTES={config.bus_bytes}",
             *("-isystem", str(include), "-isystem", str(include / "vltstd")),
+            f"-I{folder}",
             *(f"-I{folder / part}" for part in parts(config)),
             str(_SOURCE),
             *archives,
@@ -64,3 +67,18 @@ def build(config: Config, path: Path) -> None:
         log=folder / "library.log",
     )
     stamp.write_text(digest(config))
+
+
+def layout_header(config: Config) -> str:
+    """Where the fields of both engines' payloads lie, in C++: of those that a port lacks, no bits."""
+    lines = ["struct Field {", "    unsigned offset, width;", "};"]
+    for part in parts(config):
+        lines.append(f"struct {part.capitalize()}Layout {{")
+        for name, members in {"i": ("last", "empty", "first"), "o": ("last", "empty", "error")}.items():
+            fields = ports(config, part)[f"{name}__payload"]["fields"]
+            for member in members:
+                bits = [int(bit) for bit in re.findall(r"\d+", fields.get(member, ""))]  # "[high:low]"
+                offset, width = (bits[-1], bits[0] - bits[-1] + 1) if bits else (0, 0)
+                lines.append(f"    static constexpr Field {name}_{member}{{{offset}, {width}}};")
+        lines.append("};")
+    return "\n".join(lines) + "\n"

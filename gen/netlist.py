@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
 
 from amaranth.back import rtlil
+
+from rtl.stream import word_layout
 
 from .config import Config
 from .toolchain import run
@@ -88,13 +90,15 @@ class Mutant:
         number: value of the input ``mutant`` that turns it on; with 0 none is.
         mode: what happens to the bit: ``inv`` inverts it, ``const0`` and ``const1`` tie it, ``cnot0`` and
             ``cnot1`` invert it while another bit of the port is 0 or 1.
+        cell: its name behind those of the submodules it lies in; "$auto$..." if Yosys made it of others.
         port: the cell's port and bit, and for ``cnot`` the other bit.
         wire: the wire and bit it drives or reads, where that has a name.
-        source: lines of rtl/ that the cell comes from.
+        source: lines of rtl/ that the cell comes from, if Yosys did not make it of others.
     """
 
     number: int
     mode: str
+    cell: str
     port: str
     wire: str
     source: str
@@ -112,7 +116,7 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     """
     source, base, script = (path.with_suffix(suffix) for suffix in (".source.il", ".il", ".mutations"))
     top = module_name(config, part)
-    source.write_text(rtlil.convert(make_component(config, part), name=top))
+    source.write_text(_with_lines_of_switches(rtlil.convert(make_component(config, part), name=top)))
     commands = [
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
@@ -125,6 +129,23 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     ]
     run_yosys(commands, path.with_suffix(".log"))
     return read_mutants(path)
+
+
+def _with_lines_of_switches(text: str) -> str:
+    """RTLIL in which switches have the lines of rtl/ of their process: what becomes of them has theirs."""
+    lines, here, process = [], "", ""
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["attribute"]:
+            here = line.strip() if words[1] == r"\src" else here
+        elif words[:1] == ["process"]:
+            process = here
+        elif words[:1] == ["switch"] and process:
+            lines.append(process)
+        elif words:
+            here = ""
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def read_mutants(path: Path) -> list[Mutant]:
@@ -147,7 +168,7 @@ class Verdict(NamedTuple):
 def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     """Compare a mutant with its engine on every sequence of inputs that keeps the rules of rtl/stream.
 
-    Both get the same inputs; compared are ``ready``, ``valid``, and the payload where it is valid. ABC merges
+    Both get the same inputs; compared are ``ready``, ``valid``, and payloads where they are valid. ABC merges
     what is provably the same, tries to prove that there is no difference, and else searches for one.
 
     Args:
@@ -160,9 +181,7 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     command = path.with_suffix(".mutations").read_text().splitlines()[mutant.number - 1]
     (top,) = set(re.findall(r"-module (\S+)", command))
     miter, aiger = folder / "miter.v", folder / "miter.aig"
-    ports = re.findall(r"^  wire width (\d+) \w+put \d+ \\([io])__payload$", base.read_text(), re.M)
-    widths = {name: int(width) for width, name in ports}
-    miter.write_text(_MITER.format(**widths, bus=1 << widths["i"].bit_length() - 4))
+    miter.write_text(_miter(base.read_text()))
     wire = mutant.wire.partition("[")[0]
     commands = [
         f"read_rtlil {base}",
@@ -191,37 +210,85 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     return Verdict(differs=False, cycles=int(cycles))
 
 
-# Inputs count until one breaks the rules of rtl/stream. A payload that is not valid may differ.
-_MITER = """
-module miter(
-    input clk, input rst, input [{i}-1:0] i__payload, input i__valid, input o__ready, output differs
-);
-  wire ready_a, ready_b, valid_a, valid_b;
-  wire [{o}-1:0] payload_a, payload_b;
-  engine a(
-    .clk(clk), .rst(rst), .i__payload(i__payload), .i__valid(i__valid), .i__ready(ready_a),
-    .o__payload(payload_a), .o__valid(valid_a), .o__ready(o__ready)
-  );
-  changed b(
-    .clk(clk), .rst(rst), .i__payload(i__payload), .i__valid(i__valid), .i__ready(ready_b),
-    .o__payload(payload_b), .o__valid(valid_b), .o__ready(o__ready)
-  );
-  wire [8*{bus}-1:0] data = i__payload;
-  wire last = i__payload[8*{bus}];
-  wire [$clog2({bus})-1:0] empty = i__payload[8*{bus}+1+:$clog2({bus})];
-  reg waits = 0, broken = 0;
-  reg [{i}-1:0] waiting = 0;
-  wire breaks = (waits & (~i__valid | i__payload != waiting))
-    | (i__valid & (empty != 0 & ~last | data >> 8 * ({bus} - empty) != 0));
-  always @(posedge clk) begin
-    waits <= i__valid & ~ready_a & ~rst;
-    waiting <= i__payload;
-    broken <= broken | breaks;
-  end
-  assign differs = ~broken & ~breaks
-    & (ready_a != ready_b | valid_a != valid_b | (valid_a & payload_a != payload_b));
-endmodule
-"""
+@dataclass(frozen=True)
+class _Stream:
+    """The ports of a stream by their names, and whether it goes in."""
+
+    valid: str
+    ready: str
+    payload: list[str]
+    goes_in: bool
+
+
+def _streams(ports: Mapping[str, tuple[str, int]]) -> Iterator[_Stream]:
+    """Those that have a valid and a ready, in Amaranth's names or in AXI4-Stream's."""
+    for name, (direction, _) in ports.items():
+        if found := re.fullmatch(r"(.*_)t?valid", name):
+            stem = found[1] + ("t" if name.endswith("tvalid") else "")
+            others = {f"{stem}valid", f"{stem}ready"}
+            payload = [port for port in ports if port.startswith(stem) and port not in others]
+            yield _Stream(name, f"{stem}ready", payload, direction == "input")
+
+
+def _miter(rtlil: str) -> str:
+    """Verilog that compares the modules "engine" and "changed", which have the ports of a module in RTLIL.
+
+    Inputs count until one breaks the rules of the streams. A payload that is not valid may differ.
+    """
+    ports = {
+        name: (direction, int(width or 1))
+        for width, direction, name in re.findall(
+            r"^  wire (?:width (\d+) )?(input|output) \d+ \\(\S+)$", rtlil, re.M
+        )
+    }
+    clock = "aclk" if "aclk" in ports else "clk"
+    reset = "~aresetn" if "aresetn" in ports else "rst"
+    inputs = [name for name, (direction, _) in ports.items() if direction == "input"]
+    outputs = [name for name in ports if name not in inputs]
+    lines, breaks, differs, each_cycle = [], [], [], []
+    for stream in _streams(ports):
+        if not stream.goes_in:
+            others = " | ".join(f"{name}_a != {name}_b" for name in stream.payload)
+            differs.append(f"{stream.valid}_a != {stream.valid}_b")
+            differs.append(f"({stream.valid}_a & ({others}))")
+            continue
+        differs.append(f"{stream.ready}_a != {stream.ready}_b")
+        width, payload = sum(ports[name][1] for name in stream.payload), f"{{{', '.join(stream.payload)}}}"
+        waits = f"{stream.valid}_waits"
+        lines.append(f"reg {waits} = 0; reg [{width}-1:0] {waits}_with = 0;")
+        each_cycle.append(f"{waits} <= {stream.valid} & ~{stream.ready}_a & ~({reset});")
+        each_cycle.append(f"{waits}_with <= {payload};")
+        breaks.append(f"({waits} & (~{stream.valid} | {payload} != {waits}_with))")
+        if stream.valid == "i__valid":
+            breaks.append(f"({stream.valid} & ({_breaks_words(width)}))")
+    wires = [f"wire [{ports[name][1]}-1:0] {name}_a, {name}_b;" for name in outputs]
+    both = ", ".join(f".{name}({name})" for name in inputs)
+    engines = [
+        f"{kind} {end}({', '.join([both, *(f'.{name}({name}_{end})' for name in outputs)])});"
+        for kind, end in (("engine", "a"), ("changed", "b"))
+    ]
+    header = ", ".join(f"input [{ports[name][1]}-1:0] {name}" for name in inputs)
+    return "\n".join(
+        [
+            f"module miter({header}, output differs);",
+            *wires,
+            *engines,
+            *lines,
+            f"reg broken = 0; wire breaks = {' | '.join(breaks)};",
+            f"always @(posedge {clock}) begin broken <= broken | breaks; {' '.join(each_cycle)} end",
+            f"assign differs = ~broken & ~breaks & ({' | '.join(differs)});",
+            "endmodule",
+        ]
+    )
+
+
+def _breaks_words(width: int) -> str:
+    """Whether the payload of ``i`` has no form that :func:`rtl.stream.word_layout` allows."""
+    bus = 1 << width.bit_length() - 4
+    last, empty = word_layout(bus)["last"], word_layout(bus)["empty"]
+    field = f"i__payload[{empty.offset}+:{empty.width}]"
+    data = f"i__payload[{8 * bus - 1}:0]"
+    return f"({field} != 0 & ~i__payload[{last.offset}]) | {data} >> 8 * ({bus} - {field}) != 0"
 
 
 def _mutant(line: str) -> Mutant:
@@ -240,4 +307,4 @@ def _mutant(line: str) -> Mutant:
         if source.startswith(f"{_ROOT}/rtl/")
     ]
     number = int(options["ctrl"][0].split()[-1])
-    return Mutant(number, options["mode"][0], port, wire, ", ".join(lines))
+    return Mutant(number, options["mode"][0], options["cell"][0], port, wire, ", ".join(lines))

@@ -2,10 +2,20 @@
 
 from .hadamard import HadamardCompressor, HadamardDecompressor
 from .planes import Compressor, Decompressor
-from .ports import AxiStreamCompressor, AxiStreamDecompressor, RuntimeCompressor, RuntimeDecompressor
+from .ports import (
+    COMPRESSORS,
+    DECOMPRESSORS,
+    AxiStreamCompressor,
+    AxiStreamDecompressor,
+    RuntimeCompressor,
+    RuntimeDecompressor,
+    core_of,
+)
 from .stream import Engine
 
 __all__ = [
+    "COMPRESSORS",
+    "DECOMPRESSORS",
     "AxiStreamCompressor",
     "AxiStreamDecompressor",
     "Compressor",
@@ -15,4 +25,5 @@ __all__ = [
     "HadamardDecompressor",
     "RuntimeCompressor",
     "RuntimeDecompressor",
+    "core_of",
 ]

@@ -1,5 +1,7 @@
 """Blocks that are hard on a codec, and hypothesis strategies over formats and such blocks."""
 
+from functools import lru_cache
+
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
@@ -144,8 +146,14 @@ class Maker:
 
 def hostile(fmt, blocks, seed):
     """Bit patterns of ``blocks`` blocks of mixed recipes: uint[blocks, N]."""
-    maker = Maker(fmt.dtype, fmt.block, seed)
-    return np.array([maker.block() for _ in range(blocks)], UINTS[fmt.dtype]).reshape(blocks, fmt.block)
+    return _hostile(fmt.dtype, fmt.block, blocks, seed).copy()
+
+
+@lru_cache(maxsize=64)
+def _hostile(dtype, block, blocks, seed):
+    """They are made one by one: the same ones serve several formats."""
+    maker = Maker(dtype, block, seed)
+    return np.array([maker.block() for _ in range(blocks)], UINTS[dtype]).reshape(blocks, block)
 
 
 @st.composite

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_bridge import compress_activations
 
-from .plain_stash import COARSE, is_log_softmax, reference, untouched
+from .plain_stash import COARSE, is_log_softmax, reference, stored, untouched
 
 STEPS, BATCH, LENGTH, WIDTH, HEADS, CLASSES = 4, 3, 40, 64, 4, 33
 
@@ -72,7 +72,7 @@ def is_exact(tensor: torch.Tensor) -> bool:
 
 
 HOOKS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
-    "bridge": lambda model: compress_activations(model, COARSE, min_values=2),
+    "bridge": lambda model: compress_activations(model, stored(COARSE), min_values=2),
     "reference": lambda model: reference(model, COARSE, is_exact, min_values=2),
     "exact": lambda model: untouched(),
 }

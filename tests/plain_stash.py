@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from golden import PlaneFormat
+from torch_bridge import Policy
 from torch_bridge.backends import get
 from torch_bridge.backends.dtypes import float_name, format_for
 
@@ -20,6 +21,12 @@ NOTHING = torch.nn.Module()
 
 # Elements behind a copy of a parameter, at most.
 _PADDING = 256
+
+
+def stored(fmt: PlaneFormat) -> Policy:
+    """The bridge's policy that stores every tensor, as the plain stash does."""
+    return Policy.default(fmt, derive=False)
+
 
 hooks = torch.autograd.graph.saved_tensors_hooks
 

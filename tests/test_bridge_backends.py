@@ -14,7 +14,7 @@ from golden import HadamardFormat, PlaneFormat
 from torch_bridge import QuantFormat, backends
 from torch_bridge.backends import instructions, threads
 from torch_bridge.backends.dtypes import TORCH_DTYPES, format_for
-from torch_bridge.backends.verilated import library_path
+from torch_bridge.backends.verilated_backend import library_path
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
 
@@ -45,7 +45,7 @@ def test_fast_backends_make_the_same_bytes_and_values_as_golden(dtype, block, ro
     for target in spread_of_targets(dtype, block):
         fmt = PlaneFormat(dtype, block, target, rounding)
         golden, ours = backends.get("golden", fmt), backends.get(name, fmt)
-        values = hostile_tensor(fmt, 300, seed=target)[: -block // 3]
+        values = hostile_tensor(fmt, 300, seed=block)[: -block // 3]
         stored = golden.compress(values)
         found = ours.compress(values)
         assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
@@ -195,18 +195,25 @@ def test_blocks_are_numbered_through_whatever_thread_has_them(name, monkeypatch)
     assert max(block for block, _ in seen) > 5000
 
 
-@pytest.mark.parametrize("name", ["golden", *FAST])
-def test_stored_of_the_wrong_size_is_an_error(name):
-    backend = backends.get(name, PlaneFormat("fp32", 64, 80))
-    with pytest.raises(ValueError, match=r"\(3, 80\)"):
-        backend.decompress(torch.zeros((2, 80), dtype=torch.uint8), 129)
+@pytest.mark.parametrize("name", ["auto", "golden", *FAST])
+@pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 32), QuantFormat("fp32", 2)]
+)
+def test_stored_of_the_wrong_size_is_an_error(fmt, name):
+    backend, count = backends.get(name, fmt), 2 * fmt.block + 1
+    right = (3, fmt.target)
+    for wrong in ((2, fmt.target), (4, fmt.target), (3, fmt.target - 1), (3 * fmt.target,)):
+        message = f"stored must be uint8 of shape {right}, not torch.uint8 of {wrong}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            backend.decompress(torch.zeros(wrong, dtype=torch.uint8), count)
+    with pytest.raises(ValueError, match=re.escape(f"not torch.int8 of {right}")):
+        backend.decompress(torch.zeros(right, dtype=torch.int8), count)
 
 
-@pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 16, 16), HadamardFormat("bf16", 64, 32)])
-def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(fmt, tmp_path):
+def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):
     program = (
-        "import torch; from golden import HadamardFormat, PlaneFormat; from torch_bridge import backends\n"
-        f"backend = backends.get('cpu', {fmt})\n"
+        "import torch; from golden import PlaneFormat; from torch_bridge import backends\n"
+        "backend = backends.get('cpu', PlaneFormat('bf16', 16, 16))\n"
         "values = torch.zeros(16).bfloat16()\n"
         "assert backend.decompress(backend.compress(values), 16).equal(values)\n"
         "print(sum(backend._encode.stats.cache_hits.values()))"
@@ -278,6 +285,23 @@ def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, 
     stored[7, 0] = 0
     with pytest.raises(ValueError, match="block 7"):
         ours.decompress(stored, len(values))
+
+
+@pytest.mark.timeout(900)
+def test_verilated_makes_goldens_bytes_of_blocks_with_numbers(verilated_library, monkeypatch):
+    monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
+    fmt = HadamardFormat()
+    golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
+    values = hostile_tensor(fmt, 60, seed=3)[:-5]
+    for first in (0, 1, 77, (1 << 32) - 2):
+        stored = golden.compress(values, first)
+        assert torch.equal(ours.compress(values, first), stored)
+        back = ours.decompress(stored, len(values), first)
+        assert same_bits(back, golden.decompress(stored, len(values), first))
+    assert not torch.equal(golden.compress(values, 0), golden.compress(values, 1))
+    stored[7, 0], stored[7, 1] = 2, stored[7, 1] & 0xF0
+    with pytest.raises(ValueError, match="block 7"):
+        ours.decompress(stored, len(values), first)
 
 
 def test_verilated_keeps_small_blocks_of_successive_tensors_apart(verilated_library, monkeypatch):

@@ -15,11 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_bridge import compress_activations
 
-from .plain_stash import COARSE, FMT, gradients, is_log_softmax, reference, unequal, untouched
+from .plain_stash import COARSE, FMT, gradients, is_log_softmax, reference, stored, unequal, untouched
 
 
 def bridge(model, fmt=COARSE):
-    return compress_activations(model, fmt, min_values=2)  # a single value is what a loss is divided by
+    return compress_activations(
+        model, stored(fmt), min_values=2
+    )  # a single value is what a loss is divided by
 
 
 def plain(model, fmt=COARSE):

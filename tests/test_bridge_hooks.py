@@ -15,11 +15,11 @@ from torch_bridge.backends import AutoBackend
 from torch_bridge.offload import Handle
 from torch_bridge.stash.entries import Entry
 
-from .plain_stash import COARSE, FMT, NOTHING, reference, untouched
+from .plain_stash import COARSE, FMT, NOTHING, reference, stored, untouched
 
 
 def ours(model=NOTHING, fmt=FMT, **kwargs):
-    return compress_activations(model, fmt, min_values=kwargs.pop("min_values", 0), **kwargs)
+    return compress_activations(model, stored(fmt), min_values=kwargs.pop("min_values", 0), **kwargs)
 
 
 def entries():

@@ -201,7 +201,7 @@ def test_a_large_log_softmax_has_a_rate_of_its_own():
 
 @pytest.mark.parametrize("keep", ["half", None, 80])
 def test_a_wrong_treatment_is_named(keep):
-    with pytest.raises(ValueError, match=f"keep must be 'raw', 'bits' or a format, not {keep!r}"):
+    with pytest.raises(ValueError, match=f"keep must be 'raw', 'bits', 'derive' or a format, not {keep!r}"):
         Rule(keep)
 
 
@@ -278,6 +278,12 @@ def test_checksums_do_not_go_to_the_default_device():
         return x.grad
 
     assert torch.equal(gradient(torch.device("meta")), gradient(contextlib.nullcontext()))
+    stored = torch.arange(240, dtype=torch.uint8).view(3, 80)
+    expected = checksums(stored)
+    checksum._weights.cache_clear()
+    with torch.device("meta"):
+        found = checksums(stored)
+    assert torch.equal(found, expected)
 
 
 def test_checksums_are_counted_and_change_nothing_else():

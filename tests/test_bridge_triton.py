@@ -29,7 +29,7 @@ def triton_backend():
 
     Triton decides while a module is loaded, and other tests may want it compiled.
     """
-    name = "torch_bridge.backends.triton_kernels"
+    name = "torch_bridge.backends.triton_backend"
     loaded = importlib.import_module(name)
     if DEVICE == "cuda":
         return loaded.TritonBackend
@@ -295,7 +295,7 @@ def test_it_is_a_backend_of_the_bridge():
 
 
 def test_a_missing_triton_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch_bridge.backends.triton_kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "torch_bridge.backends.triton_backend", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ImportError, match="needs Triton, for Linux only: pip install triton"):
         backends.get("triton", PlaneFormat())

@@ -77,7 +77,7 @@ def result(scheme, seed, loss, model="small"):
         "bits_per_value": bits,
         "ratio": 32 / bits,
         "seed": seed,
-        "steps": convergence.STEPS[model],
+        "steps": convergence.STUDIES[model].steps,
         "val_loss": loss,
         "curve": [[10, loss + 1], [20, loss]],
         "gradient_error": [] if scheme == "none" else [[10, 0.9], [15, 0.1], [20, 0.2]],
@@ -147,7 +147,7 @@ def test_what_an_earlier_release_had_stays_and_is_named(tmp_path, monkeypatch):
     )
     page = (tmp_path / "convergence.md").read_text()
     assert "| step format (release 0.1) 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 |" in page
-    assert f"4 of {len(convergence.wanted(convergence.STEPS))} runs" in page
+    assert f"4 of {len(convergence.wanted(convergence.STUDIES))} runs" in page
 
 
 @pytest.mark.parametrize("lost", [None, ValueError("no such thing"), KeyboardInterrupt()])
@@ -168,10 +168,10 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
             convergence.main()
         assert stop.value.code == status
 
-    for name, value in {"DOCS": tmp_path, "FOLDER": tmp_path / "runs", "SEEDS": (1, 2), "run": run}.items():
+    for name, value in {"DOCS": tmp_path, "FOLDER": tmp_path / "runs", "run": run}.items():
         monkeypatch.setattr(convergence, name, value)
-    two = {name: convergence.SCHEMES[name] for name in ("none", "planes 3.2x")}
-    monkeypatch.setattr(convergence, "SCHEMES", two)
+    two = convergence.Study("two", ("none", "planes 3.2x"), seeds=(1, 2))
+    monkeypatch.setattr(convergence, "STUDIES", {"small": two})
     monkeypatch.setattr(convergence, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(convergence.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["convergence", "--model", "small"])
@@ -196,7 +196,7 @@ def test_all_schemes_have_the_bits_that_their_names_say():
         options = convergence.options_of("small", scheme, 1)
         fmt = options.format
         if scheme.endswith("x"):
-            assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[1]
+            assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[-1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-    assert len(convergence.wanted(convergence.STEPS)) == 5 * (10 + 8)
+    assert len(convergence.wanted(convergence.STUDIES)) == 5 * (12 + 10) + 2 * 4 + 3 * 5

@@ -1,5 +1,8 @@
 """The study of the Hadamard format: what it takes for the format is the format."""
 
+import json
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -25,3 +28,22 @@ def test_the_format_among_the_variants_is_what_golden_decodes(block, bits):
     assert (
         found.decompress(found.compress(flat), flat.numel()).numpy().reshape(values.shape) == expected
     ).all()
+
+
+def test_rows_become_tables_and_are_not_made_again(tmp_path, monkeypatch):
+    rows, page = tmp_path / "rows.json", tmp_path / "page.md"
+    page.write_text("<!-- gradients -->\n<!-- end -->\n<!-- training -->\n<!-- end -->\n")
+    for name, value in {"ROWS": rows, "PAGE": page, "VARIANTS": {"the format": format_study.FORMAT}}.items():
+        monkeypatch.setattr(format_study, name, value)
+    monkeypatch.setattr(format_study, "RATES", (2,))
+    monkeypatch.setattr(format_study.effective_bits, "MODELS", {"llama": format_study.effective_bits.llama})
+    monkeypatch.setattr(sys, "argv", ["format_study", "--batches", "2"])
+    format_study.main()
+    (row,) = json.loads(rows.read_text())
+    assert 0.1 < row["gradient_error"] < 0.6
+    assert 1.2 < row["gain"] < 1.6
+    rows.write_text(json.dumps([row, {"variant": "the format", "bits": 2, "seed": 1, "val_loss": 2.25}]))
+    monkeypatch.setattr(format_study.effective_bits, "gradient", None)
+    format_study.main()
+    assert f"| the format | {row['gradient_error']:.3f} ({row['gain']:.2f}) |" in page.read_text()
+    assert "| the format, 2 bits | 1 | +0.0390 |" in page.read_text()

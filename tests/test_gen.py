@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gen import toolchain, verilog
+from gen import library, project, toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
-from golden import PlaneFormat
-from rtl import Engine
+from golden import HadamardFormat, PlaneFormat
+from rtl import Engine, RuntimeCompressor
+from rtl.stream import word_layout
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +54,28 @@ def test_the_linter_is_not_asleep(tmp_path, small):
     path = tmp_path / "x.v"
     broken = verilog.verilog_text(small).replace("endmodule", "wire [3:0] a; assign b = a; endmodule", 1)
     path.write_text(broken)
+    path.with_suffix(".vlt").write_text(project.waivers(path))
     with pytest.raises(toolchain.ToolError, match=r"UNDRIVEN|IMPLICIT"):
-        verilog.lint(path, verilog.module_name(small, "compressor"))
+        project.lint(path)
 
 
-@pytest.mark.parametrize("interface", ["stream", "axi", "runtime"])
-def test_the_manifest_says_what_an_integrator_needs(tmp_path, interface):
-    config = Config(PlaneFormat("fp16", 16, 20), bus_bytes=16, interface=interface)
-    manifest = json.loads(verilog.write_presets([config], tmp_path).read_text())
-    assert set(manifest["lint"]["waivers"]) == set(verilog.WAIVERS)
+SMALL = {"planes": PlaneFormat("fp16", 16, 20), "hadamard": HadamardFormat("fp16", 64, 20)}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("scheme", "interface"),
+    [("planes", "stream"), ("planes", "axi"), ("planes", "runtime"), ("hadamard", "axi")],
+)
+def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface):
+    fmt = SMALL[scheme]
+    config = Config(fmt, bus_bytes=16, interface=interface)
+    manifest = json.loads(project.write_presets([config], tmp_path).read_text())
+    assert set(manifest["lint"]["waivers"]) == set(project.WAIVERS)
     (entry,) = manifest["configs"]
     text = (tmp_path / entry["file"]).read_text()
-    assert entry["parameters"] | {"ratio": 1.6, "interface": interface} == entry["parameters"]
+    ratio = fmt.raw_bytes / fmt.target
+    assert entry["parameters"] | {"ratio": ratio, "interface": interface} == entry["parameters"]
     for engine in entry["engines"].values():
         assert engine["uncompressed_bytes_per_cycle"] == 16
         header = re.search(rf"module {engine['module']}\((.*?)\);(.*?)endmodule", text, re.DOTALL)
@@ -72,6 +83,20 @@ def test_the_manifest_says_what_an_integrator_needs(tmp_path, interface):
         for name, port in engine["ports"].items():
             bits = f"[{port['width'] - 1}:0] " if port["width"] > 1 else ""
             assert f"  {port['direction']} {bits}{name};" in header[2], name
+
+
+@pytest.mark.parametrize("fmt", SMALL.values(), ids=SMALL)
+def test_the_library_reads_payloads_where_the_engines_write_them(fmt):
+    header = library.layout_header(Config(fmt, bus_bytes=16))
+    assert len(re.findall("struct (Dec|C)ompressorLayout", header)) == 2
+    numbered = fmt.scheme == "hadamard"
+    layout = word_layout(16, first=numbered)
+    for name in ("last", "empty", *(["first"] if numbered else [])):
+        field = layout[name]
+        assert header.count(f"i_{name}{{{field.offset}, {field.width}}}") == 2
+    assert header.count("i_first{0, 0}") == (0 if numbered else 2)
+    error = word_layout(16, error=True)["error"]
+    assert header.count(f"o_error{{{error.offset}, {error.width}}}") == 1
 
 
 def test_presets_have_the_formats_that_their_names_say():
@@ -82,6 +107,18 @@ def test_presets_have_the_formats_that_their_names_say():
     for name in ("gpt2-fp32-3.2x", "gpt2-bf16-2x"):
         axi = PRESETS[f"{name}-axi"]
         assert (axi.fmt, axi.interface) == (PRESETS[name].fmt, "axi")
+    for name, values in {
+        "gpt2-fp32-16x": ("fp32", 512, 32),
+        "gpt2-fp32-8x": ("fp32", 512, 64),
+        "gpt2-bf16-8x": ("bf16", 256, 32),
+    }.items():
+        fmt = PRESETS[name].fmt
+        assert (fmt.scheme, fmt.dtype, fmt.raw_bytes, fmt.target) == ("hadamard", *values)
+    axi = PRESETS["gpt2-fp32-16x-axi"]
+    assert (axi.fmt, axi.interface) == (PRESETS["gpt2-fp32-16x"].fmt, "axi")
+    rates = PRESETS["gpt2-fp32-hadamard-runtime"].formats
+    assert {(fmt.dtype, 8 * fmt.target // fmt.block) for fmt in rates} == {("fp32", n) for n in (1, 2, 3, 4)}
+    assert {fmt.dtype for fmt in PRESETS["gpt2-hadamard-runtime"].formats} == {"fp32", "bf16", "fp16"}
     fp32, switched = PRESETS["gpt2-fp32-runtime"].formats, PRESETS["gpt2-runtime"].formats
     assert {fmt.dtype for fmt in fp32} == {"fp32"}
     assert {fmt.dtype for fmt in switched} == {"fp32", "bf16", "fp16"}
@@ -93,10 +130,12 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
     with pytest.raises(ValueError, match="interface must be runtime for several formats, not 'axi'"):
         Config(PlaneFormat("fp16", 16, 20), interface="axi", further=further)
     config = Config(PlaneFormat("fp16", 16, 20), interface="runtime", further=further)
-    assert [entry["rounding"] for entry in verilog.manifest_entry(config, Path("x.v"))["formats"]] == [
+    assert [entry["rounding"] for entry in project.manifest_entry(config, Path("x.v"))["formats"]] == [
         "nearest",
         "truncate",
     ]
+    with pytest.raises(ValueError, match="formats must all be of scheme planes, not 'hadamard'"):
+        RuntimeCompressor((PlaneFormat("fp16", 64, 20), HadamardFormat("fp16", 64, 20)))
     with pytest.raises(ValueError, match="formats must all have a block of 16, not 32"):
         Engine((PlaneFormat("fp16", 16, 20), PlaneFormat("fp16", 32, 40)), 64)
 
@@ -109,6 +148,7 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         (["--target", "20"], "target must be from 21 .* to 256 bytes .*, not 20"),
         (["--rounding", "up"], "rounding must be one of nearest, truncate, not 'up'"),
         (["--bus-bytes", "48"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
+        (["--scheme", "hadamard", "--rounding", "nearest"], "rounding must not be given for hadamard, not "),
         (["--interface", "wishbone"], "interface must be one of stream, axi, runtime, not 'wishbone'"),
     ],
 )

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_bridge import Offload, compress_activations, keep_activations
 
-from .plain_stash import COARSE, NOTHING, gradients, unequal, untouched
+from .plain_stash import COARSE, NOTHING, gradients, stored, unequal, untouched
 
 KEPT = "keep_activations"
 
@@ -19,7 +19,7 @@ def leaf(*shape):
 
 
 def ours(model=NOTHING, **options):
-    return compress_activations(model, COARSE, min_values=0, **options)
+    return compress_activations(model, stored(COARSE), min_values=0, **options)
 
 
 def kept(stash):

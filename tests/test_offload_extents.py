@@ -1,8 +1,9 @@
 """Places in the offload's file: never two at once, and no more of them than is needed."""
 
 import os
-from itertools import pairwise
+from itertools import pairwise, permutations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,15 @@ def test_places_do_not_overlap_and_free_neighbours_are_one(actions):
         extents.give(place)
     assert extents.take(1).offset == 0
     assert extents.end == ALIGNMENT
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))], ids=str)
+def test_neighbours_become_one_in_whatever_order_they_are_given_back(order):
+    extents = Extents()
+    places = [extents.take(ALIGNMENT) for _ in range(4)]
+    for number in order:
+        extents.give(places[number])
+    assert extents.take(3 * ALIGNMENT).offset == 0
 
 
 def test_a_place_is_taken_where_it_fits():

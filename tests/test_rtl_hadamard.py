@@ -15,6 +15,7 @@ ENGINES = [
     (HadamardFormat("bf16", 64, 16), 32, 2**32 - 3, 0.0),
     (HadamardFormat("fp16", 64, 27), 16, 7, 0.3),
     (HadamardFormat("fp32", 64, 9), 32, 5, 0.3),
+    (HadamardFormat("bf16", 64, 8), 16, 5, 0.3),
 ]
 every_engine = pytest.mark.parametrize(
     ("fmt", "bus_bytes", "first", "pause"), ENGINES, ids=[f"{e[0].dtype}-{e[0].target}" for e in ENGINES]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torch_bridge import Offload, Policy, compress_activations
-from torch_bridge.job import train
-from torch_bridge.job.peak import measure
+from torch_bridge.job import compare, train
+from torch_bridge.job.peak import measure, name_of
 from torch_bridge.schemes import Scheme, schemes
 from torch_bridge.schemes.recompute import recompute_activations
 
@@ -133,6 +133,15 @@ def test_peaks_are_those_of_the_allocator():
 
     found = measure(step, torch.device("cpu"))
     assert (found.kept, found.peak, found.between) == (1000, 6000, "between")
+
+
+def test_memory_is_not_measured_on_a_device_that_only_looks_like_a_cpu():
+    assert name_of(torch.device("cpu")) == "cpu"
+    message = "device must be cpu or cuda, whose memory can be measured, not 'xpu:1'"
+    with pytest.raises(ValueError, match=message):
+        measure(lambda: iter(()), torch.device("xpu:1"))
+    with pytest.raises(ValueError, match=message):
+        compare.Task(device=torch.device("xpu:1"))
 
 
 def test_offloading_halves_the_peak_and_planes_write_a_third(small, tmp_path):

@@ -14,7 +14,7 @@ import torch
 from torch_bridge.job import cli, demo, train
 from torch_bridge.job.activations import gpt2_activations
 
-TINY = train.Options(scheme="planes", steps=2, batch=1, validations=1, dropout=0.1)
+TINY = train.Options(scheme="planes", derive=False, steps=2, batch=1, validations=1, dropout=0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +34,12 @@ def test_golden_and_torch_train_alike_to_the_last_bit():
     assert ours["val_loss"] == golden["val_loss"]
 
 
-def test_verilated_and_golden_train_alike_to_the_last_bit(verilated_library, monkeypatch):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scheme", ["planes", "hadamard"])
+def test_verilated_and_golden_train_alike_to_the_last_bit(scheme, verilated_library, monkeypatch):
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
-    golden, hardware = (train.run(replace(TINY, backend=backend)) for backend in ("golden", "verilated"))
+    options = replace(TINY, scheme=scheme)
+    golden, hardware = (train.run(replace(options, backend=backend)) for backend in ("golden", "verilated"))
     assert hardware["train_loss"] == golden["train_loss"]
     assert hardware["val_loss"] == golden["val_loss"]
 
@@ -45,6 +48,16 @@ def test_the_default_model_shrinks_at_least_threefold():
     result = train.run(replace(TINY, steps=1, dropout=0.0))
     assert result["ratio"] >= 3.0
     assert result["ratio"] == result["raw_bytes"] / result["stored_bytes"]
+
+
+def test_what_is_derived_shrinks_more():
+    tiny = replace(TINY, scheme="hadamard", steps=1, dropout=0.0)
+    stored, derived = (train.run(replace(tiny, derive=derive)) for derive in (False, True))
+    assert derived["raw_bytes"] == stored["raw_bytes"]
+    assert stored["ratio"] < 14 < 27 < derived["ratio"]
+    fused = train.run(replace(tiny, derive=True, fused=True))
+    assert fused["raw_bytes"] < 0.6 * derived["raw_bytes"]
+    assert fused["stored_bytes"] == derived["stored_bytes"]
 
 
 def test_a_seed_gives_every_scheme_the_same_start():
@@ -129,7 +142,7 @@ def test_too_little_text_is_an_error(tmp_path, capsys):
     text.write_bytes(b"short")
     with pytest.raises(SystemExit):
         cli.main(["train", "--data", str(text)])
-    assert "data must have over 1280 bytes, not 5" in capsys.readouterr().err
+    assert "data must have over 1280 tokens, not 5" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_what_was_done(tmp_path):
@@ -171,8 +184,11 @@ def test_the_demo_writes_its_figure_and_summary(tmp_path):
     assert [(run["scheme"], run["backend"]) for run in summary["runs"]] == [
         ("none", "auto"),
         ("planes", "auto"),
+        ("hadamard", "auto"),
         ("planes", "torch"),
         ("planes", "golden"),
+        ("hadamard", "torch"),
+        ("hadamard", "golden"),
     ]
     assert {"sign", "exponent", "mantissa", "whole", "plain", "paper"} <= summary["ratios"].keys()
     assert (tmp_path / "loss.png").stat().st_size > 10_000
@@ -189,5 +205,35 @@ def test_the_demo_fails_when_the_hardware_differs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "run", run)
     short = replace(TINY, steps=1)
-    with pytest.raises(demo.MismatchError, match="train_loss through torch"):
+    with pytest.raises(demo.MismatchError, match="train_loss of planes through torch"):
         demo.demo(tmp_path, long=short, short=short, workload=short, hardware="torch")
+
+
+@pytest.mark.parametrize("scheme", ["hadamard", "compact"])
+def test_an_ended_run_goes_on_as_if_it_had_not_been(scheme, tmp_path):
+    options, seen = replace(TINY, scheme=scheme, steps=4, validations=4), []
+
+    def watch(step, model):
+        seen.append(step)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return step
+
+    whole, checkpoint = train.run(options, watch=lambda step, _: step), tmp_path / "runs" / "one"
+    ended = train.run(options, watch=watch, checkpoint=checkpoint)
+    assert ended["interrupted"]
+    assert len(ended["train_loss"]) == 3
+    with pytest.raises(ValueError, match=r"must be of a run with .*seed=5"):
+        train.run(replace(options, seed=5), checkpoint=checkpoint)
+    resumed = train.run(options, watch=watch, checkpoint=checkpoint)
+    assert seen == [1, 2, 3, 3, 4]
+    assert not resumed["interrupted"]
+    assert not checkpoint.exists()
+    times = {"seconds_per_step": 0}
+    assert resumed | times == whole | times
+
+
+def test_text_without_a_held_out_sequence_is_refused():
+    model, text = torch.nn.Identity(), torch.zeros(1280, dtype=torch.long)
+    with pytest.raises(ValueError, match="must have over 1280 tokens, not 1280"):
+        train.Subject(model, text, 128, 1e-3)

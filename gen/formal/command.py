@@ -7,6 +7,7 @@ import os
 from fnmatch import fnmatch
 from pathlib import Path
 
+from .. import provenance
 from ..toolchain import ToolError
 from .proofs import all_proofs
 from .runner import prove, report
@@ -34,6 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"name must be of a proof, not {' '.join(names)!r}")
     results = prove(proofs, _FOLDER, arguments.jobs)
     report(results, _FOLDER / "report.json")
+    provenance.note(_FOLDER / "report.json")
     wrong = [proof.name for proof, result in zip(proofs, results, strict=True) if not result.is_good]
     if wrong:
         raise ToolError(f"not as it must be, see {_FOLDER}: {', '.join(wrong)}")

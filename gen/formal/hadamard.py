@@ -384,8 +384,8 @@ class Aligned(wiring.Component):
 
 
 class NoInvalidHeader(wiring.Component):
-    """Proves that no block that a compressor gives has an invalid header, whatever goes in; and that all bytes
-    of a block are 0 if its header is.
+    """Proves that no block that a compressor gives has an invalid header, whatever goes in, and that all of
+    its bytes are 0 if its header is.
 
     Args:
         fmt: a format of which a block is at least a bus word.

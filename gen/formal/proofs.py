@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from amaranth import Cat, Value
+from amaranth import C, Cat, Value
 from amaranth.lib import wiring
 
 from golden import HadamardFormat, PlaneFormat
@@ -292,7 +292,7 @@ def _counts_switched(engine: type[wiring.Component], number: int, bypass: bool) 
         configured = Configured(runtime, number, bypass)
         if bypass:
             return Tally(configured, Rate(bus, 1, 1, bus), latency=1)
-        return Tally(configured, rate, engine.latency(runtime.engine), whole_blocks=True)
+        return Tally(configured, rate, runtime.latency, whole_blocks=True)
 
     parameters = f"{SWITCHED.name}, {'bypass' if bypass else f'format {number}'}"
     return Proof(NUMBER, engine.__name__, parameters, harness, SEARCH, 20, mode="bmc")
@@ -304,7 +304,8 @@ def _orders_blocks(fmt: TinyFormat, bus_bytes: int) -> Proof:
 
     def payload(tag: Value, is_last: Value) -> Value:
         value = tag << ft.mantissa_bits
-        return Cat(Cat(value[: ft.width].replicate(fmt.block)), is_last)  # `last` lies behind the data
+        fields = {"data": value[: ft.width].replicate(fmt.block), "last": is_last}
+        return Cat(fields.get(name, C(0, field.width)) for name, field in word_layout(bus_bytes))
 
     def tag(word) -> Value:
         return word.data[ft.mantissa_bits : ft.width - 1]

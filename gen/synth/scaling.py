@@ -11,10 +11,10 @@ from golden import PlaneFormat
 from rtl.stream import BUS_BYTES
 
 from ..config import Config
-from ..verilog import ENGINES
+from ..verilog import parts
 from . import jobs
 
-PARTS = ENGINES[PlaneFormat]["stream"]
+PARTS = parts(Config(PlaneFormat()))
 RATIO = 3.2
 BLOCKS = (16, 32, 64, 128)
 BLOCK, WIDTH = 64, 64  # what stays when the other is varied

@@ -8,7 +8,7 @@ from golden.hadamard import ALIGNED_BITS, MINUS_INFINITY, NAN, PLUS_INFINITY
 
 from ..arith.sums import difference, increment, let, shift_right
 from ..arith.trees import largest_of
-from ..stream import NUMBER_BITS, DelayLine, word_layout
+from ..stream import NUMBER_BITS, DelayLine, Switch, word_layout
 from .counter import BlockCounter
 from .engine import HadamardEngine
 from .pattern import Pattern
@@ -56,8 +56,9 @@ class Aligner(wiring.Component):
 
     LATENCY = 3
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(word_layout(engine.word_bytes))),
@@ -114,7 +115,7 @@ class Aligner(wiring.Component):
 
         # The largest exponent so far, and of the block that leaves.
         narrow = Signal(_narrow_layout(engine))
-        _align_groups(m, engine, word, narrow)
+        _align_groups(m, engine, self._switch, word, narrow)
         so_far = Signal(block_layout(engine))
         now, block = (Signal.like(so_far, name=name, reset_less=True) for name in ("now", "leaving"))
         m.d.comb += [
@@ -206,12 +207,13 @@ def _narrow_layout(engine: HadamardEngine) -> data.StructLayout:
     )
 
 
-def _align_groups(m: Module, engine: HadamardEngine, word, narrow) -> None:
+def _align_groups(m: Module, engine: HadamardEngine, switch: Switch, word, narrow) -> None:
+    least = switch.choose(lambda fmt: 1 + engine.exponent_offset(fmt.float_type))
     size = engine.lanes // len(narrow.groups)
     parts = len(word.highest) // len(narrow.groups)
     for g, group in enumerate(narrow.groups):
         highest = _largest(m, f"group_highest{g}", list(word.highest)[g * parts : (g + 1) * parts])
-        highest = let(m, f"exponent{g}", _exponent(highest))
+        highest = let(m, f"exponent{g}", _exponent(highest, least))
         here = range(g * size, (g + 1) * size)
         specials = [let(m, f"special{i}", word.lanes[i].field.all()) for i in here]
         special = let(m, f"specials{g}", Cat(specials).any())
@@ -219,7 +221,7 @@ def _align_groups(m: Module, engine: HadamardEngine, word, narrow) -> None:
         for i, is_special in zip(here, specials, strict=True):
             lane = word.lanes[i]
             significand = Cat(C(0, ALIGNED_BITS - len(lane.mantissa)), lane.mantissa, lane.field.any())
-            below = difference(m, f"below{i}", highest, _exponent(lane.field))
+            below = difference(m, f"below{i}", highest, _exponent(lane.field, least))
             magnitude = _moved(m, f"moved{i}", significand, below)
             kind = Mux(lane.mantissa[0], NAN, Mux(lane.negative, MINUS_INFINITY, PLUS_INFINITY))
             m.d.comb += [
@@ -249,9 +251,9 @@ def _align(m: Module, engine: HadamardEngine, word, block, signs: Value) -> Valu
     return Cat(lanes)
 
 
-def _exponent(field: Value) -> Value:
+def _exponent(field: Value, least: Value) -> Value:
     """That of a subnormal is the one of the least normal number."""
-    return Cat(field[0] | ~field.any(), field[1:])
+    return field | Mux(field.any(), 0, least)
 
 
 def _moved(m: Module, name: str, magnitude: Value, below: Value) -> Value:

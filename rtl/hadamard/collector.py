@@ -54,7 +54,7 @@ class Collector(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        engine = self._engine
+        engine, switch = self._engine, self._switch
         size = collected_bytes(engine)
         parts = size // engine.target
         bits = Signal(8 * size, reset_less=True)
@@ -65,7 +65,10 @@ class Collector(wiring.Component):
         m.d.comb += [
             self.go.eq(~full | self.o.ready),
             self.o.valid.eq(full),
-            self.o.p.data.eq(bits),
+            # What is behind a shorter block is another's.
+            self.o.p.data.eq(
+                bits if parts > 1 else switch.choose(lambda fmt: fmt.target, lambda n: bits[: 8 * n])
+            ),
             self.o.p.last.eq(last),
             self.o.p.empty.eq(empty),
         ]
@@ -76,7 +79,7 @@ class Collector(wiring.Component):
         for here in range(parts):
             block = bits[8 * engine.target * here :][: 8 * engine.target]
             writes = self.go & (part == here)
-            for fmt, is_it in zip(engine.formats, self._switch.is_format, strict=True):
+            for fmt, is_it in zip(engine.formats, switch.is_format, strict=True):
                 chosen = is_it if len(engine.formats) > 1 else C(1)
                 for word, places in enumerate(engine.places):
                     with m.If(writes & chosen & (index == word)):
@@ -96,7 +99,7 @@ class Collector(wiring.Component):
                 empty.eq(Mux(self.last, (parts - 1 - part) * engine.target, 0)),
             ]
             if parts == 1:
-                m.d.sync += empty.eq(self._switch.choose(lambda fmt: engine.target - fmt.target))
+                m.d.sync += empty.eq(switch.choose(lambda fmt: engine.target - fmt.target))
         return m
 
     def _write(self, fmt: HadamardFormat, block, places: list[int]) -> list:

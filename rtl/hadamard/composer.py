@@ -4,11 +4,12 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from golden.floats import FloatType
 from golden.hadamard import FRACTION_BITS, HEADER_BITS, MINUS_INFINITY, NAN, SCALE_BIAS
 
 from ..arith.sums import Columns, add, compress, difference, increment, let, place, rows_of, shift_left
 from ..arith.trees import leading_zeros
-from ..stream import word_layout
+from ..stream import Switch, word_layout
 from .engine import HadamardEngine
 from .reader import largest_sum, sums_layout
 from .stages import Stages
@@ -22,11 +23,12 @@ class Composer(wiring.Component):
     """Multiplies sums by their block's scale, and rounds to the nearest floats, a word a cycle.
 
     A word is offered :meth:`latency` cycles after the sums were: one to multiply, one to find the leading
-    bit, and one to round if the type has fewer bits than products can have.
+    bit, and one to round if a type has fewer bits than products can have.
     """
 
-    def __init__(self, engine: HadamardEngine):
+    def __init__(self, engine: HadamardEngine, switch: Switch):
         self._engine = engine
+        self._switch = switch
         super().__init__(
             {
                 "i": In(stream.Signature(sums_layout(engine))),
@@ -36,7 +38,7 @@ class Composer(wiring.Component):
 
     @staticmethod
     def latency(engine: HadamardEngine) -> int:
-        return 2 + _rounds(engine)
+        return 2 + bool(_rounded(engine))
 
     def elaborate(self, platform):
         m = Module()
@@ -70,13 +72,14 @@ class Composer(wiring.Component):
                 lane.negative.eq(of_sum.negative),
                 lane.kind.eq(of_sum.kind),
             ]
-        highest = let(m, "highest", exponent + _highest_field(engine))
+        more = self._switch.choose(lambda fmt: _highest_field(engine, fmt.float_type))
+        highest = let(m, "highest", exponent + more)
         m.d.comb += [
             found.highest.eq(Mux(highest < 1, 0, highest)),
             *(found[name].eq(self.i.p[name]) for name in ("error", "last")),
         ]
-        if not _rounds(engine):
-            most = engine.float_type.exponent_max - 1
+        if not _rounded(engine):
+            most = self._switch.choose(lambda fmt: fmt.float_type.exponent_max - 1)
             m.d.comb += found.too_large.eq(Mux(highest > most, highest - most, 0))
         if _lowest(engine):
             # Where the leading bit of the least normal number is.
@@ -98,13 +101,13 @@ class Composer(wiring.Component):
             moved = shift_left(m, f"moved{i}", product, zeros)
             if above:
                 moved = Mux(products.highest == 0, 0, moved)
-            if _rounds(engine):
-                rest, moved = moved[:-kept], moved[-kept:]
-                m.d.comb += lane.rest.eq(Cat(rest[:-1].any(), rest[-1]))
+            if _rounded(engine):
+                rest = self._switch.choose(lambda fmt: fmt.float_type, lambda ft, bits=moved: _rest(bits, ft))
+                m.d.comb += lane.rest.eq(rest)
             else:
                 m.d.comb += lane.too_large.eq(zeros < products.too_large)
             m.d.comb += [
-                lane.significand.eq(Cat(C(0, kept - len(moved)), moved)),
+                lane.significand.eq(Cat(C(0, max(kept - len(moved), 0)), moved[-kept:])),
                 lane.field.eq(difference(m, f"field{i}", products.highest, zeros)),
                 lane.negative.eq(of_product.negative & of_product.product.any()),
                 lane.kind.eq(of_product.kind),
@@ -114,12 +117,26 @@ class Composer(wiring.Component):
 
     def _float(self, m: Module, name: str, lane, word) -> Value:
         """The float nearest to a number that has been moved; ties to even."""
-        ft = self._engine.float_type
+        engine, switch = self._engine, self._switch
+        ft = engine.float_type
         number = Cat(lane.significand[:-1], Mux(lane.significand[-1], lane.field, 0))
-        if _rounds(self._engine):
+        if _rounded(engine):
             more, half = lane.rest
-            number = increment(m, name, number, half & (more | lane.significand[0]))
-            too_large = number[ft.mantissa_bits :] >= ft.exponent_max
+            odd = switch.choose(
+                lambda fmt: fmt.float_type.mantissa_bits,
+                lambda bits: lane.significand[ft.mantissa_bits - bits],
+            )
+            # A carry comes to a type's last place through ones in those behind it, which the type lacks.
+            places = [ft.mantissa_bits - rounded.mantissa_bits for rounded in _rounded(engine)]
+            lowest = min(places)
+            behind = Cat(
+                switch.when(lambda fmt, i=i: i < ft.mantissa_bits - fmt.float_type.mantissa_bits)
+                for i in range(lowest, max(places))
+            )
+            up = half & (more | odd)
+            number = Cat(number[:lowest], increment(m, name, number[lowest:] | behind, up))
+            most = switch.choose(lambda fmt: fmt.float_type.exponent_max)
+            too_large = number[ft.mantissa_bits :] >= most
         else:
             too_large = lane.too_large
         finite = Mux(too_large, (ft.exponent_max << ft.mantissa_bits) - 1, number[: ft.width - 1])
@@ -133,20 +150,25 @@ def _bits(engine: HadamardEngine) -> int:
     return (largest_sum(engine) * ((2 << FRACTION_BITS) - 1)).bit_length()
 
 
-def _rounds(engine: HadamardEngine) -> bool:
-    """Whether products may have more bits than floats."""
-    return _bits(engine) > engine.float_type.mantissa_bits + 1
+def _rounded(engine: HadamardEngine) -> list[FloatType]:
+    """The types that have fewer bits than products may have."""
+    return [ft for ft in engine.types if _bits(engine) > ft.mantissa_bits + 1]
+
+
+def _rest(bits: Value, ft: FloatType) -> Value:
+    """Whether there is less than half of a type's last place behind it, and whether that half."""
+    rest = bits[: max(len(bits) - 1 - ft.mantissa_bits, 0)]
+    return Cat(rest[:-1].any(), rest[-1:].any())
 
 
 def _lowest(engine: HadamardEngine) -> int:
     """By how many bits the least normal number may lie above all products that still make a subnormal."""
-    ft = engine.float_type
-    return ft.mantissa_bits + 1 if ft.exponent_bits < 8 else 0
+    return max(ft.mantissa_bits + 1 if ft.exponent_bits < 8 else 0 for ft in engine.types)
 
 
-def _highest_field(engine: HadamardEngine) -> int:
+def _highest_field(engine: HadamardEngine, ft: FloatType) -> int:
     """What a product's exponent field has more than the scale's exponent, if its highest bit is a one."""
-    return _bits(engine) + _lowest(engine) - 1 + engine.float_type.bias - SCALE_BIAS + engine.halved
+    return _bits(engine) + _lowest(engine) - 1 + ft.bias - SCALE_BIAS + engine.halved
 
 
 def _products_layout(engine: HadamardEngine) -> data.StructLayout:
@@ -160,8 +182,9 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
         too_large: if nothing is rounded, with how many leading zeros a product is not too large any more.
     """
     lane = data.StructLayout({"product": _bits(engine), "negative": 1, "kind": 2})
-    highest = (1 << _EXPONENT_BITS) - 1 + _highest_field(engine)
+    highest = (1 << _EXPONENT_BITS) - 1 + max(_highest_field(engine, ft) for ft in engine.types)
     lowest = _lowest(engine)
+    least_max = min(ft.exponent_max for ft in engine.types)
     return data.StructLayout(
         {
             "lanes": data.ArrayLayout(lane, engine.lanes),
@@ -170,7 +193,7 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
             "last": 1,
         }
         | ({"least": _bits(engine) + lowest} if lowest else {})
-        | ({} if _rounds(engine) else {"too_large": range(highest - engine.float_type.exponent_max + 2)})
+        | ({} if _rounded(engine) else {"too_large": range(highest - least_max + 2)})
     )
 
 
@@ -184,7 +207,7 @@ def _moved_layout(engine: HadamardEngine) -> data.StructLayout:
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
     """
     lane = data.StructLayout(
-        ({"rest": 2} if _rounds(engine) else {"too_large": 1})
+        ({"rest": 2} if _rounded(engine) else {"too_large": 1})
         | {
             "significand": engine.float_type.mantissa_bits + 1,
             "field": _products_layout(engine)["highest"].shape,

@@ -13,13 +13,13 @@ is there.
 
 from collections.abc import Sequence
 
-from amaranth import Cat, Module, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
-from ..stream import Engine, Packer, Switch, Widener, word_layout
+from ..stream import NUMBER_BITS, Engine, Packer, Switch, Widener, word_layout
 from .aligner import Aligner
 from .collector import Collector, collected_bytes
 from .energy import Energy, Thresholds
@@ -71,13 +71,13 @@ class HadamardCompressor(wiring.Component):
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles from a block's last word to the first of its bytes."""
-        return Aligner.LATENCY + _Schedule(engine).ends + 1
+        return engine.gathered_cycles + Aligner.LATENCY + _Schedule(engine).ends + 1
 
     def elaborate(self, platform):
         m = Module()
         engine, switch = self.engine, self.switch
         m.submodules.widener = widener = Widener(engine, switch)
-        m.submodules.aligner = aligner = Aligner(engine)
+        m.submodules.aligner = aligner = Aligner(engine, switch)
         m.submodules.energy = energy = Energy(engine)
         m.submodules.thresholds = thresholds = Thresholds(engine)
         m.submodules.transform = transform = Transform(engine)
@@ -98,7 +98,7 @@ class HadamardCompressor(wiring.Component):
             widener.i.valid.eq(self.i.valid),
             *(widener.i.p[name].eq(self.i.p[name]) for name in ("data", "last", "empty")),
             self.i.ready.eq(widener.i.ready),
-            aligner.first.eq(self.i.p.first),
+            aligner.first.eq(self._first(m)),
             Cat(energy.magnitudes).eq(Cat(lane.magnitude for lane in aligner.o.lanes)),
             energy.first.eq(aligner.o.first),
             energy.summed.eq(time.at(schedule.energy - Energy.TO_ENERGY)),
@@ -130,6 +130,21 @@ class HadamardCompressor(wiring.Component):
         wiring.connect(m, collector.o, packer.i)
         wiring.connect(m, packer.o, wiring.flipped(self.o))
         return m
+
+    def _first(self, m: Module) -> Value:
+        """The number of the first block of the tensor whose first word comes to the aligner."""
+        engine = self.engine
+        if not engine.gathered_cycles:
+            return self.i.p.first
+        # While a word is gathered from bus words, others than the first are at the input.
+        starts = Signal(init=1)
+        kept = Signal(NUMBER_BITS, reset_less=True)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += starts.eq(self.i.p.last)
+            with m.If(starts):
+                m.d.sync += kept.eq(self.i.p.first)
+        gathers = self.switch.when(lambda fmt: engine.bytes_as(fmt.float_type) > engine.bus_bytes)
+        return Mux(gathers, kept, self.i.p.first)
 
 
 def _packer(engine: HadamardEngine) -> Packer:

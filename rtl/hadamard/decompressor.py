@@ -8,13 +8,13 @@ without any loss; only then the composer multiplies by the block's scale.
 
 from collections.abc import Sequence
 
-from amaranth import Module, Signal
+from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
-from ..stream import Engine, Narrower, Switch, Unpacker, word_layout
+from ..stream import NUMBER_BITS, DelayLine, Engine, Narrower, Switch, Unpacker, word_layout
 from .composer import Composer
 from .counter import BlockCounter
 from .engine import HadamardEngine
@@ -64,7 +64,8 @@ class HadamardDecompressor(wiring.Component):
     @staticmethod
     def latency(engine: Engine) -> int:
         """Cycles from the last word of a block's bytes to the first of its values."""
-        return 1 + Reader.latency(engine) + Composer.latency(engine) + engine.joined_cycles
+        stages = 1 + _waits(engine) + Reader.latency(engine) + Composer.latency(engine)
+        return stages + engine.joined_cycles
 
     def elaborate(self, platform):
         m = Module()
@@ -74,7 +75,7 @@ class HadamardDecompressor(wiring.Component):
         m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
         m.submodules.counter = counter = BlockCounter()
         m.submodules.reader = reader = Reader(engine, switch)
-        m.submodules.composer = composer = Composer(engine)
+        m.submodules.composer = composer = Composer(engine, switch)
         m.submodules.narrower = narrower = Narrower(engine, switch)
         starts = Signal(init=1)  # the next word is a tensor's first
         takes = self.i.valid & self.i.ready
@@ -86,11 +87,32 @@ class HadamardDecompressor(wiring.Component):
             self.i.ready.eq(unpacker.i.ready),
             counter.load.eq(takes & starts),
             counter.first.eq(self.i.p.first),
-            counter.count.eq(reader.begins),
-            reader.number.eq(counter.number),
         ]
-        wiring.connect(m, unpacker.o, reader.i)
+        if _waits(engine):
+            self._wait(m, unpacker, counter, reader)
+        else:
+            wiring.connect(m, unpacker.o, reader.i)
+            m.d.comb += [counter.count.eq(reader.begins), reader.number.eq(counter.number)]
         wiring.connect(m, reader.o, composer.i)
         wiring.connect(m, composer.o, narrower.i)
         wiring.connect(m, narrower.o, wiring.flipped(self.o))
         return m
+
+    def _wait(self, m: Module, unpacker: Unpacker, counter: BlockCounter, reader: Reader) -> None:
+        """A block, with its number, waits outside the unpacker, which gathers the next one meanwhile."""
+        block = Value.cast(unpacker.o.payload)
+        m.submodules.waiting = waiting = DelayLine(len(block) + NUMBER_BITS, 1)
+        m.d.comb += [
+            waiting.i.valid.eq(unpacker.o.valid),
+            waiting.i.payload.eq(Cat(block, counter.number)),
+            unpacker.o.ready.eq(waiting.i.ready),
+            counter.count.eq(waiting.i.valid & waiting.i.ready),
+            reader.i.valid.eq(waiting.o.valid),
+            Cat(Value.cast(reader.i.payload), reader.number).eq(waiting.o.payload),
+            waiting.o.ready.eq(reader.i.ready),
+        ]
+
+
+def _waits(engine: Engine) -> bool:
+    """Whether blocks come in several bus words, so that one has to wait while the next is gathered."""
+    return engine.target > engine.bus_bytes

@@ -98,7 +98,7 @@ class Quantiser(wiring.Component):
                     if j < len(thresholds[width])
                 ]
                 if ways:
-                    threshold = _selected(ways)
+                    threshold = let(m, f"threshold_of{i}_{j}", _selected(ways))
                     m.d.comb += is_above.eq(_is_above(m, f"above{i}_{j}", flipped, negative, threshold))
         named = self._switch.when(lambda fmt: fmt.names_specials)
         for i, (lane, field) in enumerate(zip(kept.lanes, self.fields, strict=True)):
@@ -226,7 +226,7 @@ class Product(wiring.Component):
                         terms.append({})
                     if power:
                         terms[number].setdefault(power >> engine.halved, []).append(is_it)
-        return [{power: any_set(conditions) for power, conditions in term.items()} for term in terms]
+        return [{power: any_set(conditions) for power, conditions in term.items()} for term in terms if term]
 
 
 def _place_terms(m: Module, name: str, columns: Columns, lane, terms: list[dict[int, Value]]) -> None:

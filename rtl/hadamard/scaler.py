@@ -125,9 +125,7 @@ class Scaler(wiring.Component):
         # Where the numbers' first bits were, and 121 of docs/format.md.
         unmoved = len(self.energy.number) - len(self.product) - FRACTION_BITS - engine.halved
         constant = unmoved + SCALE_BIAS - (ALIGNED_BITS - 1) - 1
-        bias = self._switch.choose(
-            lambda fmt: ft.exponent_max - fmt.float_type.exponent_max + fmt.float_type.bias
-        )
+        bias = self._switch.choose(lambda fmt: engine.exponent_offset(fmt.float_type) + fmt.float_type.bias)
         shape = signed(ft.exponent_bits + 4)
         moved = Signal(shape, reset_less=True)
         product_zeros = Signal.like(zeros, reset_less=True)

@@ -63,8 +63,7 @@ class Compressor(wiring.Component):
     def latency(engine: Engine) -> int:
         """Cycles: two for the scanner, one each for chooser and coder, one a word for the placer, and one if
         words are gathered from bus words."""
-        gathers = max(engine.bytes_as(ft) for ft in engine.types) > engine.bus_bytes
-        return 2 + 1 + 1 + engine.words + gathers
+        return 2 + 1 + 1 + engine.words + engine.gathered_cycles
 
     def elaborate(self, platform):
         m = Module()

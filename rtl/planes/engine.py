@@ -18,9 +18,7 @@ def rows_of(fmt: PlaneFormat) -> int:
 class PlaneEngine(Engine):
     """An engine of the plane format.
 
-    Inside, every value is one of ``float_type``: a shorter mantissa ends in zeros, and a shorter exponent
-    field is shifted so that infinities and NaNs have all ones. This changes neither a delta nor a stored
-    plane.
+    That values of a short type are inside ones of ``float_type`` changes neither a delta nor a stored plane.
 
     Args, Raises: as of :class:`Engine`; the formats are :class:`golden.PlaneFormat`.
 
@@ -37,10 +35,6 @@ class PlaneEngine(Engine):
         self.slots = max(fmt.slots for fmt in self.formats)
         self.kept = max(rows_of(fmt) for fmt in self.formats)
         self.touched = min(self.kept + 1, self.planes)
-
-    def exponent_offset(self, float_type: FloatType) -> int:
-        """What is added to the exponent fields of a type that are not 0."""
-        return self.float_type.exponent_max - float_type.exponent_max
 
     def places_of(self, float_type: FloatType) -> list[int]:
         """For each plane of a type, which plane of the engine's type it is."""

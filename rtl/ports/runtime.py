@@ -6,17 +6,16 @@ from amaranth import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden import PlaneFormat
+from golden import Format
 
-from ..planes import Compressor, Decompressor
-from ..stream import word_layout
+from .cores import COMPRESSORS, DECOMPRESSORS, Cores, core_of
 
 __all__ = ["RuntimeCompressor", "RuntimeDecompressor", "config_layout"]
 
 _MOST_INSIDE = 63  # tensors, each at least a word: more than an engine has room for
 
 
-def config_layout(formats: Sequence[PlaneFormat]) -> data.StructLayout:
+def config_layout(formats: Sequence[Format]) -> data.StructLayout:
     """Payload of a stream of configurations.
 
     Members:
@@ -27,23 +26,23 @@ def config_layout(formats: Sequence[PlaneFormat]) -> data.StructLayout:
 
 
 class _RuntimeEngine(wiring.Component):
-    _inner_type: type[Compressor] | type[Decompressor]
+    _cores: Cores
 
-    def __init__(self, formats: Sequence[PlaneFormat], bus_bytes: int = 64):
-        self._inner = self._inner_type(formats, bus_bytes)
+    def __init__(self, formats: Sequence[Format], bus_bytes: int = 64):
+        self._inner = core_of(self._cores, formats)(formats, bus_bytes)
         self.engine = self._inner.engine
         super().__init__(
             {
                 "config": In(stream.Signature(config_layout(formats))),
-                "i": In(stream.Signature(word_layout(bus_bytes))),
+                "i": In(stream.Signature(self._inner.i.p.shape())),
                 "o": Out(stream.Signature(self._inner.o.p.shape())),
             }
         )
 
-    @classmethod
-    def latency(cls, engine) -> int:
+    @property
+    def latency(self) -> int:
         """Cycles in the format that takes longest, as without a choice; none in bypass."""
-        return cls._inner_type.latency(engine)
+        return self._inner.latency(self.engine)
 
     def elaborate(self, platform):
         m = Module()
@@ -94,17 +93,18 @@ class _RuntimeEngine(wiring.Component):
 
 
 class RuntimeCompressor(_RuntimeEngine):
-    """A :class:`rtl.Compressor` that is switched between formats, or bypassed, by a stream of configurations.
+    """A format's compressor that a stream of configurations switches between rates and types, or bypasses.
 
     Throughput: one bus word a cycle while neither end stalls, in every format whose raw block is at least two
-    bus words. Latency: as of a compressor that moves as many values a cycle as the bus holds of the shortest
-    type, :meth:`latency` cycles in the format that takes longest; none in bypass.
+    bus words, of the Hadamard format four. Latency: as of a compressor that moves as many values a cycle as
+    the bus holds of the shortest type, :attr:`latency` cycles in the format that takes longest; none in
+    bypass.
     A configuration is taken at the block boundary between two tensors: when the last one has left the engine,
     before the next one begins, which waits for it. It holds until the next configuration.
     After reset the engine holds nothing and has its first format.
 
     Args:
-        formats: with a fixed target, all of the same block.
+        formats: with a fixed target, all of one scheme and of the same block.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
 
     Members:
@@ -112,16 +112,16 @@ class RuntimeCompressor(_RuntimeEngine):
         i, o: as the compressor's. ``i.ready`` is low while there is no word.
 
     Raises:
-        ValueError: see :class:`rtl.stream.Engine`.
+        ValueError: see :class:`rtl.stream.Engine`, or the formats are of several schemes.
     """
 
-    _inner_type = Compressor
+    _cores = COMPRESSORS
 
 
 class RuntimeDecompressor(_RuntimeEngine):
-    """A :class:`rtl.Decompressor` that is switched as a :class:`RuntimeCompressor` is.
+    """A format's decompressor that is switched as a :class:`RuntimeCompressor` is.
 
     Args, Members, Raises: as there.
     """
 
-    _inner_type = Decompressor
+    _cores = DECOMPRESSORS

@@ -16,7 +16,8 @@ class Engine:
 
     An engine has one format, or several between which it is switched while it is empty: see
     :class:`rtl.stream.Switch`. In the datapath a block travels as several *words*, which bus words are cut
-    into or make up.
+    into or make up. There every value is one of ``float_type``: a shorter mantissa ends in zeros, and a
+    shorter exponent field is moved up so that infinities and NaNs have all ones.
 
     Args:
         formats: one or several, with a fixed target, all of the same block.
@@ -66,6 +67,15 @@ class Engine:
     def bytes_as(self, float_type: FloatType) -> int:
         """Bytes of a word's values as those of a type."""
         return self.lanes * float_type.width // 8
+
+    def exponent_offset(self, float_type: FloatType) -> int:
+        """What is added to the exponent fields of a type that are not 0."""
+        return self.float_type.exponent_max - float_type.exponent_max
+
+    @property
+    def gathered_cycles(self) -> int:
+        """Cycles that it takes to gather a word from bus words, where the longest type needs several."""
+        return int(max(self.bytes_as(ft) for ft in self.types) > self.bus_bytes)
 
     @property
     def joined_cycles(self) -> int:

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-import golden
+from golden import Format
 
 from .base import Backend
-from .cpu import CpuBackend
-from .dtypes import Format
-from .golden import GoldenBackend
-from .quant import QuantBackend
+from .cpu_backend import CpuBackend
+from .dtypes import StashFormat
+from .golden_backend import GoldenBackend
+from .quant_backend import QuantBackend
 from .quant_format import QuantFormat
-from .torch_ops import TorchBackend
-from .verilated import VerilatedBackend
+from .torch_backend import TorchBackend
+from .verilated_backend import VerilatedBackend
 
 __all__ = ["NAMES", "AutoBackend", "Backend", "get"]
 
@@ -33,7 +33,7 @@ __all__ = ["NAMES", "AutoBackend", "Backend", "get"]
 class AutoBackend(Backend):
     """The fastest backend for each tensor, by its device."""
 
-    fmt: golden.Format
+    fmt: Format
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         return self._for(values.device).compress(values, first)
@@ -63,10 +63,10 @@ class AutoBackend(Backend):
         return TorchBackend(self.fmt)
 
 
-def _triton(fmt: golden.Format) -> Backend:
+def _triton(fmt: Format) -> Backend:
     """The backend that needs Triton, which is not there on every system."""
     try:
-        from .triton_kernels import TritonBackend
+        from .triton_backend import TritonBackend
     except ModuleNotFoundError as error:
         raise ImportError("the triton backend needs Triton, for Linux only: pip install triton") from error
     return TritonBackend(fmt)
@@ -83,7 +83,7 @@ _BACKENDS: dict[str, Callable[[Any], Backend]] = {
 NAMES = tuple(_BACKENDS)
 
 
-def get(name: str, fmt: Format) -> Backend:
+def get(name: str, fmt: StashFormat) -> Backend:
     """The backend of that name for one format.
 
     Args:

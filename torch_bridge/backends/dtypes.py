@@ -1,4 +1,4 @@
-"""The formats that the bridge takes, and which torch dtype is which of their float types."""
+"""The formats that a stash may have, and which torch dtype is which of their float types."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import torch
 
-import golden
-from golden import PlaneFormat
+from golden import Format, PlaneFormat
 
 from .quant_format import QuantFormat
 
-Format = golden.Format | QuantFormat
+StashFormat = Format | QuantFormat
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -22,7 +21,7 @@ def float_name(dtype: torch.dtype) -> str | None:
     return _NAMES.get(dtype)
 
 
-def format_for(fmt: Format, dtype: torch.dtype) -> Format:
+def format_for(fmt: StashFormat, dtype: torch.dtype) -> StashFormat:
     """The format for values of ``dtype`` in the place of ``fmt``.
 
     Mixed precision saves tensors of two types side by side. Planes keep a share of each value: they get the

@@ -61,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rounding", choices=plane.ROUNDINGS, help="of values that lose bits; by default nearest")
     add("--bits", type=int, choices=BITS, default=default.bits, help="of a value, for quantisation")
+    add(
+        "--derive",
+        action=argparse.BooleanOptionalAction,
+        default=default.derive,
+        help="compute anew what cheap operations made of what is kept",
+    )
+    add("--fused", action="store_true", help="GELU as one operation, not as Hugging Face spells it")
     add("--backend", choices=backends.NAMES, default=default.backend, help="codec to run")
     add("--offload-dir", type=Path, metavar="DIR", default=default.offload_dir, help="on an SSD")
     add(

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +30,19 @@ from ..schemes import Scheme
 from ..stash import Stash
 from . import peak, train
 
-MODELS = ("gpt2", "bert", "t5")
+FUSED = "gpt2-fused"  # with GELU as one operation, not as Hugging Face spells it
+MODELS = ("gpt2", FUSED, "bert", "t5")
 CONFIGS = ("small", "gpt2")
 LENGTH = {"small": 128, "gpt2": 1024}
 BATCHES = (4, 8, 16)
 
 ADAPTIVE = "offload-adaptive"
+# What derives: that and the Hadamard format, at 16x or 8x. The others of a format store every tensor.
+DERIVING = {
+    "derive": train.Options(scheme="hadamard"),
+    "derive-8x": train.Options(scheme="hadamard", target=64),
+    "derive+recompute": train.Options(scheme="hadamard+recompute"),
+}
 # Colours and the order of rows.
 SCHEMES = {
     "keep": "black",
@@ -43,6 +50,10 @@ SCHEMES = {
     "offload": "tab:blue",
     ADAPTIVE: "tab:cyan",
     "planes": "tab:orange",
+    "hadamard": "tab:olive",
+    "derive": "tab:red",
+    "derive-8x": "lightcoral",
+    "derive+recompute": "darkred",
     "quant": "tab:pink",
     "planes+offload": "tab:green",
     "planes+recompute": "tab:brown",
@@ -64,6 +75,9 @@ class Task:
         device: "cpu" or "cuda".
         offload_dir: of the offloaded tensors.
         amount: that the scheme "offload" sends there.
+
+    Raises:
+        ValueError: the device is another.
     """
 
     config: str = "small"
@@ -71,6 +85,9 @@ class Task:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     offload_dir: Path = Path("build/offload")
     amount: int | Literal["all", "adaptive"] = "all"
+
+    def __post_init__(self) -> None:
+        peak.name_of(self.device)
 
 
 def compare(
@@ -80,8 +97,9 @@ def compare(
 
     Returns:
         The rows: "model", "scheme", "batch"; "activation_peak_bytes", the most that a step had allocated
-        beside weights, moments and gradients; "seconds_per_step"; "bytes_moved", that a step wrote and read,
-        and "bytes_written" of these; "loss", of the last step; "offload_plan", what was chosen to go.
+        beside weights, moments and gradients; "stash_bytes", that are kept of a step between the passes;
+        "seconds_per_step"; "bytes_moved", that a step wrote and read, and "bytes_written" of these; "loss",
+        of the last step; "offload_plan", what was chosen to go.
     """
     work = [(model, batch, scheme) for model in models for batch in batches for scheme in schemes]
     rows = [
@@ -132,8 +150,9 @@ def measure(task: Task, name: str, scheme_name: str, batch: int) -> dict[str, An
             "model": name,
             "scheme": scheme_name,
             "batch": batch,
-            "device": torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu",
+            "device": peak.name_of(task.device),
             "activation_peak_bytes": found.peak,
+            "stash_bytes": found.kept,
             "seconds_per_step": statistics.median(seconds[3:] or seconds),
             "bytes_moved": written + read,
             "bytes_written": written,
@@ -153,8 +172,8 @@ def build(name: str, task: Task) -> tuple[torch.nn.Module, Callable[[torch.Tenso
     model: Any
     sizes: dict[str, Any]
     torch.manual_seed(0)
-    if name == "gpt2":
-        options = train.Options(config=task.config, device=str(task.device))
+    if name in ("gpt2", FUSED):
+        options = train.Options(config=task.config, device=str(task.device), fused=name == FUSED)
         gpt2 = train.build(options)
         return gpt2, lambda tokens: train.loss_of(gpt2, options, tokens)
     if name == "bert":
@@ -216,7 +235,9 @@ def table(rows: list[dict[str, Any]], model: str) -> Table:
     found = Table(title=f"{model}: a step's activation peak, and what it costs")
     for heading in ("batch", "scheme"):
         found.add_column(heading)
-    for heading in ("peak MB", "of keep", "seconds", "of keep", "written MB", "loss", "frontier"):
+    for heading in ("stash MB", "ratio", "peak MB", "of keep", "seconds", "of keep"):
+        found.add_column(heading, justify="right")
+    for heading in ("written MB", "loss", "frontier"):
         found.add_column(heading, justify="right")
     rows = [row for row in rows if row["model"] == model]
     for batch in sorted({row["batch"] for row in rows}):
@@ -226,6 +247,8 @@ def table(rows: list[dict[str, Any]], model: str) -> Table:
             found.add_row(
                 str(batch),
                 row["scheme"],
+                f"{row['stash_bytes'] / 1e6:,.1f}",
+                f"{keep['stash_bytes'] / row['stash_bytes']:.1f}",
                 f"{row['activation_peak_bytes'] / 1e6:,.1f}",
                 f"{row['activation_peak_bytes'] / keep['activation_peak_bytes']:.2f}",
                 f"{row['seconds_per_step']:.3f}",
@@ -281,8 +304,8 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
 
 def _scheme(task: Task, name: str) -> Scheme:
     adaptive = name == ADAPTIVE
-    options = train.Options(
-        scheme="offload" if adaptive else name,
+    options = replace(
+        DERIVING.get(name) or train.Options(scheme="offload" if adaptive else name, derive=False),
         offload_dir=task.offload_dir,
         offload_amount="adaptive" if adaptive else task.amount,
     )

@@ -22,10 +22,13 @@ from .. import backends
 from . import train
 from .ratios import PAPER, WORKLOAD, ratios
 
-# The length is chosen so that the demo takes about eight minutes on two cores.
-LONG = train.Options(steps=200, batch=4)
+# 3.2x and 16x, each at its default target.
+SCHEMES = ("planes", "hadamard")
+
+# The length is chosen so that the demo takes about ten minutes on two cores.
+LONG = train.Options(steps=200, batch=4, derive=False)
 # Few, because a simulation is slow: 22 MB go both ways through the RTL in every step.
-SHORT = train.Options(scheme="planes", steps=5, batch=2, validations=1)
+SHORT = train.Options(derive=False, steps=3, batch=2, validations=1)
 
 PARTS = ("sign", "exponent", "mantissa", "whole")
 
@@ -42,12 +45,12 @@ def demo(
     workload: train.Options = WORKLOAD,
     hardware: str = "verilated",
 ) -> dict[str, Any]:
-    """Train without compression and at 3.2x, compare the RTL's losses with golden's, account the ratios.
+    """Train without compression, at 3.2x and at 16x, compare the RTL's losses with golden's, account ratios.
 
     Args:
         out: directory of loss.png and summary.json.
-        long: the training run, done with scheme "none" and with scheme "planes".
-        short: the steps that go through ``hardware`` and through golden.
+        long: the training run, done with scheme "none" and with each of :data:`SCHEMES`.
+        short: the steps of each of these that go through ``hardware`` and through golden.
         workload: what :func:`ratios` accounts.
         hardware: the backend that must agree with golden, bit for bit.
 
@@ -55,24 +58,25 @@ def demo(
         What summary.json holds: "runs" and "ratios".
 
     Raises:
-        FileNotFoundError: the library of the simulated Verilog is not built.
+        FileNotFoundError: a library of the simulated Verilog is not built.
         MismatchError: the losses through ``hardware`` differ from those through golden.
     """
     console = Console()
     started = time.perf_counter()
-    backends.get(hardware, short.format)  # a missing library is found before minutes have passed
+    for scheme in SCHEMES:  # a missing library is found before minutes have passed
+        backends.get(hardware, replace(short, scheme=scheme).format)
 
-    runs = [_run(replace(long, scheme=scheme)) for scheme in ("none", "planes")]
-    through = {name: _run(replace(short, backend=name)) for name in (hardware, "golden")}
-    runs += through.values()
+    runs = [_run(replace(long, scheme=scheme)) for scheme in ("none", *SCHEMES)]
     summary: dict[str, Any] = {"runs": runs, "ratios": {}}
-    train.write(summary, out / "summary.json")
-    for field in ("train_loss", "val_loss"):
-        if through[hardware][field] != through["golden"][field]:
-            raise MismatchError(
-                f"{field} through {hardware} is {through[hardware][field]}, "
-                f"through golden {through['golden'][field]}"
-            )
+    for scheme in SCHEMES:
+        ours, golden = (_run(replace(short, scheme=scheme, backend=name)) for name in (hardware, "golden"))
+        runs += [ours, golden]
+        train.write(summary, out / "summary.json")
+        for field in ("train_loss", "val_loss"):
+            if ours[field] != golden[field]:
+                raise MismatchError(
+                    f"{field} of {scheme} through {hardware} is {ours[field]}, through golden {golden[field]}"
+                )
 
     with console.status("accounting the saved tensors of a wider GPT-2"):
         summary["ratios"] = ratios(workload)
@@ -132,12 +136,13 @@ def _ratio_rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 def plot(summary: dict[str, Any], path: Path) -> None:
     """Loss curves of the two long runs side by side, and the table of ratios below."""
-    none, planes = summary["runs"][:2]
-    labels = ("no compression", f"plane format, {planes['ratio']:.2f}x over all saved tensors")
+    runs = summary["runs"][: 1 + len(SCHEMES)]
+    labels = ["no compression"]
+    labels += [f"{run['scheme']}, {run['ratio']:.2f}x over all saved tensors" for run in runs[1:]]
     figure, axes = plt.subplot_mosaic(
         [["train", "val"], ["table", "table"]], figsize=(11, 6.4), height_ratios=[4, 1.3]
     )
-    for run, label, style in zip((none, planes), labels, ("-", "--"), strict=True):
+    for run, label, style in zip(runs, labels, ("-", "--", ":"), strict=True):
         losses = run["train_loss"]
         axes["train"].plot(range(1, len(losses) + 1), _smoothed(losses), style, label=label, lw=1.8)
         steps, values = zip(*run["val_curve"], strict=True)

@@ -13,6 +13,17 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 
+def name_of(device: torch.device) -> str:
+    """What tables call a device whose memory can be measured: "cpu", or the GPU's model.
+
+    Raises:
+        ValueError: it is another accelerator.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, whose memory can be measured, not {str(device)!r}")
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 @dataclass(frozen=True)
 class Peak:
     """Bytes that a step had allocated, over those before it.
@@ -37,7 +48,11 @@ def measure(step: Callable[[], Iterator[Any]], device: torch.device) -> Peak:
     Args:
         step: a generator that yields once, between the forward and the backward pass.
         device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: the device is neither.
     """
+    name_of(device)
     return (_on_cuda if device.type == "cuda" else _on_cpu)(step)
 
 

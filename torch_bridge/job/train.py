@@ -20,9 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import TORCH_DTYPES, Format
+from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
+from ..policy import Policy
 from ..schemes import Scheme
 
 # Sizes by name. A byte is a token; "gpt2" keeps the 50,257 rows of its embedding and uses the first 256.
@@ -52,6 +53,8 @@ class Options:
         block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
             for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 2 bits.
         bits: of a value, for quantisation.
+        derive: whether what cheap operations made of stashed tensors is computed anew, not compressed.
+        fused: whether GELU is one operation; the model as Hugging Face has it makes it of several.
         backend: of the bridge.
         offload_dir: where offloaded tensors go.
         offload_amount: "adaptive", "all", or bytes of each step.
@@ -72,6 +75,8 @@ class Options:
     target: int | None = None
     rounding: str | None = None
     bits: int = 4
+    derive: bool = True
+    fused: bool = False
     backend: str = "auto"
     offload_dir: Path = Path("build/offload")
     offload_amount: int | Literal["all", "adaptive"] = "adaptive"
@@ -87,7 +92,7 @@ class Options:
     device: str | None = None
 
     @property
-    def format(self) -> Format:
+    def format(self) -> StashFormat:
         """That of the scheme, planes if it has none; raises ValueError if there is none such."""
         kind = self.scheme.partition("+")[0]
         if kind == "quant":
@@ -111,18 +116,64 @@ class Options:
         if "offload" in self.scheme:
             self.offload_dir.mkdir(parents=True, exist_ok=True)
             offload = Offload(self.offload_dir, amount=self.offload_amount)
-        return Scheme(self.scheme, self.format, self.backend, offload, self.rank, self.kernel)
+        return Scheme(self.scheme, self.format, self.derive, self.backend, offload, self.rank, self.kernel)
+
+    @property
+    def policy(self) -> Policy:
+        """That of a scheme with a format."""
+        return Policy.default(self.format, derive=self.derive)
 
     @property
     def torch_device(self) -> torch.device:
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is trained, and on what.
+
+    Attributes:
+        model: called with tokens and labels, as those of transformers; it has the weights to begin with.
+        text: int64[length], tokens; the last tenth is held out.
+        length: tokens of a sequence.
+        lr: peak learning rate.
+
+    Raises:
+        ValueError: the text is too short for a held-out sequence.
+    """
+
+    model: torch.nn.Module
+    text: torch.Tensor
+    length: int
+    lr: float
+
+    def __post_init__(self) -> None:
+        if len(self.text) // 10 <= self.length:
+            raise ValueError(f"data must have over {10 * self.length} tokens, not {len(self.text)}")
+
+    @property
+    def seen(self) -> torch.Tensor:
+        return self.text[: -(len(self.text) // 10)]
+
+    @property
+    def held_out(self) -> torch.Tensor:
+        return self.text[-(len(self.text) // 10) :]
+
+
+def subject_of(options: Options) -> Subject:
+    """The GPT-2 of the options, on the bytes of their text."""
+    lr = options.lr if options.lr is not None else LEARNING_RATES[options.config]
+    length = CONFIGS[options.config]["n_positions"]
+    return Subject(build(options), read_text(options.data), length, lr)
+
+
 def run(
     options: Options,
     *,
+    subject: Subject | None = None,
     progress: bool = False,
-    watch: Callable[[int, torch.nn.Module], None] | None = None,
+    watch: Callable[[int, torch.nn.Module], Any] | None = None,
+    checkpoint: Path | None = None,
 ) -> dict[str, Any]:
     """Train, and measure what the scheme does to memory, loss and time.
 
@@ -130,41 +181,44 @@ def run(
 
     Args:
         options: what to train.
+        subject: trained in place of that of the options.
         progress: show a progress bar.
         watch: called with each step that is validated, and the model; it must not draw random numbers.
+        checkpoint: a file that has the run's state after each validation. If it exists, the run goes on
+            from it, as if it had never been ended; a run that ends removes it.
 
     Returns:
         The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step, and
         "offloaded_bytes" of these; "offload_plan", what an adaptive offload has chosen;
         "train_loss", one per step; "val_curve", pairs of step and validation loss; "val_loss", the last
-        of them; "seconds_per_step", the median; "interrupted", whether Ctrl-C ended it early, in which
-        case the rest is what was done until then. Without compression raw and stored bytes are equal.
+        of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether
+        Ctrl-C ended it early, in which case the rest is what was done until then. Without compression raw
+        and stored bytes are equal.
 
     Raises:
-        ValueError: an option is not one of its values.
+        ValueError: an option is not one of its values, or the checkpoint is of a run with others.
         FileNotFoundError: there is no such data file, or no library for backend "verilated".
     """
-    text = read_text(options.data)
-    context_length = CONFIGS[options.config]["n_positions"]
-    held_out = len(text) // 10
-    train_text, val_text = text[:-held_out], text[-held_out:]
-    if held_out <= context_length:
-        raise ValueError(f"data must have over {10 * context_length} bytes, not {len(text)}")
-
+    subject = subject or subject_of(options)
     scheme = options.make_scheme()
-    model = build(options)
+    model = subject.model
     scheme.convert(model)
     optimizer = scheme.optimizer(model, betas=(0.9, 0.95), weight_decay=0.1, lr=0.0)
-    peak = options.lr if options.lr is not None else LEARNING_RATES[options.config]
     scaler = torch.amp.GradScaler(options.torch_device.type, enabled=options.dtype == "fp16")
     batches = torch.Generator().manual_seed(options.seed)
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
 
     losses: list[float] = []
     seconds: list[float] = []
     val_curve: list[tuple[int, float]] = []
+    watched: list[Any] = []
     measure_at = {round((i + 1) * options.steps / options.validations) for i in range(options.validations)}
     bytes_of_step = (0, 0, 0)
     interrupted = False
+
+    if checkpoint and checkpoint.exists():
+        measured = _restore(checkpoint, options, parts, batches)
+        losses, seconds, val_curve, watched, bytes_of_step = measured
 
     bar = Progress(
         TextColumn("{task.description}"),
@@ -179,12 +233,14 @@ def run(
     try:
         with bar:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            bar.print(f"{name}: {parameters:,} parameters, {len(train_text):,} bytes of text")
-            for step in range(options.steps):
+            bar.print(f"{name}: {parameters:,} parameters, {len(subject.seen):,} tokens of text")
+            bar.update(task, completed=len(losses))
+            for step in range(len(losses), options.steps):
                 start = time.perf_counter()
-                tokens = draw(train_text, options.batch, context_length, batches).to(options.torch_device)
+                tokens = draw(subject.seen, options.batch, subject.length, batches)
+                tokens = tokens.to(options.torch_device)
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(step, options.steps, peak)
+                    group["lr"] = learning_rate(step, options.steps, subject.lr)
                 with scheme.around(model, report=step == 0) as stash:
                     loss = loss_of(model, options, tokens)
                 scaler.scale(loss).backward()
@@ -199,9 +255,12 @@ def run(
                 if stash is not None:
                     bytes_of_step = (stash.raw_bytes, stash.stored_bytes, stash.offloaded_bytes)
                 if step + 1 in measure_at:
-                    val_curve.append((step + 1, validate(model, options, val_text)))
+                    val_curve.append((step + 1, validate(model, options, subject.held_out, subject.length)))
                     if watch is not None:
-                        watch(step + 1, model)
+                        watched.append(watch(step + 1, model))
+                    if checkpoint:
+                        measured = losses, seconds, val_curve, watched, bytes_of_step
+                        _save(checkpoint, options, parts, batches, measured)
                 saved = (bytes_of_step[0] - bytes_of_step[1]) / 1e6
                 news = f"loss {losses[-1]:.3f}, {saved:.0f} MB of {bytes_of_step[0] / 1e6:.0f} MB saved"
                 bar.update(task, advance=1, news=news)
@@ -209,6 +268,8 @@ def run(
         interrupted = True
     finally:
         scheme.close()
+    if checkpoint and not interrupted:
+        checkpoint.unlink(missing_ok=True)
 
     raw, stored, offloaded = bytes_of_step
     config = asdict(options) | {
@@ -226,9 +287,36 @@ def run(
         "train_loss": losses,
         "val_curve": val_curve,
         "val_loss": val_curve[-1][1] if val_curve else None,
+        "watched": watched,
         "seconds_per_step": median(seconds) if seconds else None,
         "interrupted": interrupted,
     }
+
+
+def _save(
+    path: Path, options: Options, parts: dict[str, Any], batches: torch.Generator, measured: tuple[Any, ...]
+) -> None:
+    """All of a checkpoint or nothing: a run that is ended meanwhile has the one before."""
+    state = {name: part.state_dict() for name, part in parts.items()}
+    state |= {"options": repr(options), "measured": measured, "batches": batches.get_state()}
+    state |= {"random": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    torch.save(state, new)
+    new.replace(path)
+
+
+def _restore(path: Path, options: Options, parts: dict[str, Any], batches: torch.Generator) -> Any:
+    """What was measured until a checkpoint, whose state the parts take on."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state["options"] != repr(options):
+        raise ValueError(f"{path} must be of a run with {options!r}, not {state['options']}")
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    batches.set_state(state["batches"])
+    torch.set_rng_state(state["random"])
+    torch.cuda.set_rng_state_all(state["cuda"])
+    return state["measured"]
 
 
 def read_text(path: Path | None) -> torch.Tensor:
@@ -250,6 +338,7 @@ def build(options: Options) -> torch.nn.Module:
         **CONFIGS[options.config],
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout),
         "attn_implementation": options.attention,
+        "activation_function": "gelu_pytorch_tanh" if options.fused else "gelu_new",
         "use_cache": False,
         "bos_token_id": 0,
         "eos_token_id": 0,
@@ -274,9 +363,8 @@ def loss_of(model: torch.nn.Module, options: Options, tokens: torch.Tensor) -> t
 
 
 @torch.no_grad()
-def validate(model: torch.nn.Module, options: Options, text: torch.Tensor) -> float:
+def validate(model: torch.nn.Module, options: Options, text: torch.Tensor, length: int) -> float:
     """Mean loss over windows of the held-out text, evenly spaced, always the same."""
-    length = CONFIGS[options.config]["n_positions"]
     windows = text[: len(text) // length * length].view(-1, length)
     windows = windows[:: max(1, math.ceil(windows.numel() / _VALIDATION_TOKENS))]
     model.eval()

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import Format
+from ..backends.dtypes import StashFormat
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 
-Keep = Format | Literal["raw", "bits"]
+Keep = StashFormat | Literal["raw", "bits", "derive"]
 
 LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
 LOSS_WEIGHT = "weight of the loss"
@@ -72,9 +72,10 @@ class Rule:
     """What to do with the tensors that fit all of a rule's conditions.
 
     Args:
-        keep: "raw"; "bits", a bit for each value, which only fits tensors with two values at most; or a
-            fixed-mode format. A format holds for all float types: another than its own gets the same block
-            and ratio. Integers, and floats that no format has, stay raw.
+        keep: "raw"; "bits", a bit for each value, which only fits tensors with two values at most; "derive",
+            to compute it anew from what is stashed anyway, which only fits what cheap operations made of
+            that; or a fixed-mode format. A format holds for all float types: another than its own gets the
+            same block and ratio. Integers, and floats that no format has, stay raw.
         op: name of the operation that made the tensor, as in ``stash.report()``; a shell pattern
             ("*_norm.1").
         saved_by: name of the operation that saves one of its inputs, "div" or "pow(0.5)"; a shell pattern. A
@@ -100,16 +101,16 @@ class Rule:
     why: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, Format):
+        if isinstance(self.keep, StashFormat):
             if self.keep.target is None:
                 raise ValueError(
                     "the bridge stashes blocks of a fixed size: a format must have a target, not None"
                 )
-        elif self.keep not in ("raw", "bits"):
-            raise ValueError(f"keep must be 'raw', 'bits' or a format, not {self.keep!r}")
+        elif self.keep not in ("raw", "bits", "derive"):
+            raise ValueError(f"keep must be 'raw', 'bits', 'derive' or a format, not {self.keep!r}")
 
     def fits(self, op: str, module: str, dtype: str, values: int, saved_by: str = "") -> bool:
-        """Whether it is about such a tensor; whether it has two values only is not looked at."""
+        """Whether it is about such a tensor; "bits" and "derive" may still not fit it."""
         return (
             self.least <= values
             and (self.most is None or values <= self.most)
@@ -142,8 +143,8 @@ class Policy:
         object.__setattr__(self, "rules", tuple(self.rules))
 
     @classmethod
-    def default(cls, fmt: Format) -> Policy:
-        """Everything in one format, but for what is exact as bits or has to be exact.
+    def default(cls, fmt: StashFormat, *, derive: bool = True) -> Policy:
+        """Everything in one format, but for what is exact as bits, has to be exact, or can be derived.
 
         Booleans and the masks of dropout become bits; log-sum-exps and norm statistics stay raw, and so do
         small log-softmaxes. Log-softmaxes of over a million values are kept in 12 bits a value, if the format
@@ -152,6 +153,10 @@ class Policy:
         The Hadamard format loses the sign and the zeros of single values. What backward formulas compare,
         divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what ReLU,
         clamp, max pooling, abs, division, sqrt, log, powers with negative and fractional exponents save.
+
+        Args:
+            fmt: of everything else.
+            derive: compute anew, in the backward pass, what cheap operations made of what is stashed.
 
         Raises:
             ValueError: the format is lossless, so that its blocks vary in size.
@@ -169,7 +174,18 @@ class Policy:
             signed += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
             signed += [Rule(planes, op=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_RESULTS]
             signed += [Rule(planes, saved_by=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_INPUTS]
-        return cls([*masks, *exact, *logs, *signed, Rule(fmt)])
+        derived = [Rule("derive")] if derive else []
+        return cls([*masks, *exact, *logs, *signed, *derived, Rule(fmt)])
+
+    @property
+    def derives(self) -> bool:
+        """Whether any rule derives tensors."""
+        return any(rule.keep == "derive" for rule in self.rules)
+
+    @property
+    def names_operations(self) -> bool:
+        """Whether any rule asks which operation made a tensor, or saves it."""
+        return any(rule.op != "*" or rule.saved_by != "*" for rule in self.rules)
 
     @property
     def names_modules(self) -> bool:
@@ -199,7 +215,7 @@ class Policy:
         return captured.get().rstrip()
 
 
-def _at_least(fmt: Format, bits: int) -> Format:
+def _at_least(fmt: StashFormat, bits: int) -> StashFormat:
     """Planes with no fewer than ``bits`` per fp32 value, or the same share of a shorter one.
 
     But of a quantisation, the one with the most bits.

@@ -12,7 +12,7 @@ import torch
 
 import golden
 
-from ..backends.dtypes import Format
+from ..backends.dtypes import StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
 from ..policy import Policy
@@ -36,6 +36,7 @@ class Scheme:
     Args:
         name: of these.
         fmt: what a scheme of ``FORMATS`` compresses to.
+        derive: whether it computes anew what cheap operations made of what it keeps.
         backend: of the codec.
         offload: where "offload" goes to.
         rank: of "compact", as of :func:`compact.convert`.
@@ -46,7 +47,8 @@ class Scheme:
     """
 
     name: str
-    fmt: Format | None = None
+    fmt: StashFormat | None = None
+    derive: bool = True
     backend: str = "auto"
     offload: Offload | None = None
     rank: float = 1 / 4
@@ -95,8 +97,10 @@ class Scheme:
             model: that was converted.
             report: yield a stash also where none is needed; it costs time.
         """
-        policy = self.fmt if self.compresses else Policy([])
-        assert policy is not None
+        policy = Policy([])
+        if self.compresses:
+            assert self.fmt is not None
+            policy = Policy.default(self.fmt, derive=self.derive)
         with ExitStack() as stack:
             stash = None
             if self.compresses or "offload" in self._parts or report:

@@ -34,7 +34,7 @@ class Source:
     def __init__(self, storage: torch.UntypedStorage, element_size: int) -> None:
         self._address = StorageWeakRef(storage)
         self.elements = storage.nbytes() // element_size
-        self._raw: list[Region] = []
+        self._raw: list[tuple[Region, weakref.ref[Raw]]] = []
         self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
         self._limit = 16
@@ -49,7 +49,7 @@ class Source:
         """The entry that has all of a region, the first that was added; of these codecs, if any is given."""
         near = self._near(region)
         if codecs:
-            near = [entry for entry in near if entry.codec in codecs and not isinstance(entry, Joint)]
+            near = [entry for entry in near if entry.codec in codecs and entry.is_stored]
         return next((entry for entry in near if region.is_within(entry.region)), None)
 
     def shared(
@@ -58,7 +58,7 @@ class Source:
         """Entries of a codec, or exact ones, with what of a region each has, and the rest of it in pieces."""
         parts, rest = [], [region]
         for entry in self._near(region):
-            if isinstance(entry, Joint) or (entry.codec is not None and entry.codec is not codec):
+            if not entry.is_stored or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
                 least = _LEAST_SHARED * piece.count
@@ -75,18 +75,23 @@ class Source:
         """Whether a tensor lies in the storage itself."""
         return tensor.untyped_storage()._cdata == self._address.cdata
 
-    def leave(self, region: Region) -> int:
-        """A region is to stay as it is; how many of its elements did not yet."""
+    def leave(self, region: Region, raw: Raw) -> int:
+        """A region is to stay as it is, held by a saved tensor; how many of its elements did not yet."""
         rest = [region]
-        for other in self._raw:
+        for other, _ in self._raw:
             rest = [part for piece in rest for part in piece.split(other)[1]]
         if rest:
-            self._raw.append(region)
+            self._raw.append((region, weakref.ref(raw)))
         return sum(piece.count for piece in rest)
 
     def is_left(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
-        return any(region.is_within(one) for one in self._raw)
+        return any(region.is_within(one) for one, _ in self._raw)
+
+    def left(self, region: Region) -> Raw | None:
+        """What still holds all of a region that stays as it is."""
+        held = (ref() for one, ref in self._raw if region.is_within(one))
+        return next((raw for raw in held if raw is not None), None)
 
     def memory_for(self, entry: Entry) -> Memory:
         """Where an entry's values go: to those of others in the same run of memory that are apart from it."""
@@ -123,6 +128,10 @@ class Memory:
         self._storage: StorageWeakRef | None = None
         self._filled: weakref.WeakSet[Entry] = weakref.WeakSet()
         self._written: streams.Written | None = None
+
+    def has(self, entry: Entry) -> bool:
+        """Whether an entry's values are there."""
+        return self._find(entry) is not None and entry in self._filled
 
     def of(self, entry: Entry) -> torch.Tensor:
         """The memory, flat, with an entry's values in it: the same for as long as anyone still uses it."""
@@ -196,6 +205,21 @@ class Entry:
         return sum(part.nbytes for part in (self.stored, self._checksums) if part is not None)
 
     @property
+    def is_stored(self) -> bool:
+        """Whether it stores its values itself."""
+        return True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its values come back as they were."""
+        return self.codec is None or isinstance(self.codec, BitsCodec)
+
+    @property
+    def needs(self) -> Sequence[Entry]:
+        """Entries that its values are made of."""
+        return ()
+
+    @property
     def is_made_anew(self) -> bool:
         """Whether its values have to be made when they are needed, by decompressing or reading."""
         return self.codec is not None or not isinstance(self.stored, torch.Tensor)
@@ -253,6 +277,14 @@ class Joint(Entry):
         super().__init__(source, region, None, values, None)
         self._parts = parts
 
+    @property
+    def is_stored(self) -> bool:
+        return False
+
+    @property
+    def is_exact(self) -> bool:
+        return all(entry.is_exact for entry, _ in self._parts)
+
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         if memory is None:
             memory = torch.empty(where.count, dtype=self.dtype, device=self.device)
@@ -292,7 +324,8 @@ class Raw:
     With hooks autograd leaves it to them to notice that a saved tensor was written to since.
     """
 
-    __slots__ = ("_saved", "_source", "_version")
+    __slots__ = ("__weakref__", "_saved", "_source", "_version")
+    is_exact = True
 
     def __init__(self, saved: torch.Tensor, source: Source | None) -> None:
         self._saved, self._source, self._version = saved, source, saved._version

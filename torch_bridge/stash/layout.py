@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """How a tensor lies in a storage: sizes, strides and offset, in elements."""
 
     size: tuple[int, ...]
@@ -26,7 +26,7 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+        return cls(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     @property
     def span(self) -> int:
@@ -145,7 +145,12 @@ class Region:
 
 def region_of(tensor: torch.Tensor) -> Region:
     """What a tensor covers; where its elements overlap without a pattern, all from the first to the last."""
-    geometry = Geometry.of(tensor)
+    return covered(Geometry.of(tensor))
+
+
+@lru_cache(4096)
+def covered(geometry: Geometry) -> Region:
+    """What a tensor that lies like this covers."""
     dims = _merged(zip(geometry.size, geometry.stride, strict=True)) if geometry.span else None
     return Region.run(geometry.offset, geometry.span) if dims is None else Region(geometry.offset, *dims)
 
@@ -183,3 +188,18 @@ def _span(size: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in size:
         return 0
     return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is memory with strides and no more: no subclass, no lazy bit, not sparse."""
+    return (
+        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.layout == torch.strided
+        and not tensor.is_nested
+        and tensor.device.type != "meta"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+        and not tensor._is_zerotensor()
+        and not tensor.is_quantized
+    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-COMPRESSED, BITS = "compressed", "bits"
+COMPRESSED, BITS, DERIVED = "compressed", "bits", "derived"
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,13 @@ class Row:
     Attributes:
         op: operation that produced them, "" if it was not seen.
         shape, dtype: of the tensor that was saved first.
-        kept: "compressed", "bits" (of a tensor with two values), or the reason why the tensor stayed raw.
+        kept: "compressed", "bits" (of a tensor with two values), "derived" (from others), or the reason why
+            the tensor stayed raw.
         counted: whether the totals count it; parameters and buffers are in neither.
         tensors: how many there are, each storage and version counted once.
         raw_bytes: bytes of all of them as they were.
         stored_bytes: bytes of all of them as they are kept.
+        seconds: that were spent so far to compute them anew.
     """
 
     op: str
@@ -34,6 +35,7 @@ class Row:
     tensors: int
     raw_bytes: int
     stored_bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,16 @@ class Report:
         """Raw over stored bytes of all that is counted, headers and what stays raw included."""
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of what is not stored, as others make it."""
+        return sum(row.raw_bytes for row in self.rows if row.kept == DERIVED)
+
+    @property
+    def derived_seconds(self) -> float:
+        """Spent so far to compute it anew; on a GPU to give it the work."""
+        return sum(row.seconds for row in self.rows)
+
     def table(self) -> Table:
         """The report as a table of rich."""
         table = Table(title="saved tensors")
@@ -67,13 +79,18 @@ class Report:
             table.add_column(heading, overflow="fold")
         for heading in ("tensors", "raw kB", "stored kB", "ratio"):
             table.add_column(heading, justify="right", no_wrap=True)
+        seconds = self.derived_seconds
+        if seconds:
+            table.add_column("seconds", justify="right", no_wrap=True)
         for row in self.rows:
             shape = " x ".join(map(str, row.shape)) or "scalar"
             cells = [row.op, shape, row.dtype, row.kept if row.counted else f"{row.kept} (not counted)"]
-            table.add_row(*cells, str(row.tensors), *_sizes(row.raw_bytes, row.stored_bytes))
+            cells += [str(row.tensors), *_sizes(row.raw_bytes, row.stored_bytes)]
+            table.add_row(*cells, *([f"{row.seconds:.4f}" if row.seconds else ""] if seconds else []))
         table.add_section()
         tensors = sum(row.tensors for row in self.rows if row.counted)
-        table.add_row("total", "", "", "", str(tensors), *_sizes(self.raw_bytes, self.stored_bytes))
+        cells = ["total", "", "", "", str(tensors), *_sizes(self.raw_bytes, self.stored_bytes)]
+        table.add_row(*cells, *([f"{seconds:.4f}"] if seconds else []))
         return table
 
     def __str__(self) -> str:
@@ -82,26 +99,48 @@ class Report:
         return text.getvalue().rstrip()
 
 
+@dataclass(slots=True)
+class Sums:
+    """Of the tensors of a row."""
+
+    tensors: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    seconds: float = 0.0
+
+
 class Tally:
     """Counts saved tensors into rows. Holds numbers and names, never a tensor."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, tuple[int, ...], str, str, bool], list[int]] = {}
+        self._sums: dict[tuple[str, tuple[int, ...], str, str, bool], Sums] = {}
         self.raw_bytes = 0
         self.stored_bytes = 0
 
     def add(
-        self, op: str, shape: Iterable[int], dtype: str, kept: str, counted: bool, raw: int, stored: int
-    ) -> None:
-        sums = self._sums.setdefault((op, tuple(shape), dtype, kept, counted), [0, 0, 0])
-        for i, more in enumerate((1, raw, stored)):
-            sums[i] += more
+        self, op: str, shape: tuple[int, ...], dtype: str, kept: str, counted: bool, raw: int, stored: int
+    ) -> Sums:
+        """Add a tensor to the sums of its row."""
+        key = op, shape, dtype, kept, counted
+        sums = self._sums.get(key)
+        if sums is None:
+            sums = self._sums[key] = Sums()
+        sums.tensors += 1
+        sums.raw_bytes += raw
+        sums.stored_bytes += stored
         if counted:
             self.raw_bytes += raw
             self.stored_bytes += stored
+        return sums
+
+    def more(self, sums: Sums, raw: int) -> None:
+        """More bytes of a tensor that was added, of which none are stored."""
+        sums.raw_bytes += raw
+        self.raw_bytes += raw
 
     def report(self) -> Report:
-        return Report(tuple(Row(*key, *sums) for key, sums in self._sums.items()))
+        rows = (Row(*key, *astuple(sums)) for key, sums in self._sums.items())
+        return Report(tuple(rows))
 
 
 def _sizes(raw: int, stored: int) -> tuple[str, str, str]:

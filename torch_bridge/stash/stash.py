@@ -6,8 +6,10 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -16,25 +18,31 @@ from .. import backends
 from ..backends import streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
-from ..backends.dtypes import Format, float_name, format_for
+from ..backends.dtypes import StashFormat, float_name, format_for
 from ..offload import Handle, Offload, Step
 from ..policy import Policy, Rule
+from .derive import Derived, Planner
 from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
-from .layout import Geometry, Region, region_of
-from .report import BITS, COMPRESSED, Report, Tally
-from .trace import Origin, Trace, strided
+from .layout import Geometry, Region, covered, is_plain
+from .origin import Origin
+from .report import BITS, COMPRESSED, DERIVED, Report, Sums, Tally
+from .trace import Trace, call, has_unseen_copies, strided
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
+# What it says of what was copied so that others can be derived from it.
+STARTING_POINT = "starting point"
 
 # Decompressed storages that are kept until others are needed: nodes that follow each other in the
 # backward pass often need the same one. More would give back the memory that compressing saved.
 _KEEP_DECOMPRESSED = 2
 
+_DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
+
 
 def compress_activations(
     model: torch.nn.Module,
-    policy: Format | Policy,
+    policy: StashFormat | Policy,
     backend: str = "auto",
     *,
     min_values: int = 1024,
@@ -82,7 +90,7 @@ def compress_activations(
     """
     if min_values < 0:
         raise ValueError(f"min_values must not be negative, not {min_values!r}")
-    if isinstance(policy, Format):
+    if isinstance(policy, StashFormat):
         policy = Policy.default(policy)
     codecs = _Codecs(policy, backend)
     return _compressing(model, policy, codecs, min_values, verify, offload)
@@ -97,15 +105,18 @@ def _compressing(
     verify: bool,
     offload: Offload | None,
 ) -> Iterator[Stash]:
-    trace = Trace(model, follow_modules=policy.names_modules)
+    watches = policy.names_operations or policy.names_modules or policy.derives or has_unseen_copies(model)
+    trace = Trace(model, policy.names_modules, policy.derives)
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step)
     if policy.names_savers:
         trace.before = stash.settle
-    pack, unpack = stash.pack, stash.unpack
+    pack: Callable[[Any], Any] = stash.pack
+    unpack: Callable[[Any], Any] = stash.unpack
     if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
-        pack, unpack = torch.compiler.disable(pack), torch.compiler.disable(unpack)
-    with trace, torch.autograd.graph.saved_tensors_hooks(pack, unpack), _opt_out.set(False):
+        pack, unpack = _uncompiled(pack), _uncompiled(unpack)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    with trace if watches else nullcontext(), hooks, _opt_out.set(False):
         try:
             yield stash
         finally:
@@ -151,6 +162,10 @@ class _OptOut(threading.local):
 
 _opt_out = _OptOut()
 
+_AUTOCAST = reduce(
+    or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{kind}")) for kind in _DEVICES)
+)
+
 
 class _Waiting(threading.local):
     """What a thread saved since its last operation."""
@@ -159,11 +174,37 @@ class _Waiting(threading.local):
         self.tensors: list[Waiting] = []
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
-    """What the hooks compute is neither traced nor differentiated, nor is it on the default device."""
-    with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        yield
+def _uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A hook that torch.compile leaves alone; ``torch.compiler.disable`` is slow where nothing compiles."""
+    disabled, compiles = torch.compiler.disable(hook), torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+    def run(argument: Any) -> Any:
+        return hook(argument) if compiles() is None else disabled(argument)
+
+    torch._dynamo.eval_frame.skip_code(run.__code__)
+    return run
+
+
+class _Apart:
+    """What the hooks compute is neither traced, cast nor differentiated, nor is it on the default device."""
+
+    __slots__ = ("_grad", "_guards")
+
+    def __enter__(self) -> None:
+        self._guards = (
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
+        )
+        for guard in self._guards:
+            guard.__enter__()
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
 
 
 class _Codecs:
@@ -175,10 +216,10 @@ class _Codecs:
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._name = name
-        formats = [rule.keep for rule in policy.rules if isinstance(rule.keep, Format) and not rule.least]
-        self._backends = {fmt: backends.get(name, fmt) for fmt in formats}
+        keeps = [rule.keep for rule in policy.rules if not rule.least]
+        self._backends = {keep: backends.get(name, keep) for keep in keeps if isinstance(keep, StashFormat)}
 
-    def get(self, fmt: Format, dtype: torch.dtype) -> backends.Backend:
+    def get(self, fmt: StashFormat, dtype: torch.dtype) -> backends.Backend:
         fmt = format_for(fmt, dtype)
         if fmt not in self._backends:
             self._backends[fmt] = backends.get(self._name, fmt)
@@ -206,9 +247,9 @@ class Stash:
     ) -> None:
         self._policy, self._codecs, self._trace = policy, codecs, trace
         self._min_values, self._verify, self._step = min_values, verify, step
-        self._rules: dict[tuple[str, str, str, int, str], list[Rule]] = {}
+        self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
         self._tally = Tally()
-        self._sources: weakref.WeakValueDictionary[Hashable, Source] = weakref.WeakValueDictionary()
+        self._planner = Planner(trace)
         self._decompressed: deque[weakref.ref[Memory]] = deque()
         self._lock = threading.RLock()
         self._waiting = _Waiting()
@@ -249,7 +290,7 @@ class Stash:
 
     def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
         """The pack hook: what autograd keeps in place of a tensor."""
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             nbytes = tensor.numel() * tensor.element_size()
             with self._lock:
                 self._count(tensor, Origin(), "not a plain strided tensor", nbytes, nbytes)
@@ -258,7 +299,7 @@ class Stash:
             waiting = Waiting(tensor, self._trace.module)
             self._waiting.tensors.append(waiting)
             return waiting
-        with self._lock, _apart():
+        with self._lock, _Apart():
             return self._pack(tensor, self._trace.module, "")
 
     def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
@@ -266,8 +307,9 @@ class Stash:
         waiting = self._waiting.tensors
         if not waiting:
             return
+        op = call(op, arguments)
         addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)}
-        with self._lock, _apart():
+        with self._lock, _Apart():
             while waiting:
                 one = waiting.pop(0)
                 if one.tensor is not None:  # else the backward pass was first
@@ -283,55 +325,87 @@ class Stash:
 
     def unpack(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
-        with self._lock, _apart():
+        with self._lock, _Apart():
             if isinstance(packed, Waiting):
                 packed = self._settle(packed, "")
             if self._step is not None:
                 self._step.advance()
             if isinstance(packed, Raw):
                 return packed.tensor()
-            memory = packed.entry.memory
-            values = memory.of(packed.entry)
-            if packed.entry.is_made_anew:
-                self._keep(memory, values)
-            return memory.view(values, packed.geometry)
+            return packed.entry.memory.view(self._values(packed.entry), packed.geometry)
 
     def _pack(self, tensor: torch.Tensor, module: str, saved_by: str) -> Raw | Packed:
-        storage, origin, region = tensor.untyped_storage(), self._trace.origin(tensor), region_of(tensor)
-        state = (storage._cdata, tensor._version, origin.writes, tensor.dtype)
-        source = self._sources.get(state)
-        if source is None:
-            source = self._sources[state] = Source(storage, tensor.element_size())
-        is_exact = origin.constant is not None or _opt_out.holds
-        rules = self._rules_for(tensor.dtype, region.count, origin, module, saved_by)
-        alone = any(rule.saved_by != "*" for rule in rules)
-        if not is_exact and not alone and (entry := source.holding(region)) is not None:
-            return Packed(entry, Geometry.of(tensor))
+        origin, geometry = self._trace.origin(tensor), Geometry.of(tensor)
+        region = covered(geometry)
+        source = origin.source(tensor, tensor._version)
+        if origin.constant is not None or _opt_out.holds:
+            return self._keep_raw(tensor, origin, source, region, origin.constant or OPTED_OUT)
+        rules, alone = self._rules_for(tensor.dtype, region.count, origin, module, saved_by)
+        if not alone and (entry := source.holding(region)) is not None:
+            if isinstance(entry, Derived):
+                self._count_more(entry, region)
+            return Packed(entry, geometry)
         if source.is_left(region):
-            return Raw(tensor.detach(), source)
+            return self._leave(tensor, source, region)[0]
 
-        values, codec, kept, step = tensor, None, origin.constant or OPTED_OUT, None
-        if not is_exact:
-            values = region.values(tensor.detach())
-            codec, kept = self._codec(values, rules)
-            if alone and (entry := source.holding(region, codec)) is not None:
-                return Packed(entry, Geometry.of(tensor))
-            if len(values) >= self._min_values:  # what is smaller is not worth a way to the disk
-                step = self._step
+        values = region.values(tensor.detach())
+        codec, kept = self._codec(values, rules, tensor, origin)
+        origin.forget_recipe(region)
+        if isinstance(codec, Derived):
+            self._count_more(codec, region)
+            return Packed(codec, geometry)
+        if alone and (entry := source.holding(region, codec)) is not None:
+            return Packed(entry, geometry)
+        # What is smaller is not worth a way to the disk.
+        step = self._step if len(values) >= self._min_values else None
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
         is_part = kept == self._too_small and region.count < source.elements
         stays = codec is None and not is_part
-        entry = None
         if step is not None or not stays:
             streams.hold(tensor)
-            entry = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
-        if entry is not None:
-            return Packed(entry, Geometry.of(tensor))
-        raw = source.leave(region) * tensor.element_size()
-        if step is not None:
-            step.keep(source, raw)
-        self._count(tensor, origin, kept, raw, raw)
-        return Raw(tensor.detach(), source)
+            new = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
+            if new is not None:
+                return Packed(new, geometry)
+        return self._keep_raw(tensor, origin, source, region, kept, step)
+
+    def _keep_raw(
+        self,
+        tensor: torch.Tensor,
+        origin: Origin,
+        source: Source,
+        region: Region,
+        kept: str,
+        step: Step | None = None,
+    ) -> Raw:
+        raw, count = self._leave(tensor, source, region)
+        if count:
+            nbytes = count * tensor.element_size()
+            if step is not None:
+                step.keep(source, nbytes)
+            self._count(tensor, origin, kept, nbytes, nbytes)
+        return raw
+
+    def _leave(self, tensor: torch.Tensor, source: Source, region: Region) -> tuple[Raw, int]:
+        """A tensor that stays as it is, and how many of its values did not yet."""
+        raw = Raw(tensor.detach(), source)
+        return raw, source.leave(region, raw)
+
+    def _derive(self, tensor: torch.Tensor, origin: Origin) -> Derived | None:
+        """What a tensor is computed from; None if it has to be kept."""
+        planned = self._planner.plan(tensor, origin)
+        if planned is None:
+            return None
+        step, whole = planned
+        if self._planner.copied:
+            self._count(tensor, origin, STARTING_POINT, 0, self._planner.copied)
+        origin.recipe = None
+        source = origin.source(tensor, tensor._version)
+        return Derived(source, whole, tensor, step, self._count(tensor, origin, DERIVED, 0, 0))
+
+    def _count_more(self, entry: Derived, region: Region) -> None:
+        """Count what was not saved before of a region that is derived."""
+        if count := entry.save(region):
+            self._tally.more(entry.sums, count * entry.dtype.itemsize)
 
     def _stash(
         self,
@@ -401,9 +475,9 @@ class Stash:
         return f"under {self._min_values} values"
 
     def _codec(
-        self, values: torch.Tensor, rules: list[Rule]
-    ) -> tuple[backends.Backend | BitsCodec | None, str]:
-        """What compresses a flat tensor, None if nothing does, and what the report is to say of it."""
+        self, values: torch.Tensor, rules: list[Rule], tensor: torch.Tensor, origin: Origin
+    ) -> tuple[backends.Backend | BitsCodec | Derived | None, str]:
+        """What compresses a tensor's flat values, or derives it, or None; and what the report says of it."""
         if len(values) < self._min_values:
             return None, self._too_small
         for rule in rules:
@@ -412,6 +486,9 @@ class Stash:
             if rule.keep == "bits":
                 if (bits := BitsCodec.of(values)) is not None:
                     return bits, BITS
+            elif rule.keep == "derive":
+                if (entry := self._derive(tensor, origin)) is not None:
+                    return entry, DERIVED
             elif not values.is_floating_point():
                 return None, "not floating point"
             elif float_name(values.dtype) is None:
@@ -422,21 +499,36 @@ class Stash:
 
     def _rules_for(
         self, dtype: torch.dtype, count: int, origin: Origin, module: str, saved_by: str
-    ) -> list[Rule]:
-        facts = (origin.op, module, _name_of(dtype), count, saved_by)
-        if facts not in self._rules:
-            self._rules[facts] = [rule for rule in self._policy.rules if rule.fits(*facts)]
-        return self._rules[facts]
+    ) -> tuple[list[Rule], bool]:
+        """The rules that fit a tensor, and whether any is about what saves it."""
+        facts = origin.op, module, dtype, count, saved_by
+        found = self._rules.get(facts)
+        if found is None:
+            names = origin.op, module, _name_of(dtype), count, saved_by
+            rules = [rule for rule in self._policy.rules if rule.fits(*names)]
+            found = self._rules[facts] = rules, any(rule.saved_by != "*" for rule in rules)
+        return found
 
     def _name(self, tensor: torch.Tensor, origin: Origin) -> str:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
         return f"{op + ', ' if op else ''}{shape}, {_name_of(tensor.dtype)}"
 
-    def _count(self, tensor: torch.Tensor, origin: Origin, kept: str, raw: int, stored: int) -> None:
+    def _count(self, tensor: torch.Tensor, origin: Origin, kept: str, raw: int, stored: int) -> Sums:
         op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
         counted = origin.constant is None
-        self._tally.add(op, _shape(tensor), _name_of(tensor.dtype), kept, counted, raw, stored)
+        return self._tally.add(op, _shape(tensor), _name_of(tensor.dtype), kept, counted, raw, stored)
+
+    def _values(self, entry: Entry) -> torch.Tensor:
+        """The memory that has an entry's values; the last few are kept."""
+        memory = entry.memory
+        # What it is computed from comes first, and stays until it is computed.
+        parts = [] if memory.has(entry) else [self._values(part) for part in entry.needs]
+        values = memory.of(entry)
+        del parts
+        if entry.is_made_anew:
+            self._keep(memory, values)
+        return values
 
     def _keep(self, memory: Memory, values: torch.Tensor) -> None:
         """Keep the last few decompressed storages, and let go of the one used longest ago."""
@@ -449,21 +541,6 @@ class Stash:
             oldest = self._decompressed.popleft()()
             if oldest is not None:
                 oldest.kept = None
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is memory with strides and no more: no subclass, no lazy bit, not sparse."""
-    return (
-        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        and tensor.layout == torch.strided
-        and not tensor.is_nested
-        and tensor.device.type != "meta"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-        and not tensor._is_zerotensor()
-        and not tensor.is_quantized
-    )
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -2,11 +2,9 @@
 
 The hooks of autograd see a saved tensor and not where it comes from: attention's log-sum-exp and the
 statistics of a norm have no ``grad_fn``, and autocast's copy of a weight looks like any activation. So a
-``TorchDispatchMode`` notes, for every storage that an operation fills, which operation that was. It runs
-every operation unchanged, below autograd and autocast, after the kernel has been chosen.
-
-A storage is known by its ``StorageImpl``, and a weak reference is kept to it: while that is held no other
-storage can have the same address, so a freed and reused address is never mistaken for the old tensor.
+``TorchDispatchMode`` notes, for every storage that an operation fills, which operation that was, and how to
+do it again if that is asked for. It runs every operation unchanged, below autograd and autocast, after the
+kernel has been chosen.
 """
 
 from __future__ import annotations
@@ -14,58 +12,37 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from .layout import is_plain
+from .origin import Operand, Origin, Recipe, StorageMap
+from .recipe import OPERATIONS, Operation
+
 # Operations whose result is their first argument in other memory or another type.
 _COPIES = ("_to_copy", "clone")
-
-
-@dataclass(slots=True)
-class Origin:
-    """What is known of one storage.
-
-    Attributes:
-        op: name of the operation that last wrote it, without namespace, "" if not seen; with its number if
-            it is not the first output: "native_layer_norm.1".
-        constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or None.
-        writes: in-place operations seen on it. Unlike ``Tensor._version`` this counts writes through
-            ``.data`` and other tensors that share the memory and not the version counter.
-    """
-
-    op: str = ""
-    constant: str | None = None
-    writes: int = 0
-
-
-class StorageMap:
-    """A map from live storages to their origins, which keeps no storage alive."""
-
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[StorageWeakRef, Origin]] = {}
-        self._limit = 1024
-
-    def get(self, storage: torch.UntypedStorage) -> Origin | None:
-        entry = self._entries.get(storage._cdata)
-        return entry[1] if entry else None
-
-    def set(self, storage: torch.UntypedStorage, origin: Origin) -> None:
-        ref = StorageWeakRef(storage)
-        self._entries[ref.cdata] = (ref, origin)
-        if len(self._entries) > self._limit:
-            self._let_go_of_the_dead()
-
-    def _let_go_of_the_dead(self) -> None:
-        for key, (ref, _) in list(self._entries.items()):
-            if ref.expired():
-                self._entries.pop(key, None)
-        self._limit = max(1024, 2 * len(self._entries))
+# Its result is its argument in other sizes, but it does not say so.
+_UNSAFE_VIEW = "_unsafe_view"
+_OWN = ("parameter", "buffer")
+# What autograd calls copies and views.
+_COPY_NODES = {
+    f"{name}Backward0"
+    for name in (
+        "ToCopy",
+        "Clone",
+        "T",
+        "Transpose",
+        "Permute",
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Expand",
+    )
+}
 
 
 class Trace(TorchDispatchMode):
@@ -74,6 +51,7 @@ class Trace(TorchDispatchMode):
     Args:
         module: its parameters and buffers are known as such, and copies of them too.
         follow_modules: also note which module's forward pass is under way, for :attr:`module`.
+        records: also note how to do an operation again, for :attr:`Origin.recipe`.
 
     Attributes:
         before: called with each operation's name and arguments before it runs. What an operation needs of
@@ -86,21 +64,23 @@ class Trace(TorchDispatchMode):
         '_log_softmax'
     """
 
-    def __init__(self, module: torch.nn.Module, follow_modules: bool = False) -> None:
+    def __init__(self, module: torch.nn.Module, follow_modules: bool = False, records: bool = False) -> None:
         super().__init__()
         self._origins = StorageMap()
-        self._constants = StorageMap()
+        self._records = records
         self._names = {part: name for name, part in module.named_modules()} if follow_modules else {}
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
         self.before: Callable[[str, tuple[Any, ...]], None] | None = None
-        self._add_constants(module.parameters(), "parameter")
         self._add_constants(module.buffers(), "buffer")
+        self._add_constants(module.parameters(), "parameter")
 
     def _add_constants(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         for tensor in tensors:
             if tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor):
-                self._constants.set(tensor.untyped_storage(), Origin(constant=kind))
+                origin = Origin(constant=kind)
+                origin.parameter = tensor if kind == "parameter" else None
+                self._origins.set(tensor.untyped_storage(), origin)
 
     def __enter__(self) -> Trace:
         # Autocast keeps its copies of weights: those made before now were made unseen.
@@ -143,29 +123,39 @@ class Trace(TorchDispatchMode):
     def origin(self, tensor: torch.Tensor) -> Origin:
         """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
         storage = tensor.untyped_storage()
-        seen = self._origins.get(storage)
-        known = self._constants.get(storage)
-        if known is None and (
+        origin = self._origins.get(storage)
+        if origin is None:
+            origin = Origin(constant="parameter copy" if _is_copy_of_parameter(tensor) else None)
+            self._origins.set(storage, origin)
+        if origin.constant is None and (
             isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
         ):
-            known = Origin(constant="parameter")
-        if known is not None:
-            return Origin(seen.op if seen else "", known.constant, seen.writes if seen else 0)
-        return seen or Origin()
+            origin.constant = "parameter"
+        return origin
+
+    def is_current(self, origin: Origin) -> bool:
+        """Whether the storage is there, and was not written to since."""
+        ref = origin.storage
+        return ref is not None and not ref.expired() and self._origins.at(ref.cdata) is origin
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, is_view, written = _traits(func)
+        traits = _TRAITS.get(func) or _traits(func)
         if self.before is not None:
-            self.before(_call(name, args), args)
-        result = func(*args, **(kwargs or {}))
-        for place, key in written:
-            value = args[place] if place < len(args) else (kwargs or {}).get(key)
-            for tensor in _tensors(value):
-                self._note_write(tensor, name)
-        if not is_view and not written:
-            for index, output in enumerate(_outputs(result)):
-                if output is not None and output.layout == torch.strided:
-                    self._origins.set(output.untyped_storage(), self._origin_of_output(name, index, args))
+            self.before(traits.name, args)
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if traits.written:
+            for place, key in traits.written:
+                value = args[place] if place < len(args) else (kwargs or {}).get(key)
+                for tensor in _tensors(value):
+                    self._note_write(tensor, traits.name)
+        elif not traits.is_view:
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+            for index, output in enumerate(outputs):
+                if isinstance(output, torch.Tensor) and output.layout == torch.strided:
+                    origin = self._origin_of_output(traits.name, index, args)
+                    self._origins.set(output.untyped_storage(), origin)
+            if self._records and traits.operation is not None:
+                self._record(traits.operation, args, kwargs or {}, outputs)
         return result
 
     def _origin_of_output(self, name: str, index: int, args: tuple[Any, ...]) -> Origin:
@@ -180,33 +170,81 @@ class Trace(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         before = self._origins.get(storage)
-        self._origins.set(storage, Origin(name, writes=before.writes + 1 if before else 1))
+        origin = Origin(name, writes=before.writes + 1 if before else 1)
+        if before is not None and before.constant in _OWN:
+            origin.constant, origin.parameter = before.constant, before.parameter
+        self._origins.set(storage, origin)
+
+    def _record(
+        self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+    ) -> None:
+        """Note how to make an operation's first result again."""
+        made = outputs[0]
+        if operation.fits is not None and not operation.fits(args):
+            return
+        taken = args if operation.takes is None else [args[place] for place in operation.takes]
+        taken = [*taken, *(outputs[place] for place in operation.results)]
+        for place, value in enumerate(taken):
+            if isinstance(value, torch.Tensor):
+                if not _may_start(value, made):
+                    return
+                taken[place] = Operand(self.origin(value), value)
+        self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
 
 
-def _call(name: str, args: tuple[Any, ...]) -> str:
+def has_unseen_copies(model: torch.nn.Module) -> bool:
+    """Whether copies of parameters and buffers, as autocast makes them, are only told by watching."""
+    frozen = any(not parameter.requires_grad for parameter in model.parameters())
+    return frozen or any(buffer.is_floating_point() for buffer in model.buffers())
+
+
+def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
+    """Whether autograd's graph says that copies and views of a parameter were made, and no more."""
+    node = tensor.grad_fn
+    while node is not None and node.name() in _COPY_NODES:
+        node = node.next_functions[0][0]
+    return isinstance(getattr(node, "variable", None), torch.nn.Parameter)
+
+
+def call(name: str, args: tuple[Any, ...]) -> str:
     """What a rule calls an operation: its name, of a power with the exponent: "pow(0.5)"."""
     is_power = name == "pow" and len(args) > 1 and isinstance(args[1], int | float)
     return f"pow({args[1]:g})" if is_power else name
 
 
-@cache
-def _traits(func: Any) -> tuple[str, bool, tuple[tuple[int, str], ...]]:
-    """Of an operation: its name, whether it only makes views, and the arguments it writes to."""
+def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether a tensor may be computed anew from another: on one device, and no integers from floats."""
+    return (
+        (operand.device == made.device or not operand.dim())
+        and (made.is_floating_point() or not operand.is_floating_point())
+        and is_plain(operand)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """Of an operation: its name, whether it only makes views, what it writes to, and how to do it again."""
+
+    name: str
+    is_view: bool
+    written: tuple[tuple[int, str], ...]
+    operation: Operation | None
+
+
+_TRAITS: dict[Any, _Traits] = {}
+
+
+def _traits(func: Any) -> _Traits:
     name = func.name().split("::")[-1].split(".")[0]
-    arguments = func._schema.arguments
     written = tuple(
         (place, argument.name)
-        for place, argument in enumerate(arguments)
+        for place, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     aliases = any(result.alias_info is not None for result in func._schema.returns)
-    return name, aliases and not written, written
-
-
-def _outputs(result: Any) -> Iterator[torch.Tensor | None]:
-    """The outputs of an operation in their places; what is no tensor is None."""
-    for output in result if isinstance(result, (tuple, list)) else (result,):
-        yield output if isinstance(output, torch.Tensor) else None
+    is_view = (aliases and not written) or name == _UNSAFE_VIEW
+    traits = _TRAITS[func] = _Traits(name, is_view, written, OPERATIONS.get(func))
+    return traits
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

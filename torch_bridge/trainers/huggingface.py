@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..backends.dtypes import Format
+from ..backends.dtypes import StashFormat
 from ..offload import Offload
 from ..policy import Policy
 from ..stash import Stash, compress_activations
@@ -40,7 +40,7 @@ class CompressActivationsMixin:
     def __init__(
         self,
         *args: Any,
-        policy: Format | Policy,
+        policy: StashFormat | Policy,
         backend: str = "auto",
         min_values: int = 1024,
         verify: bool = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..backends.dtypes import Format
+from ..backends.dtypes import StashFormat
 from ..offload import Offload
 from ..policy import Policy
 from ..stash import Stash, compress_activations
@@ -49,7 +49,7 @@ class CompressActivations(Callback):
 
     def __init__(
         self,
-        policy: Format | Policy,
+        policy: StashFormat | Policy,
         backend: str = "auto",
         *,
         min_values: int = 1024,

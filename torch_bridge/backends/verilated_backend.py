@@ -20,7 +20,7 @@ from .base import Backend
 from .dtypes import TORCH_DTYPES
 
 # What gen/library.cpp calls its functions as they are now.
-_INTERFACE = 3
+_INTERFACE = 4
 
 
 def library_path(fmt: Format) -> Path:
@@ -59,7 +59,7 @@ class VerilatedBackend(Backend):
         raw[: taken.numel()] = taken
         stored = torch.empty((blocks, self._target), dtype=torch.uint8, device="cpu")
         with self._lock:
-            status = self._library.bitstash_compress(raw.data_ptr(), blocks, stored.data_ptr())
+            status = self._library.bitstash_compress(raw.data_ptr(), blocks, first, stored.data_ptr())
         if status:
             raise RuntimeError(f"the simulated compressor ended with status {status}")
         return stored.to(values.device)
@@ -69,7 +69,7 @@ class VerilatedBackend(Backend):
         rows = stored.cpu().contiguous()
         raw = torch.empty(blocks * self.fmt.raw_bytes, dtype=torch.uint8, device="cpu")
         with self._lock:
-            status = self._library.bitstash_decompress(rows.data_ptr(), blocks, raw.data_ptr())
+            status = self._library.bitstash_decompress(rows.data_ptr(), blocks, first, raw.data_ptr())
         if status != -1:
             # This says which block it was: a word may hold several.
             self.fmt.decompress(rows.numpy(), count, first)
@@ -81,9 +81,9 @@ class VerilatedBackend(Backend):
 def _load(path: Path) -> tuple[ctypes.CDLL, threading.Lock]:
     """The library, and the lock that its one model needs."""
     library = ctypes.CDLL(str(path))
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    library.bitstash_compress.argtypes = [pointer, size, pointer]
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32  # the last modulo 2^32
+    library.bitstash_compress.argtypes = [pointer, size, number, pointer]
     library.bitstash_compress.restype = ctypes.c_int
-    library.bitstash_decompress.argtypes = [pointer, size, pointer]
+    library.bitstash_decompress.argtypes = [pointer, size, number, pointer]
     library.bitstash_decompress.restype = ctypes.c_long
     return library, threading.Lock()

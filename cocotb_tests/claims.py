@@ -1,0 +1,142 @@
+"""What is claimed of the engines, and what no claim reaches: the prose of docs/verification.md."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is said of the engines.
+
+    Attributes:
+        name: a few words.
+        text: what it means.
+        benches: names of the benches that hold it, whatever the interface.
+        proofs: the proofs' names for it.
+        gates: whether the benches hold it on gates as well, "gates" or "unknown" if these start so.
+        gaps: what it does not reach.
+    """
+
+    name: str
+    text: str
+    benches: tuple[str, ...] = ()
+    proofs: tuple[str, ...] = ()
+    gates: str = ""
+    gaps: tuple[str, ...] = ()
+
+
+CLAIMS = (
+    Claim(
+        "The bytes and the values are golden's",
+        "Whatever floats go in, what a compressor gives is to the last bit what [golden/](../golden) gives, "
+        "and so is what a decompressor makes of stored bytes, behind any valid header whatever lies there. "
+        "Blocks are random floats of every exponent, hostile ones and activations of a GPT-2. The proof is "
+        "of decompress(compress(x)) for every block x, against a description of the format without bytes, "
+        "stages or trees (`gen/formal/plain.py`).",
+        benches=(
+            "matches_golden",
+            "meets_every_place",
+            "tells_every_nan_from_an_infinity",
+            "takes_packets_of_every_length",
+            "takes_bytes_without_keep_as_zeros",
+            "switches_from_each_format_to_each",
+        ),
+        proofs=("every x",),
+        gates="gates",
+        gaps=(
+            "*Every x* is proven of floats of 1 + 3 + 4 bits in blocks of 8 and 16 values, the largest that "
+            "a solver finishes. In the formats themselves the bytes are held by simulation alone.",
+        ),
+    ),
+    Claim(
+        "Streams keep their contract",
+        "An offer stands, with its payload, until it is taken, and does not wait for its `ready`; nothing "
+        "is offered from the cycle after reset asserts until it ends; no wire leads from a `ready` that "
+        "goes in to a `valid` or payload that comes out in the same cycle. For every behaviour of the "
+        "neighbours.",
+        benches=("waits_for_no_ready",),
+        proofs=("contract", "valid does not wait"),
+    ),
+    Claim(
+        "What comes out is what went in, in its order",
+        "Each byte in its place, none lost, none twice, under any stalls; of whole engines, tagged blocks "
+        "through a compressor and a decompressor in a row. Of the FIFO between two clocks for all their "
+        "ratios and phases, though each bit of a pointer that changes as it is caught is read as it was or "
+        "as it is.",
+        benches=("gives_every_word_in_its_turn", "holds_as_many_words_as_it_says"),
+        proofs=("order",),
+        gaps=(
+            "Of whole engines the order is proven of one tiny format; the comparison with golden/ holds it "
+            "for others.",
+        ),
+    ),
+    Claim(
+        "The number of words, and the latency",
+        "A tensor of any length becomes just its words, `last` and `empty` where its bytes end, each within "
+        "the stated latency, under any stalls. A cycle less of latency is disproven. In simulation, without "
+        "stalls, the latency is the datasheet's to the cycle.",
+        benches=(
+            "takes_its_latency",
+            "sustains_its_throughput_and_latency",
+            "a_bypassed_word_takes_no_cycle",
+        ),
+        proofs=("number, latency",),
+        gaps=(
+            "Of compressors, and of formats at run time, the number of words and the latency are proven for "
+            "the first cycles after reset, not for all time.",
+        ),
+    ),
+    Claim(
+        "The throughput",
+        "Without stalls the uncompressed side takes or gives a word in every cycle, as the datasheet says, "
+        "to the cycle.",
+        benches=("sustains_its_throughput", "sustains_its_throughput_and_latency", "a_stall_leaves_no_gap"),
+        gaps=("Throughput is simulated, not proven.",),
+    ),
+    Claim(
+        "What cannot be decoded is zeros and an error, and nothing else is",
+        "A decompressor takes just the headers that are valid, behind each of them any bytes; a block with "
+        "another, or one that the end of its tensor cuts short, is zeros with `error` in all its words, and "
+        "no other block has it. Cleared memory is zeros without an error. An `error` that is stuck at 0 or "
+        "at 1 is found by the benches (tests/test_hardware.py).",
+        benches=(
+            "invalid_headers_give_zeros_and_an_error",
+            "a_stream_that_breaks_off_ends_with_an_error",
+            "takes_packets_of_every_length",
+        ),
+        proofs=("every header",),
+    ),
+    Claim(
+        "Nothing that goes in makes an engine hang",
+        "Whatever bits come, also such as no compressor sends: each `last` that goes in leads to one that "
+        "comes out, in time.",
+        benches=("any_bytes_give_one_last_word_a_tensor",),
+        proofs=("never hangs",),
+    ),
+    Claim(
+        "Reset leaves no trace",
+        "A reset in any cycle empties an engine; what it held reaches no output. On gates without initial "
+        "values every register starts with random bits, or with X in Icarus, and an X at a valid output "
+        "fails the bench.",
+        benches=("reset_leaves_no_trace",),
+        gates="unknown",
+    ),
+    Claim(
+        "A configuration is taken between two tensors",
+        "Only when no tensor is inside, and it holds for the whole of the next.",
+        benches=("switches_from_each_format_to_each",),
+        proofs=("block boundary",),
+    ),
+)
+
+# What no claim above says by itself.
+GAPS = (
+    "On gates, and from unknown states, there are engines with streams only: AXI4-Stream adds gates at its "
+    "ports, and formats at run time a choice, that have run as Verilog alone.",
+    "Mutants are a hundred of an engine, of small engines with each kind of ports and of one 64-byte engine "
+    "of each format. Whether one that survives is a fault ABC tells of small engines only.",
+    "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",
+    "Gates are simulated without delays. There is no timing simulation, and no equivalence check of gates "
+    "with Verilog.",
+    "Two simulators, and one place and route: nothing was run in a vendor's tools, or on a chip.",
+    "Metastability in the FIFO between two clocks is modelled as a bit read old or new, for one cycle.",
+)

@@ -1,0 +1,65 @@
+"""Verilog as a chip project wants to have it: plain names, and nothing that is not read.
+
+Amaranth's Verilog has names that must be escaped, such as ``\\word.values[3]``, and a signal of its own for
+each field of a struct, also where only the struct is used. Tools that are not Verilog's own (constraints,
+waveform viewers, netlist editors) stumble over the first, and linters over the second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+_ESCAPED = re.compile(r"\\(\S+) ")
+_WORD = re.compile(r"\\\S+ |[A-Za-z_]\w*")
+_MODULE = re.compile(r"^module .*?^endmodule$", re.MULTILINE | re.DOTALL)
+# A field's signal, and what drives it.
+_DECLARED = re.compile(r"^  wire (?:\[\d+:\d+\] )?(\\\S+ |\w+);\n", re.MULTILINE)
+_DRIVEN = re.compile(r"^  assign (\\\S+ |\w+) = [^;]*;\n", re.MULTILINE)
+
+
+def flat(text: str) -> str:
+    """The same modules without wires that nothing reads, and without escaped names.
+
+    ``\\word.values[3]`` becomes ``word__values_3``, and the module ``\\top.core`` ``top__core``. Of names
+    that would become the same one, the later has a number behind it.
+    """
+    return _with_plain_names(_MODULE.sub(lambda module: _without_unread(module[0]), text))
+
+
+def _without_unread(module: str) -> str:
+    """A module without the wires that only their own assignment names, and those that only these read."""
+    while True:
+        uses = Counter(_WORD.findall(module))
+        driven = Counter(_DRIVEN.findall(module))
+        unread = {
+            name for name in _DECLARED.findall(module) if uses[name] == 1 + driven[name] and driven[name] <= 1
+        }
+        if not unread:
+            return module
+        for pattern in (_DECLARED, _DRIVEN):
+            for line in reversed([found for found in pattern.finditer(module) if found[1] in unread]):
+                module = module[: line.start()] + module[line.end() :]
+
+
+def _with_plain_names(text: str) -> str:
+    taken = set(re.findall(r"(?<![\\\w.$\[\]])[A-Za-z_]\w*", text))
+    plain: dict[str, str] = {}
+    for escaped in dict.fromkeys(_ESCAPED.findall(text)):
+        name = candidate = _plain(escaped)
+        number = 0
+        while name in taken:
+            number += 1
+            name = f"{candidate}_{number}"
+        taken.add(name)
+        plain[escaped] = name
+    # The space that ends an escaped name stays where it separates two words.
+    return re.sub(
+        r"\\(\S+) (?=(\w)?)", lambda found: plain[found[1]] + (" " if found[2] is not None else ""), text
+    )
+
+
+def _plain(escaped: str) -> str:
+    escaped = re.sub(r"^\$auto\$.*\$(\d+)$", r"initial_\1", escaped)
+    name = re.sub(r"\W+", "_", escaped.replace(".", "__")).strip("_")
+    return name if re.match(r"[A-Za-z_]", name) else f"n{name}"

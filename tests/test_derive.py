@@ -1,0 +1,695 @@
+"""What cheap operations made of stashed tensors is computed anew: the same bits if these are exact."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.func import functional_call, vmap
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from golden import HadamardFormat, PlaneFormat
+from torch_bridge import CorruptionError, Offload, Policy, Rule, compress_activations, keep_activations
+from torch_bridge.job import peak
+from torch_bridge.stash.derive import MOST_OPERATIONS
+from torch_bridge.stash.entries import Entry
+from torch_bridge.stash.origin import Recipe
+
+from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
+
+FOUR_BITS = HadamardFormat("fp32", 128, 64)
+# Derives what it can, and keeps the rest as it is.
+EXACT = Policy(
+    [*(rule for rule in Policy.default(FMT).rules if rule.keep in ("raw", "bits")), Rule("derive")]
+)
+
+
+def ours(model=NOTHING, policy=EXACT, **options):
+    return compress_activations(model, policy, min_values=options.pop("min_values", 0), **options)
+
+
+def leaf(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+
+
+def stashed(*shape):
+    """What nothing cheap made, with a node that saved it and lives as long."""
+    h = leaf(*shape).sin()
+    h.node = h.cos()
+    return h
+
+
+def kept(stash):
+    """By operation, of what is counted."""
+    return {row.op: row.kept for row in stash.report().rows if row.counted}
+
+
+def derived(stash):
+    return [row for row in stash.report().rows if row.kept == "derived"]
+
+
+def gelu_new(x):
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def rms_norm(x, weight):
+    return weight * (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Model(nn.Module):
+    """Parameters of all norms below."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.weight, self.bias = nn.Parameter(torch.randn(50)), nn.Parameter(torch.randn(50))
+
+
+# None of the sizes is a multiple of a vector's.
+OPERATIONS = {
+    "scaled": lambda x, m: x * 0.3,
+    "times itself": lambda x, m: x * x,
+    "times a parameter": lambda x, m: x * m.weight.to(x.dtype),
+    "shifted": lambda x, m: x + 1.5,
+    "less": lambda x, m: x - m.bias.to(x.dtype),
+    "subtracted from": lambda x, m: 1 - x,
+    "with alpha": lambda x, m: torch.add(x, x.detach(), alpha=0.7),
+    "negative": lambda x, m: -x,
+    "part": lambda x, m: x / 3,
+    "square": lambda x, m: x**2,
+    "cube": lambda x, m: x.pow(3.0),
+    "tanh": lambda x, m: x.tanh(),
+    "sigmoid": lambda x, m: x.sigmoid(),
+    "relu": lambda x, m: x.relu(),
+    "gelu": lambda x, m: functional.gelu(x),
+    "gelu, tanh": lambda x, m: functional.gelu(x, approximate="tanh"),
+    "gelu_new": lambda x, m: gelu_new(x),
+    "gelu by erf": lambda x, m: x * 0.5 * (1.0 + torch.erf(x / 1.4142135623)),
+    "silu": lambda x, m: functional.silu(x),
+    "glu": lambda x, m: functional.glu(x),
+    "swiglu": lambda x, m: functional.silu(x[:, :25]) * x[:, 25:],
+    "softmax": lambda x, m: x.softmax(-1),
+    "layer norm": lambda x, m: functional.layer_norm(x, (50,), m.weight.to(x.dtype), m.bias.to(x.dtype)),
+    "layer norm without weights": lambda x, m: functional.layer_norm(x, (50,)),
+    "rms norm": lambda x, m: functional.rms_norm(x, (50,), m.weight.to(x.dtype)),
+    "rms norm by hand": lambda x, m: rms_norm(x, m.weight),
+    "batch norm": lambda x, m: functional.batch_norm(
+        x, torch.zeros(50), torch.ones(50), m.weight, m.bias, training=True
+    ),
+    "batch norm of images": lambda x, m: functional.batch_norm(
+        x[:30].view(2, 50, 3, 5), None, None, m.weight, m.bias, training=True
+    ),
+    "dropout": lambda x, m: functional.dropout(x, 0.3),
+    "dropout of a mask": lambda x, m: torch.native_dropout(x, 0.3, True)[0],
+    "to bf16": lambda x, m: x.bfloat16(),
+    "to fp32": lambda x, m: x.float() * 1,
+    "copy of a transpose": lambda x, m: x.t().contiguous(),
+    "of a transpose": lambda x, m: x.t().tanh(),
+    "of a slice": lambda x, m: x[3:31, 1:48].sigmoid(),
+    "of a broadcast row": lambda x, m: x[:1].expand(20, 50) * 3,
+    "of views of what is computed": lambda x, m: ((x * 2).t()[1:] * 3)[:, 2:].sigmoid(),
+}
+MODES = {"fp32": (torch.float32, False), "bf16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
+
+
+def total(y):
+    return (y @ torch.ones(y.shape[-1], 3, dtype=y.dtype)).float().sum()
+
+
+def gradient(operation, context, dtype=torch.float32, autocast=False):
+    """Of something whose backward pass needs an operation's input and its result."""
+    model, x = Model(), leaf(37, 50)
+    torch.manual_seed(2)
+    with context(model) as stash, torch.autocast("cpu", enabled=autocast):
+        h = x.to(dtype).sin()
+        first = h.cos()
+        y = operation(h, model)
+        loss = first.float().sum() + y.cos().float().sum() + total(y)
+    loss.backward()
+    return {"x": x.grad, **gradients(model)}, stash
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_from_exact_tensors_the_gradient_is_the_same_to_the_last_bit(name, mode):
+    expected, _ = gradient(OPERATIONS[name], lambda model: nullcontext(), *mode)
+    found, stash = gradient(OPERATIONS[name], ours, *mode)
+    assert unequal(found, expected) == []
+    assert derived(stash) or (name == "to bf16" and mode[0] == torch.bfloat16), stash.report()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_from_compressed_tensors_the_gradient_is_close(name):
+    policy = Policy([*EXACT.rules, Rule(FOUR_BITS)])
+    expected, _ = gradient(OPERATIONS[name], lambda model: nullcontext())
+    found, stash = gradient(OPERATIONS[name], lambda model: ours(model, policy))
+    assert derived(stash), stash.report()
+    for part, exact in expected.items():
+        assert 0 < (found[part] - exact).norm() < 0.6 * exact.norm(), part
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.exp, torch.sqrt, torch.reciprocal, lambda h: h @ h.t(), lambda h: h**-2, lambda h: h / h.roll(1)],
+)
+def test_what_is_dear_or_lets_errors_grow_is_stored(operation):
+    with ours() as stash:
+        h = leaf(40, 40).sin()
+        y = operation(h.detach() + 2)
+        z = h.cos() + y.requires_grad_().cos() + (h * 2).cos()
+    assert [row.op for row in derived(stash)] == ["mul"]
+    assert z.shape == y.shape
+
+
+def test_random_numbers_are_never_drawn_again():
+    with ours() as stash:
+        h = stashed(40, 40)
+        noise = torch.randn_like(h)
+        (h + noise).cos()
+    assert not derived(stash)
+
+
+def unpacked(*tensors):
+    """What backward passes see of tensors; to be saved inside a context."""
+    return [tensor.cos().grad_fn for tensor in tensors]
+
+
+def test_norms_use_the_statistics_of_the_forward_pass():
+    model = Model()
+    with ours(model, Policy([*EXACT.rules, Rule(COARSE)])):
+        h = leaf(40, 50).sin()
+        y = functional.layer_norm(h, (50,), model.weight, model.bias)
+        saved = unpacked(h, y)
+    coarse, found = (node._saved_self for node in saved)
+    assert not torch.equal(coarse, h)
+    mean, rstd = torch.native_layer_norm(h, (50,), None, None, 1e-5)[1:]
+    assert torch.allclose(found, (coarse - mean) * rstd * model.weight + model.bias, atol=1e-5)
+    assert not torch.allclose(
+        found, functional.layer_norm(coarse, (50,), model.weight, model.bias), atol=1e-2
+    )
+
+
+def test_of_all_views_there_is_one_entry_and_they_share_its_memory():
+    with ours() as stash:
+        h = stashed(64, 64)
+        y = h * 2
+        saved = unpacked(y, y.t(), y[3:9], y.view(-1)[5:])
+    (row,) = derived(stash)
+    assert (row.tensors, row.raw_bytes, row.stored_bytes) == (1, 64 * 64 * 4, 0)
+    found = [node._saved_self for node in saved]
+    assert len({one.untyped_storage().data_ptr() for one in found}) == 1
+    for one, view in zip(found, (y, y.t(), y[3:9], y.view(-1)[5:]), strict=True):
+        assert torch.equal(one, view)
+        assert one.stride() == view.stride()
+
+
+def test_only_what_is_saved_of_a_derived_storage_is_counted():
+    with ours() as stash:
+        h = stashed(64, 64)
+        y = h * 2
+        (y[:16].cos(), y[8:24].cos())
+    (row,) = derived(stash)
+    assert row.raw_bytes == 24 * 64 * 4
+
+
+# What was written to
+
+
+def test_what_was_written_to_is_stored():
+    def write(y):
+        y.add_(1)
+
+    def write_past_the_version_counter(y):
+        y.data.add_(1)
+
+    for change in (write, write_past_the_version_counter):
+        with ours() as stash:
+            h = stashed(64, 64)
+            y = h * 2
+            change(y)
+            (node,) = unpacked(y)
+        assert not derived(stash)
+        assert torch.equal(node._saved_self, y)
+
+
+def test_a_starting_point_is_what_it_was_when_it_was_used():
+    """It is stashed, written to, and stashed again, before what was made of it is saved."""
+    with ours(policy=Policy([Rule("derive"), Rule(PlaneFormat("fp32", 64, 256))])) as stash:
+        h = stashed(64, 64)
+        y = h * 2
+        h.data.mul_(3)
+        node, _ = unpacked(y, h)
+    assert derived(stash)
+    assert torch.equal(node._saved_self, y)
+
+
+def test_what_was_made_before_a_starting_point_was_stashed_differently_is_stored():
+    with ours() as stash:
+        h = leaf(64, 64).sin()
+        y = h * 2
+        h.data.mul_(3)
+        _, node = unpacked(h, y)
+    assert not derived(stash)
+    assert torch.equal(node._saved_self, y)
+
+
+def test_a_starting_point_that_was_written_to_since_is_an_error():
+    with ours() as stash:
+        h = stashed(64, 64)
+        loss = (h * 2).cos().sum()
+    with torch.no_grad():
+        h.mul_(3)
+    assert derived(stash)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
+        loss.backward()
+
+
+def test_a_parameter_that_was_written_to_since_is_an_error():
+    model = Model()
+    with ours(model) as stash:
+        h = stashed(40, 50)
+        loss = (h + model.bias).cos().sum()  # which saves no parameter
+    assert derived(stash)
+    with torch.no_grad():
+        model.bias.mul_(2)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
+        loss.backward()
+
+
+def test_a_buffer_may_be_written_to():
+    model = Model()
+    model.register_buffer("mean", torch.randn(50))
+    x = leaf(64, 50)
+    with ours(model) as stash:
+        h = x.sin()
+        first = h.cos().sum()
+        loss = first + (h + model.mean).cos().sum()
+        model.mean.mul_(2)
+    assert derived(stash)
+    before = model.mean / 2
+    loss.backward()
+    h = x.sin()
+    expected = torch.autograd.grad(h.cos().sum() + (h + before).cos().sum(), x)[0]
+    assert torch.equal(x.grad, expected)
+
+
+# Starting points that no one stashed
+
+
+def test_small_starting_points_are_copied_and_counted():
+    scale = torch.randn(64)
+    with ours() as stash:
+        h = stashed(640, 64)
+        before = stash.stored_bytes
+        y, z = h + scale, h - scale
+        saved = unpacked(y, z)
+        assert stash.stored_bytes - before == 64 * 4  # once for both
+    scale.mul_(2)
+    assert [row.op for row in derived(stash)] == ["add", "sub"]
+    for node, tensor in zip(saved, (y, z), strict=True):
+        assert torch.equal(node._saved_self, tensor)
+
+
+def test_large_ones_are_not():
+    with ours() as stash:
+        h = stashed(640, 64)
+        (h + torch.randn(640, 64)).cos()
+    assert not derived(stash)
+
+
+def test_what_is_gone_is_none():
+    with ours() as stash:
+        h = stashed(640, 64)
+        y = h + torch.randn(64)
+        (node,) = unpacked(y)
+    assert not derived(stash)
+    assert torch.equal(node._saved_self, y)
+
+
+# Bounds
+
+
+def test_no_tensor_is_too_many_operations_from_what_is_stored():
+    with ours() as stash:
+        h = leaf(64, 64).sin()
+        saved = [*unpacked(h)]
+        tensors = [h]
+        for _ in range(3 * MOST_OPERATIONS):
+            tensors.append(tensors[-1] * 1.01)
+            saved += unpacked(tensors[-1])
+    (row,) = derived(stash)
+    assert row.tensors == 3 * MOST_OPERATIONS - 2  # every thirteenth is stored
+    for node, tensor in zip(reversed(saved), reversed(tensors), strict=True):
+        assert torch.equal(node._saved_self, tensor)
+
+
+def test_a_small_part_of_a_large_product_is_stored():
+    with ours() as stash:
+        h = stashed(64, 64)
+        (h * 2)[:2].cos()
+    assert not derived(stash)
+
+
+def test_recipes_do_not_pile_up():
+    with ours():
+        x = torch.randn(16)
+        for _ in range(5000):
+            x = x * 0.99
+        gc.collect()
+        assert sum(type(thing) is Recipe for thing in gc.get_objects()) < 1100
+
+
+# Memory
+
+
+def entries():
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [thing for thing in gc.get_objects() if isinstance(thing, Entry)]
+
+
+def test_nothing_that_is_derived_stays_in_memory():
+    before = len(entries())
+    with ours(policy=Policy([Rule("derive"), Rule(FMT)])):
+        x = leaf(64, 64)
+        h = x.sin()
+        y = gelu_new(h)
+        loss = h.cos().sum() + y.cos().sum()
+        refs = [StorageWeakRef(t.untyped_storage()) for t in (h, y)]
+        del h, y
+        assert all(ref.expired() for ref in refs)
+    loss.backward()
+    del loss
+    assert len(entries()) == before
+    expected = leaf(64, 64)
+    (expected.sin().cos().sum() + gelu_new(expected.sin()).cos().sum()).backward()
+    assert (x.grad - expected.grad).norm() < 0.05 * expected.grad.norm()
+
+
+def test_nothing_leaks_when_backward_never_runs_or_fails():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("backward")
+
+    before = len(entries())
+    for _ in range(5):
+        with ours():
+            h = leaf(64, 64).sin()
+            y = gelu_new(h).cos() + h.cos()
+        with ours():
+            z = Fails.apply(gelu_new(leaf(64, 64).sin())).cos().sum()
+        with pytest.raises(ArithmeticError):
+            z.backward()
+        del h, y, z
+    assert len(entries()) == before
+
+
+@pytest.mark.parametrize("fmt", [FMT, FOUR_BITS], ids=["decided at once", "decided by what saves it"])
+def test_the_peak_of_the_forward_pass_is_the_stash_and_a_few_tensors(fmt):
+    blocks = nn.Sequential(*(part for _ in range(12) for part in (nn.Linear(64, 64), GeluNew())))
+    size, x = 512 * 64 * 4, torch.randn(512, 64)
+
+    def step() -> Iterator[int]:
+        with compress_activations(blocks, fmt) as stash:
+            loss = blocks(x).sum()
+        yield stash.stored_bytes
+        del loss
+
+    peak.measure(step, torch.device("cpu"))
+    found = peak.measure(step, torch.device("cpu"))
+    assert found.kept <= found.between + 4096
+    assert found.peak <= found.between + 8 * size  # the five of one gelu_new, and what an operation needs
+    assert found.between < 13 * size / 3
+
+
+class GeluNew(nn.Module):
+    def forward(self, x):
+        return gelu_new(x)
+
+
+# Beside what else makes a training step
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(32, 64),
+        GeluNew(),
+        nn.LayerNorm(64),
+        nn.Dropout(0.1),
+        nn.Linear(64, 64),
+        nn.SiLU(),
+        nn.Linear(64, 32),
+    )
+
+
+def batch(seed=0):
+    return torch.randn(40, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def agree(step, model=None):
+    """Gradients of a step, from a kind of context, are those without any stash."""
+    model = model or net()
+
+    def run(context):
+        torch.manual_seed(3)
+        step(context, model)
+        return gradients(model)
+
+    def ours_that_derives(model, **options):
+        stashes.append(compress_activations(model, EXACT, min_values=2, **options))
+        return stashes[-1]
+
+    stashes = []
+    expected = run(lambda model, **options: nullcontext())
+    assert unequal(run(ours_that_derives), expected) == []
+    assert expected
+
+
+def test_retained_graphs_and_any_order():
+    def step(context, model):
+        with context(model):
+            h = model[:4](batch())
+            losses = [model[4:](h * factor).square().mean() for factor in (1, 2, 3)]
+        for loss in (losses[2], losses[0], losses[2], losses[1]):
+            loss.backward(retain_graph=True)
+
+    agree(step)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward after"])
+def test_double_backward(inside):
+    def step(context, model):
+        x = batch().requires_grad_()
+        with context(model):
+            loss = model(x).square().mean()
+            if inside:
+                penalty(loss, x)
+        if not inside:
+            penalty(loss, x)
+
+    def penalty(loss, x):
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        first.square().sum().backward()
+
+    agree(step)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+@pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward after"])
+def test_a_checkpoint_inside(use_reentrant, inside):
+    def step(context, model):
+        x = batch().requires_grad_()
+        with context(model):
+            h = checkpoint(model[:4], x, use_reentrant=use_reentrant)
+            loss = model[4:](gelu_new(h)).square().mean()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+
+    agree(step)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_inside_a_checkpoint(use_reentrant):
+    def step(context, model):
+        def forward(x):
+            with context(model):
+                return model(x).square().mean()
+
+        checkpoint(forward, batch().requires_grad_(), use_reentrant=use_reentrant).backward()
+
+    agree(step)
+
+
+def test_gradients_are_accumulated_in_one_context():
+    def step(context, model):
+        with context(model):
+            for seed in range(3):
+                model(batch(seed)).square().mean().backward()
+
+    agree(step)
+
+
+def test_save_on_cpu_around_and_inside():
+    def around(context, model):
+        with save_on_cpu(), context(model):
+            loss = model(batch()).square().mean()
+        loss.backward()
+
+    def inside(context, model):
+        with context(model):
+            with save_on_cpu():
+                h = model[:2](batch())
+            loss = model[2:](h).square().mean()
+        loss.backward()
+
+    agree(around)
+    agree(inside)
+
+
+def test_a_backward_pass_under_autocast():
+    def step(context, model):
+        with torch.autocast("cpu"), context(model):
+            model(batch()).square().mean().backward()
+
+    agree(step)
+
+
+def test_functional_calls_and_vmap():
+    def call(context, model):
+        with context(model):
+            loss = functional_call(model, dict(model.named_parameters()), batch()).square().mean()
+        loss.backward()
+
+    def map_rows(context, model):
+        with context(model):
+            loss = vmap(lambda row: model(row).square().mean(), randomness="different")(batch()).mean()
+        loss.backward()
+
+    agree(call)
+    agree(map_rows)
+
+
+def test_a_compiled_model():
+    torch._dynamo.reset()
+    model = net()
+    model[3] = nn.Identity()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+
+    def step(context, model):
+        with context(model):
+            loss = gelu_new(compiled(batch())).square().mean()
+        loss.backward()
+
+    agree(step, model)
+
+
+def test_starting_points_may_be_offloaded(tmp_path):
+    for amount in ("all", 20_000):
+        with Offload(tmp_path, amount=amount) as disk:
+
+            def step(context, model, disk=disk):
+                with context(model, offload=disk) if context is not None else nullcontext() as stash:
+                    loss = model(batch()).square().mean()
+                if stash is not None:
+                    assert stash.offloaded_bytes
+                    assert derived(stash)
+                loss.backward()
+
+            agree(step)
+
+
+def test_what_is_saved_inside_keep_activations_is_not_derived():
+    with ours() as stash:
+        h = stashed(64, 64)
+        with keep_activations():
+            (h * 2).cos()
+    assert not derived(stash)
+
+
+def test_a_starting_point_that_changed_is_named():
+    with compress_activations(NOTHING, FMT, min_values=0, verify=True) as stash:
+        h = stashed(64, 64)
+        loss = (h * 2).cos().sum()
+    assert [row.op for row in derived(stash)] == ["mul"]
+    [entry] = [entry for entry in entries() if entry.stored is not None and entry._name.startswith("sin")]
+    entry.stored[37, 11] ^= 1
+    with pytest.raises(CorruptionError, match=r"block 37 of 64 of the tensor sin, 64 x 64"):
+        loss.backward()
+
+
+def test_integers_are_made_of_integers_only():
+    table = leaf(100, 16)
+    with ours() as stash:
+        h = stashed(40)
+        tokens = torch.arange(40)
+        others = [
+            table[tokens].cos(),
+            table[functional.pad(tokens, (0, 1))[1:]].cos(),
+            table[(h * 10).long()].cos(),
+        ]
+    assert len(others) == 3
+    rows = [(row.op, row.dtype) for row in derived(stash)]
+    assert rows == [("constant_pad_nd", "int64")]
+
+
+# Policies and reports
+
+
+def test_the_default_policy_derives_behind_what_has_to_be_exact():
+    assert Policy.default(FMT).derives
+    assert not Policy.default(FMT, derive=False).derives
+    keeps = [rule.keep for rule in Policy.default(FOUR_BITS).rules]
+    assert keeps.index("derive") == len(keeps) - 2
+    assert "derive" in str(Policy.default(FMT))
+    with compress_activations(NOTHING, FMT, min_values=0) as stash:
+        h = stashed(64, 64)
+        functional.log_softmax(h * 2, 1)
+    assert kept(stash) == {"randn": "compressed", "sin": "compressed", "_log_softmax": "log-softmax"}
+
+
+def test_what_cannot_be_derived_falls_to_the_next_rule():
+    with ours(policy=Policy([Rule("derive"), Rule("raw", why="next")])) as stash:
+        h = leaf(64, 64).sin()
+        (h.cos(), (h * 2).cos())
+    assert kept(stash) == {"randn": "next", "sin": "next", "mul": "derived"}
+
+
+def test_the_report_says_what_was_saved_and_spent():
+    with ours() as stash:
+        h = leaf(64, 64).sin()
+        loss = h.cos().sum() + (h * 2).cos().sum()
+    report = stash.report()
+    assert (report.derived_bytes, report.derived_seconds) == (64 * 64 * 4, 0)
+    assert report.raw_bytes == 3 * 64 * 64 * 4
+    assert report.stored_bytes == 2 * 64 * 64 * 4
+    assert "seconds" not in str(report)
+    loss.backward()
+    assert 0 < stash.report().derived_seconds < 1
+    assert "seconds" in str(stash.report())
+
+
+def test_untouched_hooks_and_no_hooks_are_the_same():
+    """What the tests above compare with."""
+    model = net()
+    torch.manual_seed(3)
+    with untouched():
+        model(batch()).square().mean().backward()
+    found = gradients(model)
+    torch.manual_seed(3)
+    model(batch()).square().mean().backward()
+    assert unequal(found, gradients(model)) == []

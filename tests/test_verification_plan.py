@@ -1,0 +1,112 @@
+"""The verification plan has a place for every bench and every proof, and says what did not hold."""
+
+import json
+
+import pytest
+
+from cocotb_tests import plan, reports
+from cocotb_tests.claims import CLAIMS
+from cocotb_tests.runner import BENCHES, STREAM_BENCH
+from gen import provenance
+from gen.config import Config
+from gen.formal.proofs import all_proofs
+from golden import HadamardFormat
+
+
+def test_every_bench_holds_a_claim():
+    there = {bench for module in (*BENCHES.values(), STREAM_BENCH) for bench in plan.benches(module)}
+    assert len(there) > 15
+    assert {bench for claim in CLAIMS for bench in claim.benches} == there
+
+
+def test_a_bench_is_for_the_part_that_it_runs_on():
+    benches = plan.benches("bench_engines")
+    assert benches["matches_golden"] == ""
+    assert benches["tells_every_nan_from_an_infinity"] == "compressor"
+    assert benches["invalid_headers_give_zeros_and_an_error"] == "decompressor"
+
+
+def test_every_proof_holds_a_claim():
+    assert {proof.claim for proof in all_proofs()} == {name for claim in CLAIMS for name in claim.proofs}
+
+
+@pytest.mark.parametrize(
+    ("component", "parameters", "kind"),
+    [
+        ("Decompressor", "gpt2-bf16-2x", "planes, streams: decompressor"),
+        ("AxiStreamCompressor", "gpt2-fp32-3.2x", "planes, AXI4-Stream: compressor"),
+        ("RuntimeDecompressor", "x", "planes, formats at run time: decompressor"),
+        ("HadamardCompressor", "fp32_n128_t32_b64", "hadamard, streams: compressor"),
+        ("AxiStreamCompressor", "fp32_n128_t32_hadamard_b64", "hadamard, AXI4-Stream: compressor"),
+        ("Compressor, Decompressor", "1+3+4 bits", "planes, streams: both"),
+        ("round trip", "1+3+4 bits", "planes, streams: both"),
+        ("Packer", "2 to 4 bytes", None),
+    ],
+)
+def test_the_kind_of_engine_that_a_proof_is_of(component, parameters, kind):
+    assert plan.proven_engine(component, parameters) == kind
+
+
+OTHER = Config(HadamardFormat("fp32", 128, 32), preset="another")
+
+
+def sim(config, part, mismatches=0):
+    return {"config": config, "part": part, "simulator": "verilator", "blocks": 500, "mismatches": mismatches}
+
+
+def proof(claim, component, parameters, status="PASS", expected="PASS"):
+    row = {"claim": claim, "component": component, "parameters": parameters, "status": status}
+    return row | {"expected": expected, "extent": "inductive, k = 2", "engine": "smtbmc z3"}
+
+
+def write(report, rows, **made):
+    report.path.parent.mkdir(parents=True, exist_ok=True)
+    report.path.write_text(json.dumps(rows))
+    provenance.note(report.path, **made)
+
+
+@pytest.fixture
+def reported(tmp_path, monkeypatch):
+    """Reports of planes, and of an engine of another format of which nothing was proven."""
+    known = {config.name: config for config in (*plan.configs.PRESETS.values(), OTHER)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "_known", lambda: known)
+    parts = ("compressor", "decompressor")
+    rows = [sim(name, part) for name in ("gpt2-fp32-3.2x", "gpt2-bf16-2x") for part in parts]
+    write(reports.SIM, [*rows, sim("another", "compressor", mismatches=3)], seed=9)
+    proofs = [
+        *(proof("contract", name, "gpt2-fp32-3.2x") for name in ("Compressor", "Decompressor")),
+        proof("contract", "Packer", "2 to 4 bytes", status="FAIL"),
+        proof("contract", "Splitter", "4 to 2 bytes"),
+        proof("contract", "Stage", "an offer falls", status="FAIL", expected="FAIL"),
+        proof("contract", "Stage", "a payload changes", status="PASS", expected="FAIL"),
+    ]
+    write(reports.FORMAL, proofs)
+
+
+def test_engines_are_rows_and_what_does_not_hold_is_said(reported):
+    page = plan.page()
+    both = "| planes, streams: compressor and decompressor"
+    assert f"{both} | `waits_for_no_ready` | 2 of them, Verilator, seed 9 | holds |" in page
+    assert "| 1 of them, Verilator, seed 9, 500 blocks | **3 mismatches** |" in page
+    assert f"{both} | proof *contract* | inductive, k = 2 (z3): gpt2-fp32-3.2x | holds |" in page
+    assert "Packer; Splitter | proof *contract* | inductive, k = 2 (z3) | **1 of 2 do not hold** |" in page
+    assert "| Stage, an offer falls; Stage, a payload changes | 1 of 2 found |" in page
+    assert "- No proof *contract* of hadamard, streams: compressor." in page
+    assert "- No proof *contract* of planes" not in page
+
+
+def test_the_page_says_what_it_was_made_with(reported):
+    made = reports.SIM.made()
+    assert made["seed"] == 9
+    assert {"Amaranth", "Verilator", "cocotb", "Python"} <= made["tools"].keys()
+    page = plan.page()
+    assert f"| `make sim` | `{made['commit']}` | 9 | Python " in page
+    assert f"Amaranth {made['tools']['Amaranth']}" in page
+    assert "| `make mutate` | not run to its end |" in page
+
+
+def test_a_report_without_a_note_is_given_no_other_commit(reported):
+    reports.SIM.path.with_suffix(".made.json").unlink()
+    assert "| `make sim` | not recorded |" in plan.page()
+    assert "Verilator, seed not recorded" in plan.page()

@@ -1,0 +1,229 @@
+"""Saved tensors that are not stored: what they are computed from is stashed anyway.
+
+A tensor is derived if cheap operations (``recipe.py``) made it from starting points alone: tensors that are
+stashed by then, compressed, as bits, raw or offloaded, or derived themselves; parameters of the model; and
+small tensors, which are copied for it. That is decided when the tensor is stashed, and what is saved later
+is no starting point: nothing waits undecided but what one operation saves, if rules ask which that is. In a
+GPT inputs are saved before what is made of them.
+
+No tensor is more than ``MOST_OPERATIONS`` operations from what is stored, nor do these compute more than
+``MOST_WORK`` values for each of its own. Every state of a storage has one derived entry for all views.
+It holds its starting points; recipes only say which they are, by states of storages. A starting point that
+stays as it is raises autograd's own error if it was written to since.
+
+After Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174): what is cheap is
+computed anew. Compiled graphs choose what to start from by a minimal cut, before they run (PyTorch's
+``min_cut_rematerialization_partition``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from time import perf_counter
+
+import torch
+
+from ..backends import streams
+from .entries import Entry, Memory, Raw, Source
+from .layout import Geometry, Region, covered, region_of
+from .origin import Operand, Origin, Recipe
+from .report import Sums
+from .trace import Trace
+
+MOST_OPERATIONS = 12
+MOST_WORK = 16
+
+# A starting point that no one stashed is copied if it is at most this part of what is derived.
+_SMALL = 1 / 64
+
+Start = Entry | Raw
+
+
+class Step:
+    """An operation that is done again.
+
+    Args:
+        recipe: of the operation.
+        inputs: by the places of arguments: what each operand is part of, and where it lies in it.
+
+    Attributes:
+        operations, work: done in all, and values that these compute.
+        is_exact: whether everything that it starts from comes back as it was.
+    """
+
+    operations: int
+    work: int
+    is_exact: bool
+
+    def __init__(self, recipe: Recipe, inputs: dict[int, tuple[Start | Step, Geometry]]) -> None:
+        self._compute, self._args, self._kwargs = recipe.compute, list(recipe.args), recipe.kwargs
+        self._geometry = recipe.geometry
+        self._inputs = inputs
+        for place in inputs:
+            self._args[place] = None
+        costly = [part for part, _ in inputs.values() if isinstance(part, Step | Derived)]
+        self.operations = 1 + sum(part.operations for part in costly)
+        self.work = prod(recipe.geometry.size) + sum(part.work for part in costly)
+        self.is_exact = all(part.is_exact for part, _ in inputs.values())
+
+    def starts(self) -> Iterator[Start]:
+        for part, _ in self._inputs.values():
+            if isinstance(part, Step):
+                yield from part.starts()
+            else:
+                yield part
+
+    def run(self, memories: dict[Start, torch.Tensor]) -> torch.Tensor:
+        """The operation's result as it lay in memory, from the memories of all starting points."""
+        args = list(self._args)
+        for place, (part, where) in self._inputs.items():
+            if isinstance(part, Step):
+                made = part.run(memories)
+                args[place] = made.as_strided(where.size, where.stride, made.storage_offset() + where.offset)
+            elif isinstance(part, Raw):
+                args[place] = memories[part].as_strided(where.size, where.stride, where.offset)
+            else:
+                args[place] = part.memory.view(memories[part], where)
+        made = self._compute(self.is_exact, *args, **self._kwargs)
+        if made.stride() != self._geometry.stride:
+            made = made.new_empty_strided(self._geometry.size, self._geometry.stride).copy_(made)
+        return made
+
+
+class Derived(Entry):
+    """A region that is computed anew; it stores nothing itself.
+
+    Args:
+        source, region, values: as of :class:`Entry`; the region is a run of memory.
+        step: that makes all of it.
+        sums: of its row in the report, where the time that it takes is added.
+
+    Attributes:
+        operations, work: of the step.
+        sums: as given.
+    """
+
+    operations: int
+    work: int
+
+    def __init__(self, source: Source, region: Region, values: torch.Tensor, step: Step, sums: Sums) -> None:
+        super().__init__(source, region, None, values, None)
+        self._step, self.sums = step, sums
+        self._unsaved = [region]
+        self._starts = list(dict.fromkeys(step.starts()))
+        self.operations, self.work = step.operations, step.work
+
+    def save(self, region: Region) -> int:
+        """A region of it is saved; how many of its elements were not yet."""
+        rest = [part for piece in self._unsaved for part in piece.split(region)[1]]
+        saved = sum(piece.count for piece in self._unsaved) - sum(piece.count for piece in rest)
+        self._unsaved = rest
+        return saved
+
+    @property
+    def is_stored(self) -> bool:
+        return False
+
+    @property
+    def is_exact(self) -> bool:
+        return self._step.is_exact
+
+    @property
+    def needs(self) -> list[Entry]:
+        return [start for start in self._starts if isinstance(start, Entry)]
+
+    def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
+        memories: dict[Start, torch.Tensor] = {}
+        for start in self._starts:
+            if isinstance(start, Raw):
+                memories[start] = start.tensor()
+                streams.hold(memories[start])
+            else:
+                memories[start] = start.memory.of(start)
+        began = perf_counter()
+        made = self._step.run(memories)
+        values = made.as_strided((self.region.count,), (1,), made.storage_offset())
+        self.sums.seconds += perf_counter() - began
+        if memory is None:
+            return values
+        where.view(memory, self.region).copy_(values)
+        return memory
+
+
+class Planner:
+    """Finds what saved tensors can be derived from.
+
+    Args:
+        trace: that recorded how they were made.
+
+    Attributes:
+        copied: bytes of starting points that were copied for what was planned last.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.copied = 0
+
+    def plan(self, tensor: torch.Tensor, origin: Origin) -> tuple[Step, Region] | None:
+        """What makes the memory of a saved tensor, and all of that memory; None if nothing can."""
+        recipe = origin.recipe
+        if recipe is None or recipe.version != tensor._version or recipe.dtype != tensor.dtype:
+            return None
+        region, whole = region_of(tensor), covered(recipe.geometry)
+        if whole.has_gaps or not region.is_within(whole):
+            return None
+        self.copied = 0
+        step = self._step(recipe, _SMALL * region.count * tensor.element_size())
+        if step is None or step.operations > MOST_OPERATIONS or step.work > MOST_WORK * region.count:
+            return None
+        return step, whole
+
+    def _step(self, recipe: Recipe, small: float) -> Step | None:
+        inputs: dict[int, tuple[Start | Step, Geometry]] = {}
+        for place, operand in enumerate(recipe.args):
+            if isinstance(operand, Operand):
+                found = (
+                    self._stashed(operand)
+                    or self._parameter(operand)
+                    or self._made(operand, small)
+                    or self._copy(operand, small)
+                )
+                if found is None:
+                    return None
+                inputs[place] = found, operand.geometry
+        return Step(recipe, inputs)
+
+    def _stashed(self, operand: Operand) -> Start | None:
+        source = operand.source
+        if source is None:
+            return None
+        region = covered(operand.geometry)
+        return source.left(region) or source.holding(region)
+
+    def _parameter(self, operand: Operand) -> Raw | None:
+        """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""
+        parameter = operand.origin.parameter
+        if parameter is None or parameter._version != operand.version or parameter.dtype != operand.dtype:
+            return None
+        return Raw(parameter.detach(), None)
+
+    def _made(self, operand: Operand, small: float) -> Step | None:
+        recipe = operand.origin.recipe
+        if recipe is None or (recipe.version, recipe.dtype) != (operand.version, operand.dtype):
+            return None
+        return self._step(recipe, small)
+
+    def _copy(self, operand: Operand, small: float) -> Entry | None:
+        """A copy of a small tensor that is still there."""
+        region, storage = covered(operand.geometry), operand.storage
+        nbytes = region.count * operand.dtype.itemsize
+        if nbytes > small or storage is None or not self._trace.is_current(operand.origin):
+            return None
+        if storage.nbytes() < region.end * operand.dtype.itemsize:  # FSDP has let go of it
+            return None
+        whole = torch.empty(0, dtype=operand.dtype, device=storage.device).set_(storage)
+        values = region.values(whole).clone()
+        source = operand.source or operand.origin.source(whole, operand.version)
+        self.copied += nbytes
+        return Entry(source, region, None, values, values)

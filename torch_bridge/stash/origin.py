@@ -1,0 +1,143 @@
+"""What is known of a storage: what wrote it, how it could be made anew, and what is stashed of it.
+
+A storage is known by its ``StorageImpl``, and a weak reference is kept to it: while that is held no other
+storage can have the same address, so a freed and reused address is never mistaken for the old tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .entries import Source
+from .layout import Geometry, Region, covered
+
+# Recorded operations in a row, until how the first was given its arguments is forgotten.
+LONGEST = 12
+
+# From whether all tensors are exact, and an operation's arguments, its first result.
+Compute = Callable[..., torch.Tensor]
+
+
+class Origin:
+    """What is known of one state of one storage: from one write to the next.
+
+    Attributes:
+        op: name of the operation that wrote it, without namespace, "" if not seen; with its number if it is
+            not the first output: "native_layer_norm.1".
+        constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or None.
+        writes: in-place operations seen on the storage. Unlike ``Tensor._version`` this counts writes through
+            ``.data`` and other tensors that share the memory and not the version counter.
+        storage: a weak reference to it; None of a tensor that has none.
+        parameter: the tensor, if it is a parameter that was there before.
+        recipe: how it was made, if that is known and can be done again.
+        sources: what was stashed of it, by version and dtype.
+    """
+
+    __slots__ = ("constant", "op", "parameter", "recipe", "sources", "storage", "writes")
+
+    def __init__(self, op: str = "", constant: str | None = None, writes: int = 0) -> None:
+        self.op, self.constant, self.writes = op, constant, writes
+        self.storage: StorageWeakRef | None = None
+        self.parameter: torch.Tensor | None = None
+        self.recipe: Recipe | None = None
+        self.sources: dict[tuple[int, torch.dtype], weakref.ref[Source]] = {}
+
+    def source(self, tensor: torch.Tensor, version: int) -> Source:
+        """Where what is stashed of it is found, as a tensor of that version has it."""
+        key = version, tensor.dtype
+        ref = self.sources.get(key)
+        source = ref() if ref is not None else None
+        if source is None:
+            source = Source(tensor.untyped_storage(), tensor.element_size())
+            self.sources[key] = weakref.ref(source)
+        return source
+
+    def forget_recipe(self, stashed: Region) -> None:
+        """A region is stashed: if it is all of the storage, what it was made of is not needed any more."""
+        if self.recipe is not None and covered(self.recipe.geometry).is_within(stashed):
+            self.recipe = None
+
+
+class StorageMap:
+    """A map from live storages to their origins, which keeps no storage alive."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, Origin] = {}
+        self._limit = 1024
+
+    def get(self, storage: torch.UntypedStorage) -> Origin | None:
+        return self._origins.get(storage._cdata)
+
+    def at(self, address: int) -> Origin | None:
+        return self._origins.get(address)
+
+    def set(self, storage: torch.UntypedStorage, origin: Origin) -> None:
+        origin.storage = ref = StorageWeakRef(storage)
+        self._origins[ref.cdata] = origin
+        if len(self._origins) > self._limit:
+            self._let_go_of_the_dead()
+
+    def _let_go_of_the_dead(self) -> None:
+        for key, origin in list(self._origins.items()):
+            if origin.storage is None or origin.storage.expired():
+                self._origins.pop(key, None)
+        self._limit = max(1024, 2 * len(self._origins))
+
+
+class Operand:
+    """What an operation was given: a tensor, told by a state of its storage and where it lies in it.
+
+    Attributes:
+        origin: of the storage, as it was then.
+        version: of the tensor then.
+        dtype, geometry: of the tensor.
+    """
+
+    __slots__ = ("dtype", "geometry", "origin", "version")
+
+    def __init__(self, origin: Origin, tensor: torch.Tensor) -> None:
+        self.origin, self.version, self.dtype = origin, tensor._version, tensor.dtype
+        self.geometry = Geometry.of(tensor)
+
+    @property
+    def source(self) -> Source | None:
+        """Where what is stashed of it is found, if anything is."""
+        ref = self.origin.sources.get((self.version, self.dtype))
+        return ref() if ref is not None else None
+
+    @property
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage, if it is still there."""
+        ref = self.origin.storage
+        return torch.UntypedStorage._new_with_weak_ptr(ref.cdata) if ref is not None else None
+
+
+class Recipe:
+    """How a storage was filled.
+
+    Attributes:
+        compute: from an operation's arguments its first result, as :class:`Operation` has it.
+        args, kwargs: of the operation, with an :class:`Operand` for each tensor.
+        version: of the tensor then.
+        dtype, geometry: of the tensor, which fills the storage.
+        length: operations in all, with those that made the operands.
+    """
+
+    __slots__ = ("args", "compute", "dtype", "geometry", "kwargs", "length", "version")
+
+    def __init__(self, compute: Compute, args: list[Any], kwargs: dict[str, Any], made: torch.Tensor) -> None:
+        self.compute, self.args, self.kwargs = compute, args, kwargs
+        self.version, self.dtype = made._version, made.dtype
+        self.geometry = Geometry.of(made)
+        self.length = 1
+        for operand in args:
+            if type(operand) is Operand and (recipe := operand.origin.recipe) is not None:
+                if self.length + recipe.length > LONGEST:
+                    operand.origin.recipe = None
+                else:
+                    self.length += recipe.length
