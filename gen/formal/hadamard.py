@@ -222,24 +222,19 @@ class EveryBlock(wiring.Component):
 
 
 class Transformed(wiring.Component):
-    """Proves that the transform gives the coefficients of every block, each in its place and in time.
+    """Proves that the transform gives the coefficients, each in its place and in time, of every block of
+    which all values but one are 0, whichever the solver picks; and of specials the kind.
 
     Nothing stalls: all of its registers only move on together.
 
     Args:
         fmt: a format.
         bus_bytes: bytes of a word.
-        bits: of the values' magnitudes.
-        alone: only one value is not 0, whichever the solver picks.
         wrong: a fault: two coefficients are expected in each other's place.
     """
 
-    def __init__(
-        self, fmt: HadamardFormat, bus_bytes: int, bits: int, alone: bool = False, wrong: bool = False
-    ):
+    def __init__(self, fmt: HadamardFormat, bus_bytes: int, wrong: bool = False):
         self._engine = HadamardEngine(fmt, bus_bytes)
-        self._bits = bits
-        self._alone = alone
         self._wrong = wrong
         lane = data.StructLayout({"magnitude": ALIGNED_BITS, "negative": 1})
         pick = Signal(range(fmt.block)).shape()
@@ -260,9 +255,7 @@ class Transformed(wiring.Component):
         with m.If(~is_first):
             m.d.sync += sent.eq(Mux(sent == 63, sent, sent + 1))
         m.d.comb += [Assume(~special | ~lane.negative) for lane in x]
-        m.d.comb += [Assume(lane.magnitude < 1 << self._bits) for lane in x]
-        if self._alone:
-            m.d.comb += [Assume((i == pick) | ~Value.cast(lane).any()) for i, lane in enumerate(x)]
+        m.d.comb += [Assume((i == pick) | ~Value.cast(lane).any()) for i, lane in enumerate(x)]
         lanes = Value.cast(x)
         m.d.comb += [
             Cat(transform.i.lanes).eq(lanes.word_select(sent, len(lanes) // engine.words)),
@@ -390,13 +383,11 @@ class NoInvalidHeader(wiring.Component):
     Args:
         fmt: a format of which a block is at least a bus word.
         bus_bytes: bytes of a word.
-        highest: the header of a block that has no scale, if it is another one.
     """
 
-    def __init__(self, fmt: HadamardFormat, bus_bytes: int, highest: int = SPECIALS):
+    def __init__(self, fmt: HadamardFormat, bus_bytes: int):
         self._compressor = HadamardCompressor(fmt, bus_bytes)
         self._words = fmt.target // bus_bytes
-        self._highest = highest
         super().__init__({"i": self._compressor.signature.members["i"], "ready": In(1)})
 
     def elaborate(self, platform):
@@ -411,7 +402,7 @@ class NoInvalidHeader(wiring.Component):
         header = o.p.data[:HEADER_BITS]
         with m.If(o.valid & (word == 0) & ~ResetSignal()):
             m.d.comb += [
-                Assert((header <= self._highest) | (header >= 1 << FRACTION_BITS), "the header is valid"),
+                Assert((header <= SPECIALS) | (header >= 1 << FRACTION_BITS), "the header is valid"),
                 Assert((header != ZEROS) | ~o.p.data.any(), "a block of zeros is zeros"),
             ]
         return m
