@@ -80,6 +80,7 @@ bench: library ## Speed of codecs, time and memory of training steps, in build/b
 	$(RUN) bench.golden_speed
 	$(RUN) bench.codec
 	$(RUN) bench.training
+	$(RUN) bench.hooks
 	$(RUN) bench.log_softmax
 	$(RUN) bench.calibration
 	$(RUN) bench.effective_bits

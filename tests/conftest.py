@@ -14,6 +14,11 @@ from cocotb_tests import stimulus
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# The tests run side by side, and PyTorch's threads wait for each other without going to sleep: with two of
+# them small models take several times as much of both cores. Programs that tests start get one as well.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # MKL chooses a vector function's code for this processor when one is first called. If two threads of PyTorch
 # make that call at once, as a large first tensor has them do, one in twenty processes gets results that
 # differ in their last bits from all later ones; and tests here compare to the last bit.

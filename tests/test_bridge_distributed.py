@@ -27,6 +27,15 @@ def test_losses_equal_those_of_the_reference(ranks, parallel):
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
+def test_what_is_derived_from_exact_tensors_changes_no_loss(ranks, parallel):
+    for rank in ranks:
+        runs = rank[parallel]
+        assert runs["derived"]["losses"] == runs["exact"]["losses"]
+        derived = {row["op"] for row in runs["derived"]["rows"] if row["kept"] == "derived"}
+        assert derived == {"native_layer_norm"}  # a ReLU's input is not saved
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
 def test_weights_are_not_stashed(ranks, parallel):
     # Matrices that are not parameters have a row for each of the 120 tokens.
     for rank in ranks:
@@ -41,6 +50,7 @@ def test_weights_are_not_stashed(ranks, parallel):
 def test_weights_are_freed_between_forward_and_backward_where_fsdp_frees_them(ranks):
     for rank in ranks:
         kept = {parallel: runs["bridge"]["bytes_between"] for parallel, runs in rank.items()}
+        assert kept == {parallel: runs["derived"]["bytes_between"] for parallel, runs in rank.items()}
         assert kept == {parallel: runs["exact"]["bytes_between"] for parallel, runs in rank.items()}
         assert (kept["fsdp"], kept["fsdp, bf16"]) == (0, 0)
         assert kept["ddp"] == kept["fsdp, kept after forward"] == 2 * 4 * 64 * 96

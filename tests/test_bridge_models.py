@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations
+from torch_bridge import Policy, Rule, compress_activations
 
 from .plain_stash import (
     COARSE,
@@ -251,4 +251,17 @@ def test_a_format_that_loses_nothing_changes_nothing(name, attention):
     lossless = PlaneFormat("fp32", block=64, target=256)
     found, stash = step(task, model, compress_activations(model, stored(lossless)), autocast=autocast)
     assert any(row.kept == "compressed" for row in stash.report().rows)
+    assert unequal(found, exact) == []
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "attention"), VARIANTS)
+def test_what_is_derived_from_exact_tensors_changes_nothing(name, attention, autocast):
+    task = TASKS[name]
+    model = task.build(attention, dropout=0.1)
+    exact, _ = step(task, model, untouched(), autocast=autocast)
+    fixed = [rule for rule in stored(FMT).rules if rule.keep in ("raw", "bits")]
+    policy = Policy([*fixed, Rule("derive")])
+    found, stash = step(task, model, compress_activations(model, policy, min_values=2), autocast=autocast)
+    assert stash.report().derived_bytes > 0
     assert unequal(found, exact) == []

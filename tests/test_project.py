@@ -23,11 +23,13 @@ MODULE = r"""module \top.core (a, b);
   wire \$1 ;
   wire word__low;
   wire unread;
+  wire \config ;
   assign \word.low  = a[0];
   assign \word.high  = a[1];
   assign unread = \word.high ;
   assign word__low = \word.low ;
-  assign b = word__low^\$1 ;
+  assign \config  = \word.low ;
+  assign b = word__low^\$1 ^\config ;
   \top.inner  inner(.\o.p (\$1 ));
 endmodule
 module \top.inner (\o.p );
@@ -49,9 +51,11 @@ def test_names_become_plain_and_what_nothing_reads_goes():
   wire word__low_1;
   wire n1;
   wire word__low;
+  wire config_1;
   assign word__low_1 = a[0];
   assign word__low = word__low_1;
-  assign b = word__low^n1;
+  assign config_1 = word__low_1;
+  assign b = word__low^n1^config_1;
   top__inner inner(.o__p(n1));
 endmodule
 module top__inner(o__p);

@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from torch_bridge.job import cli, demo, train
 from torch_bridge.job.activations import gpt2_activations
@@ -18,13 +17,9 @@ TINY = train.Options(scheme="planes", derive=False, steps=2, batch=1, validation
 
 
 @pytest.fixture(autouse=True)
-def _small_and_alone(monkeypatch):
-    """One thread, as the tests run side by side, and a validation of a few windows."""
+def _small(monkeypatch):
+    """A validation of a few windows."""
     monkeypatch.setattr(train, "_VALIDATION_TOKENS", 1024)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_golden_and_torch_train_alike_to_the_last_bit():

@@ -22,7 +22,7 @@ from golden import Format, PlaneFormat
 from .. import backends
 from ..backends.dtypes import TORCH_DTYPES, format_for
 from ..policy import LOG_SOFTMAX, Policy, Rule
-from ..stash import Stash, compress_activations
+from ..stash import Report, Stash, compress_activations
 from .capture import Saved, visit
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -56,6 +56,13 @@ class _Kind:
         why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
         return Rule(fmt or "raw", module=_escape(self.module), op=_escape(self.op), dtype=self.dtype, why=why)
 
+    def keep(self, share: float) -> None:
+        """Only a share of them is stored."""
+        self.raw_bytes *= share
+        self.power *= share
+        for sizes in self.options.values():
+            sizes[:] = (size * share for size in sizes)
+
     def bytes_of(self, fmt: Format | None) -> float:
         return self.options[fmt][0] if fmt else self.raw_bytes
 
@@ -85,8 +92,8 @@ def calibrate(
         loss: computes a batch's loss; by default ``model(**batch).loss``.
 
     Returns:
-        Rules for each module and operation, with the reason for each, before those of
-        :meth:`Policy.default`. Print it for a table.
+        Behind what is exact or can be derived, rules for each module and operation, with the reason for each,
+        and those of :meth:`Policy.default`. Print it for a table.
 
     Raises:
         ValueError: no choice fits the budget; the message says what would.
@@ -100,10 +107,14 @@ def calibrate(
     formats = [replace(fmt, target=target) for target in targets if target >= fmt.min_target]
     measured = min(formats, key=lambda one: abs(one.target * 32 / fmt.raw_bytes - _MEASURED_BITS))  # type: ignore[operator]
 
-    kinds = _survey(runs, formats)
+    defaults = Policy.default(fmt).rules
+    # What is exact or can be derived takes no bits; what that starts from errs for both.
+    free = [rule for rule in defaults if rule.keep in ("bits", "raw") and rule.why != LOG_SOFTMAX]
+    free.append(Rule("derive"))
+    kinds = _stored(runs, _survey(runs, formats), free)
     exact = [run.gradients(Policy([])) for run in runs]
     for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
-        alone = Policy([kind.rule(measured)])
+        alone = Policy([*free, kind.rule(measured)])
         error = sum(
             _relative_error(run.gradients(alone), gradients)
             for run, gradients in zip(runs, exact, strict=True)
@@ -112,12 +123,11 @@ def calibrate(
         # What this rate stores without loss may lose at others: then all of it might matter.
         kind.effect = error / noise if noise else 1 / kind.power if kind.power else 0
 
-    defaults = Policy.default(fmt).rules
-    all_raw = Policy([*(kind.rule(None) for kind in kinds), *defaults])
+    all_raw = Policy([*free, *(kind.rule(None) for kind in kinds), *defaults])
     fixed = max(run.stashed_bytes(all_raw) for run in runs) - sum(kind.raw_bytes for kind in kinds)
     chosen = _choose(kinds, formats, budget - fixed, fixed)
     rules = (kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True))
-    return Policy([*rules, *defaults])
+    return Policy([*free, *rules, *defaults])
 
 
 def _choose(kinds: list[_Kind], formats: list[Format], budget: float, fixed: float) -> list[Format | None]:
@@ -167,6 +177,20 @@ def _survey(runs: list[_Run], formats: list[Format]) -> list[_Kind]:
     return list(kinds.values())
 
 
+def _stored(runs: list[_Run], kinds: list[_Kind], free: list[Rule]) -> list[_Kind]:
+    """The kinds of which anything has to be stored, with the bytes of that; the others are derived."""
+    names = {str(number): kind for number, kind in enumerate(kinds)}
+    policy = Policy([*free, *(replace(kind.rule(None), why=name) for name, kind in names.items())])
+    found = dict.fromkeys(names, 0.0)
+    for run in runs:
+        for row in run.report(policy).rows:
+            if row.kept in found:
+                found[row.kept] += row.raw_bytes / len(runs)
+    for name, kind in names.items():
+        kind.keep(found[name] / kind.raw_bytes)
+    return [kind for kind in kinds if kind.raw_bytes]
+
+
 @dataclass
 class _Run:
     """One batch, which always runs with the same random numbers and leaves no trace."""
@@ -179,7 +203,10 @@ class _Run:
         self._alone(lambda: visit(self.model, lambda: self.loss(self.model, self.batch), use))
 
     def stashed_bytes(self, policy: Policy) -> int:
-        return self._alone(lambda: self._forward(policy)[1].stored_bytes)
+        return self.report(policy).stored_bytes
+
+    def report(self, policy: Policy) -> Report:
+        return self._alone(lambda: self._forward(policy)[1].report())
 
     def gradients(self, policy: Policy) -> list[torch.Tensor]:
         parameters = [p for p in self.model.parameters() if p.requires_grad]

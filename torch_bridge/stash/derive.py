@@ -19,7 +19,9 @@ computed anew. Compiled graphs choose what to start from by a minimal cut, befor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from math import prod
+from operator import or_
 from time import perf_counter
 
 import torch
@@ -36,6 +38,10 @@ MOST_WORK = 16
 
 # A starting point that no one stashed is copied if it is at most this part of what is derived.
 _SMALL = 1 / 64
+
+_DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
+_KEYS = torch._C.DispatchKey
+_AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{device}")) for device in _DEVICES))
 
 Start = Entry | Raw
 
@@ -142,7 +148,8 @@ class Derived(Entry):
             else:
                 memories[start] = start.memory.of(start)
         began = perf_counter()
-        made = self._step.run(memories)
+        with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
+            made = self._step.run(memories)
         values = made.as_strided((self.region.count,), (1,), made.storage_offset())
         self.sums.seconds += perf_counter() - began
         if memory is None:

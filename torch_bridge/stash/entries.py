@@ -25,15 +25,18 @@ class Source:
 
     Lives as long as anything that came of it, and so long keeps the storage's address from being used again.
 
+    Args:
+        address: of the storage.
+        elements: that it has.
+
     Attributes:
-        elements: of the storage.
+        elements: as given.
     """
 
     __slots__ = ("__weakref__", "_address", "_entries", "_limit", "_memories", "_raw", "elements")
 
-    def __init__(self, storage: torch.UntypedStorage, element_size: int) -> None:
-        self._address = StorageWeakRef(storage)
-        self.elements = storage.nbytes() // element_size
+    def __init__(self, address: StorageWeakRef, elements: int) -> None:
+        self._address, self.elements = address, elements
         self._raw: list[tuple[Region, weakref.ref[Raw]]] = []
         self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
@@ -47,6 +50,8 @@ class Source:
 
     def holding(self, region: Region, *codecs: Backend | BitsCodec | None) -> Entry | None:
         """The entry that has all of a region, the first that was added; of these codecs, if any is given."""
+        if not self._entries:
+            return None
         near = self._near(region)
         if codecs:
             near = [entry for entry in near if entry.codec in codecs and entry.is_stored]
@@ -56,8 +61,9 @@ class Source:
         self, region: Region, codec: Backend | BitsCodec | None
     ) -> tuple[list[tuple[Entry, Region]], list[Region]]:
         """Entries of a codec, or exact ones, with what of a region each has, and the rest of it in pieces."""
-        parts, rest = [], [region]
-        for entry in self._near(region):
+        parts: list[tuple[Entry, Region]] = []
+        rest = [region]
+        for entry in self._near(region) if self._entries else ():
             if not entry.is_stored or (entry.codec is not None and entry.codec is not codec):
                 continue
             for piece in list(rest):
@@ -80,13 +86,13 @@ class Source:
         rest = [region]
         for other, _ in self._raw:
             rest = [part for piece in rest for part in piece.split(other)[1]]
-        if rest:
+        if rest or self.left(region) is None:
             self._raw.append((region, weakref.ref(raw)))
         return sum(piece.count for piece in rest)
 
     def is_left(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
-        return any(region.is_within(one) for one, _ in self._raw)
+        return bool(self._raw) and any(region.is_within(one) for one, _ in self._raw)
 
     def left(self, region: Region) -> Raw | None:
         """What still holds all of a region that stays as it is."""
@@ -126,12 +132,12 @@ class Memory:
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
         self._storage: StorageWeakRef | None = None
-        self._filled: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self._times = 0  # that it was made
         self._written: streams.Written | None = None
 
     def has(self, entry: Entry) -> bool:
         """Whether an entry's values are there."""
-        return self._find(entry) is not None and entry in self._filled
+        return self._find(entry) is not None and entry.filled == self._times
 
     def of(self, entry: Entry) -> torch.Tensor:
         """The memory, flat, with an entry's values in it: the same for as long as anyone still uses it."""
@@ -139,13 +145,13 @@ class Memory:
         if memory is not None:
             streams.take(self._written, memory)
         else:
-            self._filled.clear()
-        if entry not in self._filled:
+            self._times += 1
+        if entry.filled != self._times:
             memory = entry.write_to(memory, self)
             if entry.source.is_of(memory):  # not away yet, and may be written to: to be asked for each time
                 return memory
             self._storage = StorageWeakRef(memory.untyped_storage())
-            self._filled.add(entry)
+            entry.filled = self._times
             self._written = streams.written(memory.device)
         assert memory is not None
         return memory
@@ -180,6 +186,9 @@ class Entry:
         stored: what they became.
         sums: checksums of that.
         name: what an error calls it.
+
+    Attributes:
+        filled: which time that its memory was made has its values.
     """
 
     def __init__(
@@ -197,6 +206,7 @@ class Entry:
         self.stored, self._checksums, self._name = stored, sums, name
         self._written = streams.written(self.device)
         self._memory: Memory | None = None
+        self.filled = 0
         source.add(self)
 
     @property

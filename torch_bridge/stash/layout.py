@@ -78,7 +78,8 @@ class Region:
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """The region's values, taken from a tensor of its storage: flat, contiguous, a view if it can be."""
-        return tensor.as_strided(self.size, self.stride, self.offset).reshape(-1).contiguous()
+        values = tensor.as_strided(self.size, self.stride, self.offset)
+        return values.reshape(-1).contiguous() if self.has_gaps else values
 
     def overlaps(self, other: Region) -> bool:
         """Whether both have an element; also true where that cannot be told."""
@@ -190,7 +191,19 @@ def _span(size: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
 
 
+_PLAIN: dict[int, bool] = {}
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is memory with strides and no more: no subclass, no lazy bit, not sparse."""
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    found = _PLAIN.get(keys)
+    if found is None:
+        found = _PLAIN[keys] = _is_plain(tensor)
+    return found
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor is memory with strides and no more: no subclass, no lazy bit, not sparse."""
     return (
         type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

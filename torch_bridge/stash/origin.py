@@ -53,7 +53,9 @@ class Origin:
         ref = self.sources.get(key)
         source = ref() if ref is not None else None
         if source is None:
-            source = Source(tensor.untyped_storage(), tensor.element_size())
+            assert self.storage is not None
+            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+            source = Source(self.storage, elements)
             self.sources[key] = weakref.ref(source)
         return source
 

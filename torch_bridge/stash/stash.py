@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
-from operator import or_
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,8 +35,6 @@ STARTING_POINT = "starting point"
 # backward pass often need the same one. More would give back the memory that compressing saved.
 _KEEP_DECOMPRESSED = 2
 
-_DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
-
 
 def compress_activations(
     model: torch.nn.Module,
@@ -59,9 +55,10 @@ def compress_activations(
     too); tensors of integers and of floats that no format has (fp64); tensors under ``min_values``; and what
     the policy says. ``stash.report()`` lists all of it.
 
-    Everything else is cut into blocks in the order of memory and kept as uint8[blocks, target] on its
-    device. What tensors share of a storage is stashed once. Of nested managers the innermost wins, as
-    with all hooks of this kind in PyTorch.
+    What cheap operations made of stashed tensors is not kept but computed anew, if the policy says so, as
+    the default one does. Everything else is cut into blocks in the order of memory and kept as uint8[blocks,
+    target] on its device. What tensors share of a storage is stashed once. Of nested managers the innermost
+    wins, as with all hooks of this kind in PyTorch.
 
     Args:
         model: whose parameters and buffers stay raw.
@@ -162,10 +159,6 @@ class _OptOut(threading.local):
 
 _opt_out = _OptOut()
 
-_AUTOCAST = reduce(
-    or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{kind}")) for kind in _DEVICES)
-)
-
 
 class _Waiting(threading.local):
     """What a thread saved since its last operation."""
@@ -186,23 +179,18 @@ def _uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Apart:
-    """What the hooks compute is neither traced, cast nor differentiated, nor is it on the default device."""
+    """What the hooks compute is not traced, nor is it on the default device."""
 
-    __slots__ = ("_grad", "_guards")
+    __slots__ = ("_guards",)
 
     def __enter__(self) -> None:
-        self._guards = (
-            torch._C._DisableTorchDispatch(),
-            torch._C.DisableTorchFunction(),
-            torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
-        )
-        for guard in self._guards:
-            guard.__enter__()
-        self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        self._guards: tuple[Any, ...] = ()
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            self._guards = torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction()
+            for guard in self._guards:
+                guard.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch._C._set_grad_enabled(self._grad)
         for guard in reversed(self._guards):
             guard.__exit__(*error)
 
@@ -249,8 +237,9 @@ class Stash:
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
         self._tally = Tally()
+        self._too_small = f"under {min_values} values"
         self._planner = Planner(trace)
-        self._decompressed: deque[weakref.ref[Memory]] = deque()
+        self._decompressed: list[weakref.ref[Memory]] = []
         self._lock = threading.RLock()
         self._waiting = _Waiting()
 
@@ -348,8 +337,7 @@ class Stash:
         if source.is_left(region):
             return self._leave(tensor, source, region)[0]
 
-        values = region.values(tensor.detach())
-        codec, kept = self._codec(values, rules, tensor, origin)
+        codec, kept = self._codec(tensor, region, rules, origin)
         origin.forget_recipe(region)
         if isinstance(codec, Derived):
             self._count_more(codec, region)
@@ -357,12 +345,13 @@ class Stash:
         if alone and (entry := source.holding(region, codec)) is not None:
             return Packed(entry, geometry)
         # What is smaller is not worth a way to the disk.
-        step = self._step if len(values) >= self._min_values else None
+        step = self._step if region.count >= self._min_values else None
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
         is_part = kept == self._too_small and region.count < source.elements
         stays = codec is None and not is_part
         if step is not None or not stays:
             streams.hold(tensor)
+            values = region.values(tensor.detach())
             new = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
             if new is not None:
                 return Packed(new, geometry)
@@ -470,31 +459,27 @@ class Stash:
             step.keep(entry, entry.nbytes)
         return entry
 
-    @property
-    def _too_small(self) -> str:
-        return f"under {self._min_values} values"
-
     def _codec(
-        self, values: torch.Tensor, rules: list[Rule], tensor: torch.Tensor, origin: Origin
+        self, tensor: torch.Tensor, region: Region, rules: list[Rule], origin: Origin
     ) -> tuple[backends.Backend | BitsCodec | Derived | None, str]:
-        """What compresses a tensor's flat values, or derives it, or None; and what the report says of it."""
-        if len(values) < self._min_values:
+        """What compresses a tensor, or derives it, or None; and what the report says of it."""
+        if region.count < self._min_values:
             return None, self._too_small
         for rule in rules:
             if rule.keep == "raw":
                 return None, rule.why or "raw"
             if rule.keep == "bits":
-                if (bits := BitsCodec.of(values)) is not None:
+                if (bits := BitsCodec.of(region.values(tensor.detach()))) is not None:
                     return bits, BITS
             elif rule.keep == "derive":
                 if (entry := self._derive(tensor, origin)) is not None:
                     return entry, DERIVED
-            elif not values.is_floating_point():
+            elif not tensor.is_floating_point():
                 return None, "not floating point"
-            elif float_name(values.dtype) is None:
-                return None, f"no format for {_name_of(values.dtype)}"
+            elif float_name(tensor.dtype) is None:
+                return None, f"no format for {_name_of(tensor.dtype)}"
             else:
-                return self._codecs.get(rule.keep, values.dtype), COMPRESSED
+                return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
         return None, "no rule"
 
     def _rules_for(
@@ -532,15 +517,16 @@ class Stash:
 
     def _keep(self, memory: Memory, values: torch.Tensor) -> None:
         """Keep the last few decompressed storages, and let go of the one used longest ago."""
-        self._decompressed = deque(
-            (ref for ref in self._decompressed if ref() not in (None, memory)), _KEEP_DECOMPRESSED + 1
-        )
         memory.keep(values)
-        self._decompressed.append(weakref.ref(memory))
-        if len(self._decompressed) > _KEEP_DECOMPRESSED:
-            oldest = self._decompressed.popleft()()
+        last = self._decompressed[-1]() if self._decompressed else None
+        if last is memory:
+            return
+        others = [ref for ref in self._decompressed if ref() not in (None, memory)]
+        while len(others) >= _KEEP_DECOMPRESSED:
+            oldest = others.pop(0)()
             if oldest is not None:
                 oldest.kept = None
+        self._decompressed = [*others, weakref.ref(memory)]
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -549,5 +535,6 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return (tensor.numel(),) if is_ragged else tuple(tensor.shape)
 
 
+@cache
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
