@@ -9,7 +9,7 @@ from pathlib import Path
 
 from golden import FORMATS, Format, PlaneFormat
 
-from . import library, project, verilog
+from . import library, memory, project, verilog
 from .config import PRESETS, Config
 from .formal import command as formal_command
 from .synth import command as synth_command
@@ -36,7 +36,10 @@ def _parser() -> argparse.ArgumentParser:
         parents=[of_format, of_bus],
         help="write Verilog of both engines (default: of every preset)",
     )
-    make.add_argument("--interface", help="of the ports: stream, axi or runtime (default: stream)")
+    make.add_argument("--interface", help="of the ports: stream, axi, runtime or memory (default: stream)")
+    make.add_argument(
+        "--memory-bytes", type=int, help="of a memory engine: bytes of the memory's bus (default: the port's)"
+    )
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
     make.add_argument(
         "-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)"
@@ -47,6 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
     build.set_defaults(interface=None)
+
+    of_registers = commands.add_parser(
+        "registers",
+        help="write the memory engine's registers as SystemRDL, page, C header and Python package",
+    )
+    of_registers.add_argument(
+        "-o", "--output", type=Path, default=Path("build/registers"), help="folder (default: build/registers)"
+    )
 
     commands.add_parser("diagrams", help="record the timing diagrams of docs/hardware.md")
 
@@ -99,6 +110,12 @@ def main(argv: list[str] | None = None) -> None:
 
             print(*diagrams.draw(), sep="\n")
             return
+        if arguments.command == "registers":
+            from . import registers  # Verilog needs no PeakRDL
+
+            registers.write(arguments.output)
+            print(arguments.output)
+            return
         if arguments.command == "library":
             from torch_bridge.backends.verilated_backend import library_path  # Verilog needs no PyTorch
 
@@ -107,6 +124,14 @@ def main(argv: list[str] | None = None) -> None:
             library.build(config, path)
             print(path)
             return
+        if arguments.interface == "memory":
+            bus = arguments.bus_bytes or 64
+            path = arguments.output or Path("build/verilog/memory.v")
+            memory.write((_format(arguments),), bus, arguments.memory_bytes or bus, path)
+            print(path)
+            return
+        if arguments.memory_bytes:
+            raise ValueError(f"--memory-bytes is of --interface memory, not {arguments.interface!r}")
         if arguments.preset or format_given or arguments.output:
             config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
             path = arguments.output or Path("build/verilog") / f"{config.name}.v"

@@ -46,19 +46,28 @@ def write(config: Config, path: Path) -> None:
     Raises:
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     formats = "; ".join(
         f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {kind_of(fmt)}"
         for fmt in config.formats
     )
     title = f"{config.name}: blocks of {formats}; {config.bus_bytes}-byte buses"
-    path.write_text(_header("//", title) + flat(verilog_text(config)))
-    path.with_suffix(".vlt").write_text(_header("//", f"lint waivers of {path.name}") + waivers(path))
-    lint(path)
+    write_verilog(path, title, verilog_text(config))
     path.with_suffix(".sdc").write_text(_header("#", f"constraints of {path.name}") + constraints(config))
     bench = path.with_name(f"{path.stem}_tb.sv")
     bench.write_text(_header("//", f"self-checking bench of {path.name}") + testbench(config))
     path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(config, path))
+
+
+def write_verilog(path: Path, title: str, text: str) -> None:
+    """Write modules with plain names and their waivers, and lint them.
+
+    Raises:
+        gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_header("//", title) + flat(text))
+    path.with_suffix(".vlt").write_text(_header("//", f"lint waivers of {path.name}") + waivers(path))
+    lint(path)
 
 
 def _header(comment: str, title: str) -> str:

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from torch_bridge.job import cli, demo, train
 from torch_bridge.job.activations import gpt2_activations

@@ -1,0 +1,167 @@
+"""The memory engine: an AXI4 subordinate towards the accelerator, a manager towards memory."""
+
+from amaranth import C, Cat, ClockDomain, DomainRenamer, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
+from .gather import BLOCK_UNIT_BITS
+from .map import COUNTERS, MAP_BITS
+from .parameters import MemoryParameters
+from .read import ReadPath
+from .registers import Registers
+from .write import WritePath
+
+__all__ = ["MemoryEngine"]
+
+
+class MemoryEngine(wiring.Component):
+    """Keeps the memory of an accelerator compressed: docs/memory.md.
+
+    Args:
+        parameters: see there.
+
+    Members:
+        aclk, aresetn: clock; synchronous reset, active low. While it is low nothing is offered or taken.
+        s_axi_*: AXI4 of the accelerator.
+        m_axi_*: AXI4 of the memory; all bursts have the ID 0, and are INCR bursts of whole beats.
+        s_axil_*: AXI4-Lite of the registers.
+        irq: see :class:`rtl.memory.registers.Registers`.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self.parameters = parameters
+        self._port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
+        self._below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
+        self._lite = axi4_lite_channels(MAP_BITS)
+        super().__init__(
+            {
+                "aclk": In(1),
+                "aresetn": In(1),
+                "irq": Out(1),
+                **ports_of("s_axi", self._port, True),
+                **ports_of("m_axi", self._below, False),
+                **ports_of("s_axil", self._lite, True),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        m.domains.axi = axi = ClockDomain(local=True)
+        m.submodules.core = core = DomainRenamer("axi")(_Core(self.parameters))
+        m.d.comb += [axi.clk.eq(self.aclk), axi.rst.eq(~self.aresetn), self.irq.eq(core.irq)]
+        for prefix, channels, subordinate in (
+            ("s_axi", self._port, True),
+            ("m_axi", self._below, False),
+            ("s_axil", self._lite, True),
+        ):
+            streams = connect_channels(m, self, prefix, channels, subordinate, self.aresetn)
+            for name, port in streams.items():
+                inner = getattr(core, f"{prefix}_{name}")
+                toward = (name in ("aw", "w", "ar")) == subordinate
+                source, sink = (port, inner) if toward else (inner, port)
+                m.d.comb += [
+                    sink.payload.eq(source.payload),
+                    sink.valid.eq(source.valid),
+                    source.ready.eq(sink.ready),
+                ]
+        return m
+
+
+class _Core(wiring.Component):
+    """The engine with streams for channels."""
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        write, read, registers = WritePath(parameters), ReadPath(parameters), Registers(parameters)
+        self._parts = {"write": write, "read": read, "registers": registers}
+        # Which part has which channel.
+        self._channels = {
+            **{f"s_axi_{name}": (write, name) for name in ("aw", "w", "b")},
+            **{f"m_axi_{name}": (write, f"m{name}") for name in ("aw", "w", "b")},
+            **{f"s_axi_{name}": (read, name) for name in ("ar", "r")},
+            **{f"m_axi_{name}": (read, f"m{name}") for name in ("ar", "r")},
+            **{f"s_axil_{name}": (registers, name) for name in ("aw", "w", "b", "ar", "r")},
+        }
+        members = {name: part.signature.members[channel] for name, (part, channel) in self._channels.items()}
+        super().__init__({"irq": Out(1), **members})
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        for name, part in self._parts.items():
+            m.submodules[name] = part
+        write, read, registers = self._parts.values()
+        for name, (part, channel) in self._channels.items():
+            outer, inner = getattr(self, name), getattr(part, channel)
+            into = self.signature.members[name].flow == In
+            source, sink = (outer, inner) if into else (inner, outer)
+            m.d.comb += [
+                sink.payload.eq(source.payload),
+                sink.valid.eq(source.valid),
+                source.ready.eq(sink.ready),
+            ]
+        m.d.comb += [
+            write.regions.eq(registers.regions),
+            read.regions.eq(registers.regions),
+            write.timeout.eq(registers.timeout),
+            write.drain.eq(registers.drain),
+            read.drain.eq(registers.drain),
+            write.region.eq(registers.region),
+            registers.drained.eq(write.drained & read.idle),
+            write.probe.eq(read.probe),
+            write.probe_evicts.eq(read.probe_evicts),
+            read.probed.eq(write.probed),
+            write.stored_probe.eq(read.stored_probe),
+            read.stored_probed.eq(write.stored_probed),
+            read.completed.eq(write.completed),
+            read.completed_place.eq(write.completed_place),
+            self.irq.eq(registers.irq),
+        ]
+
+        place = write.evicted_place
+        block = Cat(C(0, BLOCK_UNIT_BITS), place.unit, place.page)
+        errors = (
+            (write.undecoded | read.undecoded, write.address, read.undecoded_address, write.undecoded),
+            (write.refused, write.address, write.address, 1),
+            (write.evicted, block, block, 1),
+            (read.invalid, read.address, read.address, 1),
+            (read.failed, read.address, read.address, 1),
+            (write.failed, write.failed_beat << parameters.beat_bits, 0, 1),
+        )
+        for error, (valid, address, other, is_first) in zip(registers.errors, errors, strict=True):
+            m.d.comb += error.valid.eq(valid)
+            with m.If(is_first):
+                m.d.comb += error.address.eq(address)
+            with m.Else():
+                m.d.comb += error.address.eq(other)
+        self._count(m, write, read, registers, [valid for valid, *_ in errors])
+        return m
+
+    def _count(self, m, write, read, registers, errors) -> None:
+        moves = {name: getattr(self, name).valid & getattr(self, name).ready for name in self._channels}
+        stalls = {name: getattr(self, name).valid & ~getattr(self, name).ready for name in self._channels}
+        is_busy = ~read.idle | ~write.idle
+        counts = {
+            "READ_BEATS": moves["s_axi_r"],
+            "READ_BYTES": read.bytes & moves["s_axi_r"].replicate(len(read.bytes)),
+            "WRITE_BEATS": moves["s_axi_w"],
+            "WRITE_BYTES": _ones(self.s_axi_w.p.strb, moves["s_axi_w"]),
+            "MEMORY_READ_BEATS": moves["m_axi_r"],
+            "MEMORY_WRITE_BEATS": moves["m_axi_w"],
+            "MEMORY_WRITE_BYTES": _ones(self.m_axi_w.p.strb, moves["m_axi_w"]),
+            "BLOCKS_READ": read.block_read,
+            "BLOCKS_WRITTEN": write.block_written,
+            "ERRORS_SEEN": sum(errors),
+            "BUSY": is_busy,
+            "READ_STALLED": stalls["s_axi_r"],
+            "WRITE_STALLED": stalls["s_axi_w"],
+            "MEMORY_READ_STALLED": stalls["m_axi_ar"],
+            "MEMORY_WRITE_STALLED": stalls["m_axi_w"],
+        }
+        for (name, _), more in zip(COUNTERS, registers.counts, strict=True):
+            m.d.comb += more.eq(counts[name])
+
+
+def _ones(strobes, moves):
+    return sum(strobe & moves for strobe in strobes)

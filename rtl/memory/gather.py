@@ -1,0 +1,361 @@
+"""Writes gathered into whole blocks.
+
+    i --> match or open a buffer --> data, and in the next cycle which bytes were written
+                                                        |
+    o <-- words of the block <-- complete buffers <-----'
+
+A buffer is free, open (some bytes were written), or full (its words wait to go out, or do).
+"""
+
+from amaranth import Array, C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from .parameters import PAGE_BITS, MemoryParameters
+from .queue import Queue
+from .regions import format_number_bits
+
+__all__ = ["BLOCK_UNIT_BITS", "Gather", "block_layout", "probe_layout"]
+
+# Blocks begin at multiples of so many bytes: the smallest raw block.
+BLOCK_UNIT_BITS = 5
+
+
+def place_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """Which block: the number of its page, and where in the page it begins in units of 32 bytes."""
+    return data.StructLayout({"page": parameters.page_bits, "unit": PAGE_BITS - BLOCK_UNIT_BITS})
+
+
+def block_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """What goes along with a block.
+
+    Members:
+        place: see above.
+        region, format: its region's number and its format's.
+        waiting: the slots of the bursts that wait for it.
+    """
+    return data.StructLayout(
+        {
+            "place": place_layout(parameters),
+            "region": range(parameters.regions),
+            "format": format_number_bits(parameters),
+            "waiting": parameters.slots,
+        }
+    )
+
+
+def probe_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """Blocks of a page: the units in which the first and the last of them begin."""
+    unit = PAGE_BITS - BLOCK_UNIT_BITS
+    return data.StructLayout({"page": parameters.page_bits, "first": unit, "last": unit})
+
+
+def probes(probe, place) -> Value:
+    """Whether a block is among those of a probe."""
+    return (place.page == probe.page) & (place.unit >= probe.first) & (place.unit <= probe.last)
+
+
+class Gather(wiring.Component):
+    """Gathers beats of writes into blocks, and gives complete blocks' words.
+
+    A beat a cycle, in any order, and a word of a complete block a cycle. A beat has to wait only while a
+    block is evicted, while the beat before it may complete the same block, and while buffers are full.
+    Blocks come out in the order in which they were completed.
+
+    Members:
+        i: beats in regions with a format: see the code for the fields.
+        o: words of blocks: ``data``, ``first``, ``last``, and about the block :func:`block_layout`.
+        probe: blocks that someone asks for.
+        probe_evicts: evict those of them that are open and have bytes that were answered.
+        probed: one of them is full, or has yet to be evicted.
+        timeout: cycles that a block may be the one that has been open for longest.
+        evict_oldest: evict it now.
+        evict_region, region: evict all of a region's.
+        region_open: one of the region's is open.
+        evicted: a block is, with its place and the slots that wait for it.
+        completed: a block is complete.
+        held: slots that wait for a block that is here.
+        idle: there are no full buffers and no beats on their way into one.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        beat = data.StructLayout(
+            {
+                "page": parameters.page_bits,
+                "at": PAGE_BITS,
+                "region": range(parameters.regions),
+                "format": format_number_bits(parameters),
+                "slot": range(parameters.slots),
+                "bufferable": 1,
+                "data": 8 * parameters.bus_bytes,
+                "strb": parameters.bus_bytes,
+            }
+        )
+        word = data.StructLayout(
+            {
+                "data": 8 * parameters.bus_bytes,
+                "first": 1,
+                "last": 1,
+                "block": block_layout(parameters),
+            }
+        )
+        evicted = data.StructLayout(
+            {"valid": 1, "place": place_layout(parameters), "waiting": parameters.slots}
+        )
+        completed = data.StructLayout({"valid": 1, "place": place_layout(parameters)})
+        super().__init__(
+            {
+                "i": In(stream.Signature(beat)),
+                "o": Out(stream.Signature(word)),
+                "probe": In(probe_layout(parameters)),
+                "probe_evicts": In(1),
+                "probed": Out(1),
+                "timeout": In(32),
+                "evict_oldest": In(1),
+                "evict_region": In(1),
+                "region": In(range(parameters.regions)),
+                "region_open": Out(1),
+                "evicted": Out(evicted),
+                "completed": Out(completed),
+                "held": Out(parameters.slots),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        count, words, size = parameters.buffers, parameters.most_words, parameters.bus_bytes
+        word_bits = exact_log2(words)
+        index_shape = range(count)
+
+        is_open, is_full = Signal(count), Signal(count)
+        blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
+        answered = Signal(count)
+        touched, whole = ([Signal(words, name=f"{n}{i}") for i in range(count)] for n in ("touched", "whole"))
+        opened_before = [Signal(count, name=f"opened_before{i}") for i in range(count)]
+
+        # The first cycle of a beat: find its block's buffer, or open one, and put the data there.
+        beat = self.i.payload
+        place = Signal(place_layout(parameters))
+        m.d.comb += [place.page.eq(beat.page), place.unit.eq(self._unit(beat.at, beat.format))]
+        word = Signal(range(words))
+        m.d.comb += word.eq(self._word(beat.at, beat.format))
+        hits, has_free = Signal(count), Signal()
+        free, index = Signal(index_shape), Signal(index_shape)
+        for i in reversed(range(count)):
+            m.d.comb += hits[i].eq(is_open[i] & (blocks[i].place == place))
+            with m.If(~is_open[i] & ~is_full[i]):
+                m.d.comb += [free.eq(i), has_free.eq(1)]
+        m.d.comb += index.eq(free)
+        for i in range(count):
+            with m.If(hits[i]):
+                m.d.comb += index.eq(i)
+
+        marks, marked, marked_word = Signal(), Signal(index_shape), Signal(range(words))
+        marked_strb = Signal(size)
+        may_complete = Signal()
+        evicts = Signal()
+        has_bytes = beat.strb.any()
+        room = Mux(hits.any(), ~(marks & may_complete & (index == marked)), has_free)
+        takes = Signal()
+        m.d.comb += [
+            self.i.ready.eq(~evicts & (~has_bytes | room)),
+            takes.eq(self.i.valid & self.i.ready & has_bytes),
+        ]
+
+        m.submodules.content = content = memory.Memory(shape=8 * size, depth=count * words, init=[])
+        content_write = content.write_port(granularity=8)
+        content_read = content.read_port()
+        m.d.comb += [
+            content_write.addr.eq(Cat(word, index)),
+            content_write.data.eq(beat.data),
+            content_write.en.eq(Mux(takes, beat.strb, 0)),
+        ]
+        opens = takes & ~hits.any()
+        for i in range(count):
+            with m.If(takes & (index == i)):
+                with m.If(opens):
+                    m.d.sync += [
+                        is_open[i].eq(1),
+                        blocks[i].place.eq(place),
+                        blocks[i].region.eq(beat.region),
+                        blocks[i].format.eq(beat.format),
+                        blocks[i].waiting.eq(Mux(beat.bufferable, 0, 1 << beat.slot)),
+                        answered[i].eq(beat.bufferable),
+                        touched[i].eq(0),
+                        whole[i].eq(0),
+                        opened_before[i].eq(is_open),
+                    ]
+                with m.Elif(beat.bufferable):
+                    m.d.sync += answered[i].eq(1)
+                with m.Else():
+                    m.d.sync += blocks[i].waiting.eq(blocks[i].waiting | (1 << beat.slot))
+            with m.If(opens & (index != i)):
+                m.d.sync += opened_before[i].bit_select(index, 1).eq(0)
+
+        # The second: which of the word's bytes were written, and whether the block is complete.
+        m.submodules.strobes = strobes = memory.Memory(shape=size, depth=count * words, init=[])
+        strobes_write = strobes.write_port()
+        strobes_read = strobes.read_port(transparent_for=(strobes_write,))
+        m.d.sync += [
+            marks.eq(takes),
+            marked.eq(index),
+            marked_word.eq(word),
+            marked_strb.eq(beat.strb),
+        ]
+        of_marked = Signal(block_layout(parameters))
+        marked_whole, marked_touched = Signal(words), Signal(words)
+        others = Signal(words)
+        written, is_whole, completes = Signal(size), Signal(), Signal()
+        m.d.comb += [
+            of_marked.eq(Array(blocks)[marked]),
+            marked_whole.eq(Array(whole)[marked]),
+            marked_touched.eq(Array(touched)[marked]),
+            others.eq(marked_whole | self._beyond(of_marked.format) | (1 << marked_word)),
+            may_complete.eq(others.all()),
+            strobes_read.addr.eq(Cat(word, index)),
+            strobes_read.en.eq(1),
+            written.eq(marked_strb | Mux(marked_touched.bit_select(marked_word, 1), strobes_read.data, 0)),
+            is_whole.eq(written.all()),
+            completes.eq(marks & may_complete & is_whole),
+            strobes_write.addr.eq(Cat(marked_word, marked)),
+            strobes_write.data.eq(written),
+            strobes_write.en.eq(marks),
+        ]
+        for i in range(count):
+            with m.If(marks & (marked == i)):
+                m.d.sync += touched[i].eq(touched[i] | (1 << marked_word))
+                with m.If(is_whole):
+                    m.d.sync += whole[i].eq(whole[i] | (1 << marked_word))
+        m.submodules.complete = complete = Queue(index_shape, count)
+        m.d.comb += [complete.i.payload.eq(marked), complete.i.valid.eq(completes)]  # it has room for all
+        m.d.comb += [self.completed.valid.eq(completes), self.completed.place.eq(of_marked.place)]
+        with m.If(completes):
+            m.d.sync += [is_open.bit_select(marked, 1).eq(0), is_full.bit_select(marked, 1).eq(1)]
+
+        oldest = Signal(count)
+        m.d.comb += [oldest[i].eq(is_open[i] & ~(opened_before[i] & is_open).any()) for i in range(count)]
+        self._evict(m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes)
+        stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
+        m.d.comb += self._for_space.eq(stuck)
+        self._feed(m, complete, content_read, blocks, is_full, words, word_bits)
+
+        in_use = is_open | is_full
+        held = [Mux(in_use[i], blocks[i].waiting, 0) for i in range(count)]
+        total = C(0, parameters.slots)
+        for one in held:
+            total = total | one
+        m.d.comb += [self.held.eq(total), self.idle.eq(~is_full.any() & ~marks & ~self.o.valid)]
+        return m
+
+    def _evict(self, m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes):
+        """Choose a block to evict, and do so unless the beat before may still complete it."""
+        parameters = self._parameters
+        count = parameters.buffers
+        asked, of_region = Signal(count), Signal(count)
+        for i, block in enumerate(blocks):
+            probed = Signal(name=f"probed{i}")
+            m.d.comb += [
+                probed.eq(probes(self.probe, block.place)),
+                asked[i].eq(probed & is_open[i] & answered[i]),
+                of_region[i].eq(is_open[i] & (block.region == self.region)),
+            ]
+            with m.If(probed & (is_full[i] | (is_open[i] & answered[i]))):
+                m.d.comb += self.probed.eq(1)
+        m.d.comb += self.region_open.eq(of_region.any())
+
+        # How long the oldest one has been so.
+        age = Signal(32)
+        expired = Signal()
+        ends_oldest = Signal()
+        m.d.comb += expired.eq(is_open.any() & (age >= self.timeout))
+        with m.If(ends_oldest | ~is_open.any()):
+            m.d.sync += age.eq(0)
+        with m.Elif(~expired):
+            m.d.sync += age.eq(age + 1)
+
+        self._for_space = Signal()
+        candidates = Signal(count)
+        with m.If(self.probe_evicts & asked.any()):
+            m.d.comb += candidates.eq(asked)
+        with m.Elif(self.evict_region & of_region.any()):
+            m.d.comb += candidates.eq(of_region)
+        with m.Elif(expired | self.evict_oldest | self._for_space):
+            m.d.comb += candidates.eq(oldest)
+        victim = Signal(range(count))
+        for i in reversed(range(count)):
+            with m.If(candidates[i]):
+                m.d.comb += victim.eq(i)
+        gone = Array(blocks)[victim]
+        m.d.comb += [
+            evicts.eq(candidates.any()),
+            self.evicted.valid.eq(evicts & ~(marks & (marked == victim))),
+            self.evicted.place.eq(gone.place),
+            self.evicted.waiting.eq(Mux(self.evicted.valid, gone.waiting, 0)),
+        ]
+        with m.If(self.evicted.valid):
+            m.d.sync += is_open.bit_select(victim, 1).eq(0)
+        m.d.comb += ends_oldest.eq(
+            (self.evicted.valid & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
+        )
+
+    def _feed(self, m, complete, content_read, blocks, is_full, words, word_bits):
+        """Read the words of complete blocks, one after the other."""
+        word = Signal(range(words))
+        block = Signal(block_layout(self._parameters))
+        shown = Signal.like(block)
+        last = Signal()
+        advances = ~self.o.valid | self.o.ready
+        m.d.comb += [
+            block.eq(Array(blocks)[complete.o.payload]),
+            last.eq(self._last_word(block.format) == word),
+            content_read.addr.eq(Cat(word, complete.o.payload)),
+            content_read.en.eq(advances),
+            complete.o.ready.eq(advances & last),
+            self.o.p.data.eq(content_read.data),
+            self.o.p.block.eq(shown),
+        ]
+        with m.If(advances):
+            m.d.sync += [
+                self.o.valid.eq(complete.o.valid),
+                self.o.p.first.eq(word == 0),
+                self.o.p.last.eq(last),
+                shown.eq(block),
+            ]
+            with m.If(complete.o.valid):
+                m.d.sync += word.eq(Mux(last, 0, word + 1))
+                with m.If(last):
+                    m.d.sync += is_full.bit_select(complete.o.payload, 1).eq(0)
+
+    def _by_format(self, number: Value, of) -> Value:
+        """What belongs to a format's number; that of the first where there is none."""
+        formats = range(len(self._parameters.formats))
+        result = of(0)
+        for i in formats[1:]:
+            result = Mux(number == i + 1, of(i), result)
+        return result
+
+    def _unit(self, at: Value, number: Value) -> Value:
+        """In which unit of its page the block begins that an address lies in."""
+
+        def of(i: int) -> Value:
+            bits = self._parameters.raw_bits(i)
+            return Cat(C(0, bits - BLOCK_UNIT_BITS), at[bits:])
+
+        return self._by_format(number, of)
+
+    def _word(self, at: Value, number: Value) -> Value:
+        """Which of its block's words an address lies in."""
+        parameters = self._parameters
+        return self._by_format(number, lambda i: at[parameters.word_bits : parameters.raw_bits(i)])
+
+    def _last_word(self, number: Value) -> Value:
+        return self._by_format(number, lambda i: C(self._parameters.words[i] - 1, 8))
+
+    def _beyond(self, number: Value) -> Value:
+        """Words of a buffer that a format's block does not have."""
+        most = self._parameters.most_words
+        return self._by_format(number, lambda i: C((1 << most) - (1 << self._parameters.words[i]), most))

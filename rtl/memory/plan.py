@@ -1,0 +1,317 @@
+"""What a read needs from memory, and when it may ask for it."""
+
+from amaranth import C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from golden.bursts import BurstKind
+
+from .channels import axi4_channels
+from .gather import BLOCK_UNIT_BITS, place_layout, probe_layout
+from .parameters import PAGE_BITS, MemoryParameters
+from .regions import Lookup, Mapper, format_number_bits, found_layout, region_layout
+from .walker import burst_layout, container_mask, span_mask
+from .writeout import range_layout
+
+__all__ = ["Plan", "read_layout", "run_layout"]
+
+
+def read_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """What goes along with a read burst.
+
+    Members:
+        id, page: of the burst.
+        hit: there is a region for it.
+        format: its number, 0 for bypass.
+        kept: the first block is the one that the burst before ended in.
+    """
+    return data.StructLayout(
+        {
+            "id": parameters.id_bits,
+            "page": parameters.page_bits,
+            "hit": 1,
+            "format": format_number_bits(parameters),
+            "kept": 1,
+        }
+    )
+
+
+def run_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """What memory was asked for: blocks that lie one behind the other, or words in bypass.
+
+    Members:
+        format: of the blocks, 0 for words.
+        count: of blocks or words, less one.
+        skip: bytes of the first beat before the first block.
+        number: of the first block.
+    """
+    return data.StructLayout(
+        {
+            "format": format_number_bits(parameters),
+            "count": 8,
+            "skip": range(max(parameters.memory_bytes, 2)),
+            "number": 32,
+        }
+    )
+
+
+class Plan(wiring.Component):
+    """Asks memory for the blocks and words of read bursts, in the order of the bursts.
+
+    A burst is a run of blocks; a WRAP burst that goes round in more than one block or word is two. A burst
+    whose first block is the last one planned does not ask for it again. In bypass memory is asked in the
+    cycle after the burst was taken, else in the second.
+
+    Blocks that are on their way to memory are waited for, first as blocks and then as beats of memory: a
+    block moves one way only, so that none is missed in between.
+
+    Members:
+        regions: all of them.
+        ar: of the accelerator.
+        mar: of the memory.
+        bursts: the bursts, for their replies.
+        runs: what memory was asked for.
+        probe, probe_evicts, probed, stored_probe, stored_probed: see :class:`rtl.memory.write.WritePath`.
+        completed, completed_place: a block was written anew.
+        forget: the block planned last may be another one by now.
+        drain: take no bursts.
+        idle: none is here.
+        undecoded, address: no region answers for the burst with this address.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
+        below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
+        super().__init__(
+            {
+                "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "ar": In(stream.Signature(port["ar"])),
+                "mar": Out(stream.Signature(below["ar"])),
+                "bursts": Out(stream.Signature(burst_layout(read_layout(parameters)))),
+                "runs": Out(stream.Signature(run_layout(parameters))),
+                "probe": Out(probe_layout(parameters)),
+                "probe_evicts": Out(1),
+                "probed": In(1),
+                "stored_probe": Out(range_layout(parameters)),
+                "stored_probed": In(1),
+                "completed": In(1),
+                "completed_place": In(place_layout(parameters)),
+                "forget": In(1),
+                "drain": In(1),
+                "idle": Out(1),
+                "undecoded": Out(1),
+                "address": Out(parameters.address_bits),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        m.submodules.lookup = lookup = Lookup(parameters)
+        m.d.comb += [lookup.regions.eq(self.regions), lookup.page.eq(self.ar.p.addr[PAGE_BITS:])]
+
+        # A burst, and whether its first range was dealt with.
+        valid, second = Signal(), Signal()
+        burst = Signal(self.ar.p.shape(), reset_less=True)
+        found = Signal(found_layout(parameters), reset_less=True)
+        finishes = Signal()
+        m.d.comb += self.ar.ready.eq((~valid | finishes) & ~self.drain)
+        with m.If(self.ar.ready | finishes):
+            m.d.sync += valid.eq(self.ar.valid & self.ar.ready)
+        with m.If(self.ar.ready):
+            m.d.sync += [burst.eq(self.ar.payload), found.eq(lookup.found)]
+
+        low, page = burst.addr[:PAGE_BITS], burst.addr[PAGE_BITS:]
+        blocks = found.hit & (found.format != 0)
+        first, last, is_final = self._range(m, burst, low, blocks, found, second)
+
+        # As blocks: which of them, and whether the first is at hand.
+        unit_mask = self._by_format(found.format, lambda bits: (1 << bits) - 1)
+        start, end = Signal(PAGE_BITS), Signal(PAGE_BITS)
+        first_place, last_place = (Signal(place_layout(parameters), name=name) for name in ("begins", "ends"))
+        last_planned, has_planned = Signal(place_layout(parameters)), Signal()
+        is_kept = has_planned & (last_planned == first_place) & ~second
+        m.d.comb += [
+            start.eq(first & ~unit_mask),
+            end.eq(last & ~unit_mask),
+            first_place.page.eq(page),
+            first_place.unit.eq(start[BLOCK_UNIT_BITS:]),
+            last_place.page.eq(page),
+            last_place.unit.eq(end[BLOCK_UNIT_BITS:]),
+            self.probe.page.eq(page),
+            self.probe.first.eq(first_place.unit),
+            self.probe.last.eq(last_place.unit),
+            self.probe_evicts.eq(valid & blocks),
+        ]
+        asks = ~is_kept | (start != end)  # for anything at all
+
+        # A range is done with once memory was asked, or will be. A burst's reply is planned with the last.
+        in_bypass = valid & found.hit & (found.format == 0)
+        fetch, has_fetch = self._fetch(m, is_kept, found, start, end)
+        can_end = self.bursts.ready | ~is_final
+        fetch_free = ~has_fetch | self._fetch_ends
+        goes = Signal()
+        bypass_asks = in_bypass & ~has_fetch & can_end & self.runs.ready
+        m.d.comb += [
+            goes.eq(
+                valid
+                & can_end
+                & Mux(
+                    in_bypass,
+                    ~has_fetch & self.runs.ready & self.mar.ready,
+                    ~blocks | (~self.probed & (fetch_free | ~asks)),
+                )
+            ),
+            finishes.eq(goes & is_final),
+            self.bursts.valid.eq(finishes),
+            self.bursts.p.low.eq(low),
+            self.bursts.p.len.eq(burst.len),
+            self.bursts.p.size.eq(burst.size),
+            self.bursts.p.kind.eq(burst.burst),
+            self.bursts.p.about.id.eq(burst.id),
+            self.bursts.p.about.page.eq(page),
+            self.bursts.p.about.hit.eq(found.hit),
+            self.bursts.p.about.format.eq(found.format),
+            self.undecoded.eq(finishes & ~found.hit),
+            self.address.eq(burst.addr),
+            self.idle.eq(~valid & ~has_fetch),
+        ]
+        kept_before = Signal()
+        m.d.comb += self.bursts.p.about.kept.eq(Mux(second, kept_before, is_kept))
+        with m.If(goes):
+            m.d.sync += [second.eq(~is_final), kept_before.eq(is_kept)]
+            with m.If(blocks):
+                m.d.sync += [last_planned.eq(last_place), has_planned.eq(1)]
+        # Also what is planned in this very cycle may be written before memory is asked.
+        new_place = Mux(goes & blocks, last_place, last_planned)
+        with m.If(self.forget | (self.completed & (Value.cast(self.completed_place) == new_place))):
+            m.d.sync += has_planned.eq(0)
+        with m.If(self._fetch_ends):
+            m.d.sync += has_fetch.eq(0)
+        self._ask(m, fetch, has_fetch, bypass_asks, found, first, last)
+        with m.If(goes & blocks & asks):
+            m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
+        return m
+
+    def _range(self, m, burst, low, blocks, found, second):
+        """First and last address of what is needed, and whether the burst needs nothing more."""
+        parameters = self._parameters
+        container, span, whole = Signal(PAGE_BITS), Signal(7), Signal(PAGE_BITS)
+        first, last = Signal(PAGE_BITS), Signal(PAGE_BITS)
+        m.d.comb += [
+            container.eq(container_mask(burst.len, burst.size)),
+            span.eq(span_mask(burst.size)),
+            whole.eq(self._by_format(found.format, lambda bits: (1 << bits) - 1)),
+            first.eq(low),
+            last.eq((low | span) + (burst.len << burst.size)),
+        ]
+        with m.If(~blocks):
+            m.d.comb += whole.eq((1 << parameters.word_bits) - 1)
+        goes_round = (burst.burst == BurstKind.WRAP) & (container & ~whole).any()
+        has_second = goes_round & (low & container).any()
+        with m.If(burst.burst != BurstKind.INCR):
+            m.d.comb += last.eq(Mux(goes_round, low | container, low))
+        with m.If(second):
+            m.d.comb += [first.eq(low & ~container), last.eq(low - 1)]
+        return first, last, second | ~has_second
+
+    def _fetch(self, m, is_kept, found, start, end):
+        """What memory is to be asked for, in the cycle after it was known."""
+        parameters = self._parameters
+        m.submodules.mapper = mapper = Mapper(parameters)
+        layout = data.StructLayout(
+            {
+                "first": parameters.address_bits - parameters.beat_bits,
+                "last": parameters.address_bits - parameters.beat_bits,
+                "run": run_layout(parameters),
+                "asked": 1,
+                "cleared": 1,
+            }
+        )
+        fetch, has_fetch = Signal(layout), Signal()
+        following = self._fetch_next = Signal(layout)
+        self._fetch_ends = Signal()
+        begin, count = Signal(PAGE_BITS), Signal(8)
+        size, stop = Signal(PAGE_BITS + 1), Signal(parameters.address_bits)
+        m.d.comb += begin.eq(start)
+        for i, fmt in enumerate(parameters.formats):
+            with m.If(found.format == i + 1):
+                m.d.comb += [
+                    begin.eq(start + Mux(is_kept, fmt.raw_bytes, 0)),
+                    count.eq((end - begin)[parameters.raw_bits(i) : PAGE_BITS]),
+                    size.eq((count + 1) * fmt.target),
+                ]
+        m.d.comb += [
+            mapper.found.eq(found),
+            mapper.low.eq(begin),
+            stop.eq(mapper.address + size - 1),
+            following.first.eq(mapper.address[parameters.beat_bits :]),
+            following.last.eq(stop[parameters.beat_bits :]),
+            following.run.format.eq(found.format),
+            following.run.count.eq(count),
+            following.run.skip.eq(mapper.address[: parameters.beat_bits]),
+            following.run.number.eq(mapper.number),
+        ]
+        return fetch, has_fetch
+
+    def _ask(self, m, fetch, has_fetch, bypass_asks, found, first, last) -> None:
+        """Bursts of memory; those of blocks split where they cross 4 KiB."""
+        parameters = self._parameters
+        page = PAGE_BITS - parameters.beat_bits
+        crosses = fetch.first[page:] != fetch.last[page:]
+        beats = Signal(page)
+        address, length = Signal(parameters.address_bits), Signal(8)
+        m.d.comb += [
+            self.mar.p.addr.eq(address),
+            self.mar.p.len.eq(length),
+            self.stored_probe.first.eq(fetch.first),
+            self.stored_probe.last.eq(fetch.last),
+            beats.eq(Mux(crosses, ~fetch.first[:page], fetch.last[:page] - fetch.first[:page])),
+            self.mar.p.size.eq(parameters.beat_bits),
+            self.mar.p.burst.eq(BurstKind.INCR),
+            self.mar.p.cache.eq(0b0010),
+        ]
+        word, more = parameters.word_bits, exact_ratio_bits(parameters)
+        words = Signal(PAGE_BITS - word)
+        m.d.comb += words.eq(last[word:] - first[word:])
+        with m.If(has_fetch):
+            clear = fetch.cleared | ~self.stored_probed
+            m.d.comb += [
+                self.mar.valid.eq(clear & (fetch.asked | self.runs.ready)),
+                address.eq(fetch.first << parameters.beat_bits),
+                length.eq(beats),
+                self.runs.valid.eq(self.mar.valid & self.mar.ready & ~fetch.asked),
+                self.runs.payload.eq(fetch.run),
+                self._fetch_ends.eq(self.mar.valid & self.mar.ready & ~crosses),
+            ]
+            with m.If(clear):
+                m.d.sync += fetch.cleared.eq(1)
+            with m.If(self.mar.valid & self.mar.ready):
+                m.d.sync += [
+                    fetch.asked.eq(1),
+                    fetch.first.eq(Cat(C(0, page), fetch.first[page:] + 1)),
+                ]
+        with m.Else():
+            m.d.comb += [
+                self.mar.valid.eq(bypass_asks),
+                address.eq(
+                    Cat(C(0, word), first[word:], (found.stored + found.offset)[: parameters.page_bits])
+                ),
+                length.eq(Cat(C((1 << more) - 1, more), words)),
+                self.runs.valid.eq(bypass_asks & self.mar.ready),
+                self.runs.p.format.eq(0),
+                self.runs.p.count.eq(words),
+            ]
+
+    def _by_format(self, number: Value, of) -> Value:
+        """What follows from the bits of an address within a format's raw block."""
+        result = C(of(PAGE_BITS - 1), PAGE_BITS)
+        for i in range(len(self._parameters.formats)):
+            result = Mux(number == i + 1, C(of(self._parameters.raw_bits(i)), PAGE_BITS), result)
+        return result
+
+
+def exact_ratio_bits(parameters: MemoryParameters) -> int:
+    """Of the number of a beat within a word of the bus."""
+    return parameters.word_bits - parameters.beat_bits

@@ -1,0 +1,143 @@
+"""The read path: bursts of the accelerator in, bursts to memory out, and the answers back, all in one order.
+
+    ar --> Plan -----------------------------------------------------> mar
+             |  `--> runs ---,
+             |               v
+             |              mr --> Unpacker --> Decompressors --,
+             |               `---> Joiner ----------------------+--> Reply --> r
+             `--> bursts ----------------------------------------'
+
+Memory is asked with one ID, so that it answers in the order in which it was asked. A read waits for writes,
+never a write for a read.
+"""
+
+from amaranth import Module, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .channels import axi4_channels
+from .gather import place_layout, probe_layout
+from .parameters import MemoryParameters
+from .plan import Plan
+from .queue import Queue
+from .regions import region_layout
+from .reply import Reply
+from .unpack import Decompressors, Joiner, Unpacker
+from .writeout import range_layout
+
+__all__ = ["ReadPath"]
+
+
+class ReadPath(wiring.Component):
+    """Answers reads; see the module.
+
+    Members:
+        regions: all of them.
+        ar, r: of the accelerator's AXI4.
+        mar, mr: of the memory's.
+        probe, probe_evicts, probed, stored_probe, stored_probed, completed, completed_place: see
+            :class:`rtl.memory.write.WritePath`.
+        drain: take no bursts, and forget what was read.
+        moves, bytes: a beat is taken on ``r``, with so many bytes.
+        block_read: a block's last word left the decompressors.
+        idle: there are no unanswered bursts.
+        undecoded, undecoded_address: no region answers for this address.
+        invalid, failed, address: see :class:`rtl.memory.reply.Reply`.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
+        below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
+        super().__init__(
+            {
+                "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "ar": In(stream.Signature(port["ar"])),
+                "r": Out(stream.Signature(port["r"])),
+                "mar": Out(stream.Signature(below["ar"])),
+                "mr": In(stream.Signature(below["r"])),
+                "probe": Out(probe_layout(parameters)),
+                "probe_evicts": Out(1),
+                "probed": In(1),
+                "stored_probe": Out(range_layout(parameters)),
+                "stored_probed": In(1),
+                "completed": In(1),
+                "completed_place": In(place_layout(parameters)),
+                "drain": In(1),
+                "moves": Out(1),
+                "bytes": Out(7),
+                "block_read": Out(1),
+                "idle": Out(1),
+                "undecoded": Out(1),
+                "undecoded_address": Out(parameters.address_bits),
+                "invalid": Out(1),
+                "failed": Out(1),
+                "address": Out(parameters.address_bits),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        m.submodules.plan = plan = Plan(parameters)
+        m.submodules.bursts = bursts = Queue(plan.bursts.p.shape(), parameters.reads)
+        m.submodules.runs = runs = Queue(plan.runs.p.shape(), parameters.bursts)
+        m.submodules.joiner = joiner = Joiner(parameters)
+        m.submodules.reply = reply = Reply(parameters)
+        wiring.connect(m, wiring.flipped(self.ar), plan.ar)
+        wiring.connect(m, plan.mar, wiring.flipped(self.mar))
+        wiring.connect(m, plan.bursts, bursts.i)
+        wiring.connect(m, plan.runs, runs.i)
+        wiring.connect(m, bursts.o, reply.bursts)
+        wiring.connect(m, joiner.o, reply.words)
+        m.d.comb += [
+            Value.cast(self.r.payload).eq(reply.r.payload),
+            self.r.valid.eq(reply.r.valid),
+            reply.r.ready.eq(self.r.ready),
+            plan.regions.eq(self.regions),
+            *(
+                getattr(self, name).eq(getattr(plan, name))
+                for name in ("probe", "probe_evicts", "stored_probe", "undecoded")
+            ),
+            *(
+                getattr(plan, name).eq(getattr(self, name))
+                for name in ("probed", "stored_probed", "completed", "completed_place", "drain")
+            ),
+            plan.forget.eq(self.drain | reply.invalid | reply.failed),
+            self.undecoded_address.eq(plan.address),
+            self.moves.eq(reply.moves),
+            self.bytes.eq(reply.bytes),
+            self.block_read.eq(reply.values.valid & reply.values.ready & reply.values.p.last),
+            self.invalid.eq(reply.invalid),
+            self.failed.eq(reply.failed),
+            self.address.eq(reply.address),
+            self.idle.eq(plan.idle & reply.idle),
+        ]
+
+        # A beat belongs to the oldest run.
+        in_bypass = runs.o.p.format == 0
+        m.d.comb += [
+            joiner.run.payload.eq(runs.o.payload),
+            joiner.run.valid.eq(runs.o.valid & in_bypass),
+            joiner.i.p.data.eq(self.mr.p.data),
+            joiner.i.p.resp.eq(self.mr.p.resp),
+            joiner.i.valid.eq(self.mr.valid & in_bypass),
+        ]
+        if not parameters.formats:
+            m.d.comb += [runs.o.ready.eq(joiner.run.ready), self.mr.ready.eq(joiner.i.ready)]
+            return m
+        m.submodules.unpacker = unpacker = Unpacker(parameters)
+        m.submodules.decompressors = decompressors = Decompressors(parameters)
+        wiring.connect(m, unpacker.o, decompressors.i)
+        wiring.connect(m, decompressors.o, reply.values)
+        m.d.comb += [
+            unpacker.run.payload.eq(runs.o.payload),
+            unpacker.run.valid.eq(runs.o.valid & ~in_bypass),
+            unpacker.i.p.data.eq(self.mr.p.data),
+            unpacker.i.p.resp.eq(self.mr.p.resp),
+            unpacker.i.valid.eq(self.mr.valid & ~in_bypass),
+            decompressors.format.eq(runs.o.p.format),
+            runs.o.ready.eq(joiner.run.ready | unpacker.run.ready),
+            self.mr.ready.eq(joiner.i.ready | unpacker.i.ready),
+        ]
+        return m

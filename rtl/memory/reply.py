@@ -1,0 +1,170 @@
+"""The answers to reads."""
+
+from amaranth import C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from golden.bursts import Response
+
+from .channels import axi4_channels
+from .parameters import MemoryParameters
+from .plan import read_layout
+from .walker import Walker, burst_layout, span_mask
+
+__all__ = ["Reply"]
+
+
+class Reply(wiring.Component):
+    """Answers read bursts in their order, from blocks or from words in bypass.
+
+    There is room for two blocks: one that the beats are read from, and that stays until another one is
+    needed, and one that is being decompressed. A beat a cycle, offered in the cycle after its word came in
+    bypass, in the second after it left the decompressor else.
+
+    Members:
+        bursts: what is to be answered, see :func:`rtl.memory.plan.read_layout`.
+        values: words of blocks, see :class:`rtl.memory.unpack.Decompressors`.
+        words: in bypass, see :class:`rtl.memory.unpack.Joiner`.
+        r: of the accelerator.
+        invalid, failed, address: a block was invalid; or memory answered an error for it, or for a word of
+            bypass; and the address of the block or word, once for each.
+        moves, bytes: a beat is taken, with so many bytes.
+        idle: there is nothing to answer.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
+        values = {"data": 8 * parameters.bus_bytes, "last": 1, "resp": 2, "invalid": 1}
+        word = {"data": 8 * parameters.bus_bytes, "resp": 2}
+        super().__init__(
+            {
+                "bursts": In(stream.Signature(burst_layout(read_layout(parameters)))),
+                "values": In(stream.Signature(data.StructLayout(values))),
+                "words": In(stream.Signature(data.StructLayout(word))),
+                "r": Out(stream.Signature(port["r"])),
+                "invalid": Out(1),
+                "failed": Out(1),
+                "address": Out(parameters.address_bits),
+                "moves": Out(1),
+                "bytes": Out(7),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        words = parameters.most_words
+        m.submodules.walker = walker = Walker(parameters, read_layout(parameters))
+        wiring.connect(m, wiring.flipped(self.bursts), walker.i)
+        beat = walker.o.p
+        about = beat.burst.about
+
+        # Two blocks, filled in turn.
+        m.submodules.content = content = memory.Memory(
+            shape=8 * parameters.bus_bytes, depth=2 * words, init=[]
+        )
+        write, read = content.write_port(), content.read_port(domain="comb")
+        filled = [Signal(range(words + 1), name=f"filled{i}") for i in range(2)]
+        whole, failing, broken = Signal(2), Signal(2), Signal(2)  # all words are there; SLVERR; or DECERR
+        not_valid = Signal(2)
+        filling, reading = Signal(), Signal(init=1)
+        fill = Signal(range(words + 1))
+        m.d.comb += [
+            fill.eq(Mux(filling, filled[1], filled[0])),
+            self.values.ready.eq(~whole.bit_select(filling, 1)),
+            write.addr.eq(Cat(fill[: exact_log2(words)], filling)),
+            write.data.eq(self.values.p.data),
+            write.en.eq(self.values.valid & self.values.ready),
+        ]
+        for i in range(2):
+            with m.If(write.en & (filling == i)):
+                m.d.sync += [
+                    filled[i].eq(filled[i] + 1),
+                    whole[i].eq(self.values.p.last),
+                    not_valid[i].eq(self.values.p.invalid & (self.values.p.resp == Response.OKAY)),
+                    failing[i].eq(self.values.p.invalid | (self.values.p.resp == Response.SLVERR)),
+                    broken[i].eq(self.values.p.resp == Response.DECERR),
+                ]
+        with m.If(write.en & self.values.p.last):
+            m.d.sync += filling.eq(~filling)
+
+        # A beat's block: the one that is being read, or the other one from this beat on.
+        in_block, block = self._place(m, about.format, beat.at)
+        block_before = Signal.like(block)
+        is_new = Mux(beat.first, ~about.kept, block != block_before)
+        chosen = reading ^ is_new
+        is_block = about.hit & (about.format != 0)
+        is_word = about.hit & (about.format == 0)
+        has_word = Mux(chosen, filled[1], filled[0]) > in_block
+        advances = ~self.r.valid | self.r.ready
+        goes = Signal()
+        is_there = Mux(is_block, has_word, ~is_word | self.words.valid)
+        m.d.comb += [
+            goes.eq(walker.o.valid & advances & is_there),
+            walker.o.ready.eq(advances & is_there),
+            self.words.ready.eq(goes & is_word & beat.leaves),
+            read.addr.eq(Cat(in_block, chosen)),
+        ]
+        with m.If(goes & is_block):
+            m.d.sync += [reading.eq(chosen), block_before.eq(block)]
+            for i in range(2):
+                with m.If(is_new & (reading == i)):
+                    m.d.sync += [filled[i].eq(0), whole[i].eq(0)]
+
+        response, content_word = Signal(2), Signal(8 * parameters.bus_bytes)
+        m.d.comb += response.eq(Response.DECERR)
+        with m.If(is_block):
+            m.d.comb += [
+                response.eq(
+                    Mux(
+                        broken.bit_select(chosen, 1),
+                        Response.DECERR,
+                        Mux(failing.bit_select(chosen, 1), Response.SLVERR, Response.OKAY),
+                    )
+                ),
+                content_word.eq(read.data),
+            ]
+        with m.Elif(is_word):
+            failed = self.words.p.resp[1]
+            m.d.comb += [
+                response.eq(Mux(failed, self.words.p.resp, Response.OKAY)),
+                content_word.eq(self.words.p.data),
+            ]
+        is_error = response != Response.OKAY
+        with m.If(advances):
+            m.d.sync += [
+                self.r.valid.eq(goes),
+                self.r.p.id.eq(about.id),
+                self.r.p.data.eq(Mux(is_error, 0, content_word)),
+                self.r.p.resp.eq(response),
+                self.r.p.last.eq(beat.last),
+            ]
+        span = span_mask(beat.burst.size)
+        with m.If(advances):
+            m.d.sync += self.bytes.eq((span & ~beat.at[:7]) + 1)
+        m.d.comb += self.moves.eq(self.r.valid & self.r.ready)
+        fails = goes & is_error & about.hit
+        once = Mux(is_block, is_new, beat.leaves)
+        is_invalid = is_block & not_valid.bit_select(chosen, 1)
+        m.d.comb += [
+            self.invalid.eq(fails & once & is_invalid),
+            self.failed.eq(fails & once & ~is_invalid),
+            self.address.eq(Cat(block, about.page)),
+            self.idle.eq(~walker.o.valid & ~self.bursts.valid & ~self.r.valid),
+        ]
+        return m
+
+    def _place(self, m: Module, number: Value, at: Value) -> tuple[Value, Value]:
+        """Which word of its block an address lies in, and where in the page that block, or word, begins."""
+        parameters = self._parameters
+        word_bits = parameters.word_bits
+        word, start = Signal(range(parameters.most_words)), Signal(len(at))
+        m.d.comb += start.eq(Cat(C(0, word_bits), at[word_bits:]))
+        for i in range(len(parameters.formats)):
+            bits = parameters.raw_bits(i)
+            with m.If(number == i + 1):
+                m.d.comb += [word.eq(at[word_bits:bits]), start.eq(Cat(C(0, bits), at[bits:]))]
+        return word, start

@@ -1,0 +1,109 @@
+"""Write bursts that wait for their answers."""
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from golden.bursts import Response
+
+from .parameters import MemoryParameters
+
+__all__ = ["Slots"]
+
+
+class Slots(wiring.Component):
+    """Answers write bursts once nothing holds them, those of one ID in their order.
+
+    A burst has a slot from when its first beat may be taken until it is answered. Whoever has bytes of it
+    that are not yet in memory names its slot in ``held``; the bits of a slot may change hands only without a
+    cycle between. Throughput: an answer a cycle; latency: it is offered in the second cycle after the burst
+    was let go.
+
+    Members:
+        open: take the slot ``free``, if there is one, for a burst with this ``id``.
+        has_free, free: a slot that is not in use.
+        taken, taken_slot: the last beat of this slot's burst was taken.
+        held: slots that must wait.
+        slverr, decerr: slots whose bursts get this answer, the graver one if both; from the cycle on in which
+            they are taken.
+        idle: no burst can be answered, and none is being answered.
+        b: the answers.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        count = parameters.slots
+        super().__init__(
+            {
+                "open": In(1),
+                "id": In(parameters.id_bits),
+                "has_free": Out(1),
+                "free": Out(range(count)),
+                "taken": In(1),
+                "taken_slot": In(range(count)),
+                "held": In(count),
+                "slverr": In(count),
+                "decerr": In(count),
+                "idle": Out(1),
+                "b": Out(stream.Signature(data.StructLayout({"id": parameters.id_bits, "resp": Response}))),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        count = self._parameters.slots
+        live, done, behind, newest = (
+            Signal(count, name=name) for name in ("live", "done", "behind", "newest")
+        )
+        slverr, decerr = Signal(count), Signal(count)
+        ids = [Signal(len(self.id), name=f"id{i}", reset_less=True) for i in range(count)]
+        # Which slot of the same ID has to be answered first.
+        earlier = [Signal(range(count), name=f"earlier{i}", reset_less=True) for i in range(count)]
+
+        same = Signal(range(count))
+        has_same, can_go, may_go = Signal(), Signal(), Signal(count)
+        going = Signal(range(count))
+        m.d.comb += [
+            self.has_free.eq(~live.all()),
+            may_go.eq(live & done & ~self.held & ~behind),
+            can_go.eq(may_go.any() & (~self.b.valid | self.b.ready)),
+            self.idle.eq(~may_go.any() & ~self.b.valid),
+        ]
+        for i in reversed(range(count)):
+            with m.If(~live[i]):
+                m.d.comb += self.free.eq(i)
+            with m.If(may_go[i]):
+                m.d.comb += going.eq(i)
+            with m.If(live[i] & newest[i] & (ids[i] == self.id)):
+                m.d.comb += [same.eq(i), has_same.eq(1)]
+
+        m.d.sync += [slverr.eq(slverr | self.slverr), decerr.eq(decerr | self.decerr)]
+        with m.If(self.taken):
+            m.d.sync += done.bit_select(self.taken_slot, 1).eq(1)
+        with m.If(self.b.ready):
+            m.d.sync += self.b.valid.eq(0)
+        for i in range(count):
+            with m.If(can_go & (going == i)):
+                answer = Mux(decerr[i], Response.DECERR, Mux(slverr[i], Response.SLVERR, Response.OKAY))
+                m.d.sync += [
+                    live[i].eq(0),
+                    self.b.valid.eq(1),
+                    self.b.p.id.eq(ids[i]),
+                    self.b.p.resp.eq(answer),
+                ]
+            with m.If(can_go & (earlier[i] == going)):
+                m.d.sync += behind[i].eq(0)
+            with m.If(self.open & (ids[i] == self.id)):
+                m.d.sync += newest[i].eq(0)
+            with m.If(self.open & (self.free == i)):
+                m.d.sync += [
+                    live[i].eq(1),
+                    done[i].eq(0),
+                    newest[i].eq(1),
+                    ids[i].eq(self.id),
+                    slverr[i].eq(self.slverr[i]),
+                    decerr[i].eq(self.decerr[i]),
+                    earlier[i].eq(same),
+                    behind[i].eq(has_same & ~(can_go & (going == same))),
+                ]
+        return m

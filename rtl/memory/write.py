@@ -1,0 +1,304 @@
+"""The write path: bursts of the accelerator in, bursts to memory out, and the answers back.
+
+    aw --> Lookup --> Walker --,             ,--> Gather --> BlockCompressor --> Packer --,
+                               >-- by region-|                                            >-- WriteOut
+    w  ------------------------'             '--> Cutter ---------------------------------'
+    b  <-- Slots
+
+The path of a block is one way: nothing in it waits for a read, for a word that has not come, or for a block
+that is not complete. Full buffers, compressors and bursts therefore always drain, and a burst that gets no
+slot or a beat that gets no buffer waits for them, or has the oldest open block evicted.
+"""
+
+from amaranth import Array, C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from golden.bursts import BurstKind
+
+from .channels import axi4_channels
+from .compress import BlockCompressor
+from .gather import Gather, place_layout, probe_layout
+from .parameters import PAGE_BITS, MemoryParameters
+from .queue import Queue
+from .regions import Lookup, Mapper, found_layout, region_layout
+from .slots import Slots
+from .walker import Walker
+from .writeout import Cutter, Packer, WriteOut, range_layout
+
+__all__ = ["WritePath"]
+
+# Bursts whose addresses came before their data.
+_AHEAD = 4
+
+
+class WritePath(wiring.Component):
+    """Takes writes; see the module.
+
+    Members:
+        regions: all of them, as :func:`rtl.memory.regions.region_layout` says.
+        timeout: cycles that a block may be the one that has been open for longest.
+        aw, w, b: of the accelerator's AXI4.
+        maw, mw, mb: of the memory's.
+        drain, region: let no burst begin; evict the open blocks of a region.
+        drained: none of the region is open, and of what was taken nothing is under way but open blocks.
+        idle: nothing is under way but open blocks.
+        probe, probe_evicts, probed: blocks that a read asks for; to evict those that are open and have bytes
+            that were answered; whether the read must wait for one.
+        stored_probe, stored_probed: beats of memory that a read asks for; whether it must wait for one.
+        undecoded, refused: a burst is answered with an error; its address is ``address``.
+        address: of the burst that begins.
+        evicted, evicted_place: a block is dropped.
+        failed, failed_beat: memory answered a burst with an error; its first beat.
+        completed, completed_place: a block is complete, and reads see another one from now on.
+        block_written: a block's last word went to the packer.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
+        below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
+        super().__init__(
+            {
+                "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "timeout": In(32),
+                "aw": In(stream.Signature(port["aw"])),
+                "w": In(stream.Signature(port["w"])),
+                "b": Out(stream.Signature(port["b"])),
+                "maw": Out(stream.Signature(below["aw"])),
+                "mw": Out(stream.Signature(below["w"])),
+                "mb": In(stream.Signature(below["b"])),
+                "drain": In(1),
+                "region": In(range(parameters.regions)),
+                "drained": Out(1),
+                "idle": Out(1),
+                "probe": In(probe_layout(parameters)),
+                "probe_evicts": In(1),
+                "probed": Out(1),
+                "stored_probe": In(range_layout(parameters)),
+                "stored_probed": Out(1),
+                "undecoded": Out(1),
+                "refused": Out(1),
+                "address": Out(parameters.address_bits),
+                "evicted": Out(1),
+                "evicted_place": Out(place_layout(parameters)),
+                "failed": Out(1),
+                "failed_beat": Out(parameters.address_bits - parameters.beat_bits),
+                "completed": Out(1),
+                "completed_place": Out(place_layout(parameters)),
+                "block_written": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        m.submodules.ahead = ahead = Queue(self.aw.p.shape(), _AHEAD)
+        m.submodules.lookup = lookup = Lookup(parameters)
+        m.submodules.slots = slots = Slots(parameters)
+        about = data.StructLayout(
+            {
+                "found": found_layout(parameters),
+                "page": parameters.page_bits,
+                "slot": range(parameters.slots),
+                "bufferable": 1,
+                "refused": 1,
+            }
+        )
+        m.submodules.walker = walker = Walker(parameters, about)
+        m.submodules.cutter = cutter = Cutter(parameters)
+        m.submodules.packer = packer = Packer(parameters)
+        m.submodules.writeout = out = WriteOut(parameters)
+        wiring.connect(m, wiring.flipped(self.aw), ahead.i)
+        wiring.connect(m, out.aw, wiring.flipped(self.maw))
+        wiring.connect(m, out.w, wiring.flipped(self.mw))
+        wiring.connect(m, wiring.flipped(self.mb), out.b)
+        m.d.comb += [
+            Value.cast(self.b.payload).eq(slots.b.payload),
+            self.b.valid.eq(slots.b.valid),
+            slots.b.ready.eq(self.b.ready),
+        ]
+
+        # A burst begins: it gets its region and a slot.
+        burst = ahead.o.p
+        found = lookup.found
+        begins = walker.i.valid & walker.i.ready
+        is_refused = found.hit & (found.format != 0) & (burst.burst == BurstKind.FIXED)
+        m.d.comb += [
+            lookup.regions.eq(self.regions),
+            lookup.page.eq(burst.addr[PAGE_BITS:]),
+            walker.i.valid.eq(ahead.o.valid & slots.has_free & ~self.drain),
+            ahead.o.ready.eq(walker.i.ready & slots.has_free & ~self.drain),
+            walker.i.p.low.eq(burst.addr[:PAGE_BITS]),
+            walker.i.p.len.eq(burst.len),
+            walker.i.p.size.eq(burst.size),
+            walker.i.p.kind.eq(burst.burst),
+            walker.i.p.about.found.eq(found),
+            walker.i.p.about.page.eq(lookup.page),
+            walker.i.p.about.slot.eq(slots.free),
+            walker.i.p.about.bufferable.eq(burst.cache[0]),
+            walker.i.p.about.refused.eq(~found.hit | is_refused),
+            slots.open.eq(begins),
+            slots.id.eq(burst.id),
+            self.address.eq(burst.addr),
+            self.undecoded.eq(begins & ~found.hit),
+            self.refused.eq(begins & is_refused),
+        ]
+
+        # A beat goes where its burst belongs.
+        beat = walker.o.p
+        about = beat.burst.about
+        bypass = about.found.format == 0
+        has_both = self.w.valid & walker.o.valid
+        to_cutter = has_both & ~about.refused & bypass
+        to_gather = has_both & ~about.refused & ~bypass
+        passes = Signal()
+        m.d.comb += [
+            cutter.i.valid.eq(to_cutter),
+            cutter.i.p.address.eq(
+                Cat(beat.at, (about.found.stored + about.found.offset)[: parameters.page_bits])
+            ),
+            cutter.i.p.data.eq(self.w.p.data),
+            cutter.i.p.strb.eq(self.w.p.strb),
+            cutter.i.p.waiting.eq(1 << about.slot),
+            walker.o.ready.eq(self.w.valid & passes),
+            self.w.ready.eq(walker.o.valid & passes),
+            slots.taken.eq(has_both & passes & beat.last),
+            slots.taken_slot.eq(about.slot),
+        ]
+        fails = begins & (is_refused | ~found.hit)
+        slverr = Mux(fails & is_refused, 1 << slots.free, 0) | out.slverr
+        decerr = Mux(fails & ~is_refused, 1 << slots.free, 0) | out.decerr
+        held = packer.held | out.held
+        probed, idle = C(0, 1), packer.idle & out.idle
+        if parameters.formats:
+            m.submodules.gather = gather = Gather(parameters)
+            m.d.comb += [
+                gather.i.valid.eq(to_gather),
+                gather.i.p.page.eq(about.page),
+                gather.i.p.at.eq(beat.at),
+                gather.i.p.region.eq(about.found.region),
+                gather.i.p.format.eq(about.found.format),
+                gather.i.p.slot.eq(about.slot),
+                gather.i.p.bufferable.eq(about.bufferable),
+                gather.i.p.data.eq(self.w.p.data),
+                gather.i.p.strb.eq(self.w.p.strb),
+                passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready))),
+                gather.probe.eq(self.probe),
+                gather.probe_evicts.eq(self.probe_evicts),
+                gather.timeout.eq(self.timeout),
+                gather.evict_region.eq(self.drain & ~walker.o.valid),
+                gather.region.eq(self.region),
+                self.evicted.eq(gather.evicted.valid),
+                self.evicted_place.eq(gather.evicted.place),
+                self.completed.eq(gather.completed.valid),
+                self.completed_place.eq(gather.completed.place),
+            ]
+            compressors = self._compress(m, gather, packer)
+            slverr |= gather.evicted.waiting
+            held |= gather.held
+            probed = gather.probed
+            for compressor in compressors:
+                held |= compressor.held
+                probed |= compressor.probed
+                idle &= compressor.idle
+            idle &= gather.idle
+            # No slot will become free by itself.
+            m.d.comb += gather.evict_oldest.eq(
+                ahead.o.valid & ~slots.has_free & ~self.drain & ~walker.o.valid & idle & slots.idle
+            )
+            region_open = gather.region_open
+            hurry = gather.idle & ~Cat(~compressor.idle for compressor in compressors).any()
+        else:
+            m.d.comb += passes.eq(about.refused | cutter.i.ready)
+            region_open, hurry = C(0, 1), C(1, 1)
+        m.d.comb += [
+            slots.slverr.eq(slverr),
+            slots.decerr.eq(decerr),
+            slots.held.eq(held),
+            self.probed.eq(probed),
+            packer.hurry.eq(hurry),
+            out.hurry.eq(hurry & packer.idle & ~walker.o.valid & ~ahead.o.valid),
+            packer.probe.eq(self.stored_probe),
+            out.probe.eq(self.stored_probe),
+            self.stored_probed.eq(packer.probed | out.probed),
+            self.failed.eq(out.failed),
+            self.failed_beat.eq(out.failed_beat),
+            self.idle.eq(~walker.o.valid & ~ahead.o.valid & idle & slots.idle),
+            self.drained.eq(self.drain & ~walker.o.valid & idle & ~region_open),
+        ]
+        self._merge(m, packer, cutter, out)
+        return m
+
+    def _compress(self, m, gather, packer) -> list[BlockCompressor]:
+        """Complete blocks to their compressors, and what these give to the packer, block by block."""
+        parameters = self._parameters
+        m.submodules.mapper = mapper = Mapper(parameters)
+        block = gather.o.p.block
+        region = Array(self.regions)[block.region]
+        m.d.comb += [
+            mapper.found.format.eq(block.format),
+            mapper.found.stored.eq(region.stored),
+            mapper.found.offset.eq(block.place.page - region.base),
+            mapper.low.eq(Cat(C(0, PAGE_BITS - len(block.place.unit)), block.place.unit)),
+        ]
+        compressors = []
+        for i in range(len(parameters.formats)):
+            m.submodules[f"compressor{i}"] = compressor = BlockCompressor(parameters, i)
+            is_its = block.format == i + 1
+            m.d.comb += [
+                compressor.i.valid.eq(gather.o.valid & is_its),
+                compressor.i.p.data.eq(gather.o.p.data),
+                compressor.i.p.first.eq(gather.o.p.first),
+                compressor.i.p.last.eq(gather.o.p.last),
+                compressor.i.p.number.eq(mapper.number),
+                compressor.i.p.address.eq(mapper.address),
+                compressor.i.p.place.eq(block.place),
+                compressor.i.p.waiting.eq(block.waiting),
+                compressor.probe.eq(self.probe),
+            ]
+            with m.If(is_its):
+                m.d.comb += gather.o.ready.eq(compressor.i.ready)
+            compressors.append(compressor)
+
+        # One at a time has the packer, from its block's first word to the last.
+        turn = Signal(range(max(len(compressors), 2)))
+        inside = Signal()
+        chosen = Signal.like(turn)
+        m.d.comb += chosen.eq(turn)
+        with m.If(~inside):
+            for i in reversed(range(len(compressors))):
+                with m.If(compressors[i].o.valid):
+                    m.d.comb += chosen.eq(i)
+            with m.Switch(turn):  # another one first
+                for i in range(len(compressors)):
+                    with m.Case(i):
+                        for j in reversed(range(1, len(compressors))):
+                            other = (i + j) % len(compressors)
+                            with m.If(compressors[other].o.valid):
+                                m.d.comb += chosen.eq(other)
+        with m.Switch(chosen):
+            for i, compressor in enumerate(compressors):
+                with m.Case(i):
+                    m.d.comb += [
+                        packer.i.valid.eq(compressor.o.valid),
+                        packer.i.payload.eq(compressor.o.p.word),
+                        compressor.o.ready.eq(packer.i.ready),
+                    ]
+                    with m.If(compressor.o.valid):
+                        m.d.sync += [turn.eq(i), inside.eq(~(compressor.o.p.last & packer.i.ready))]
+                        m.d.comb += self.block_written.eq(compressor.o.p.last & packer.i.ready)
+        return compressors
+
+    def _merge(self, m, packer, cutter, out) -> None:
+        """Beats of blocks and those in bypass to memory: as long as one has more, up to a burst."""
+        turn, chosen = Signal(), Signal()
+        m.d.comb += chosen.eq(Mux(turn, cutter.o.valid | ~packer.o.valid, cutter.o.valid & ~packer.o.valid))
+        m.d.comb += [
+            out.i.valid.eq(packer.o.valid | cutter.o.valid),
+            out.i.payload.eq(Mux(chosen, cutter.o.payload, packer.o.payload)),
+            packer.o.ready.eq(out.i.ready & ~chosen),
+            cutter.o.ready.eq(out.i.ready & chosen),
+        ]
+        with m.If(out.i.valid):
+            m.d.sync += turn.eq(Mux(out.i.ready & out.ends, ~chosen, chosen))

@@ -1,0 +1,420 @@
+"""Stored bytes on their way to memory.
+
+    compressed blocks --> Packer --,
+                                    >-- WriteOut --> bursts of AXI
+    words in bypass --> Cutter ----'
+
+What lies side by side in memory goes there side by side: blocks share beats, beats share bursts.
+"""
+
+from amaranth import C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from golden.bursts import BurstKind, Response
+
+from .channels import axi4_channels
+from .parameters import PAGE_BITS, MemoryParameters
+from .queue import Queue
+
+__all__ = ["Cutter", "Packer", "WriteOut", "beat_layout", "range_layout", "stored_layout"]
+
+# Cycles without more to do after which what waits for more goes out.
+_PATIENCE = 15
+
+# Beats of a burst, and of those that wait to be sent.
+_BURST, _WAITING_BEATS = 16, 32
+
+
+def beat_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """A beat to memory: its address in beats, its bytes and strobes, and the slots that wait for it."""
+    size = parameters.memory_bytes
+    return data.StructLayout(
+        {
+            "beat": parameters.address_bits - parameters.beat_bits,
+            "data": 8 * size,
+            "strb": size,
+            "waiting": parameters.slots,
+        }
+    )
+
+
+def stored_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """A word of a compressed block: ``empty`` of its bytes do not belong to it; where the block is stored."""
+    return data.StructLayout(
+        {
+            "data": 8 * parameters.bus_bytes,
+            "empty": range(parameters.bus_bytes),
+            "first": 1,
+            "address": parameters.address_bits,
+            "waiting": parameters.slots,
+        }
+    )
+
+
+def range_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """Some beats of memory, by their addresses in beats."""
+    beat = parameters.address_bits - parameters.beat_bits
+    return data.StructLayout({"first": beat, "last": beat})
+
+
+class Packer(wiring.Component):
+    """Packs blocks that follow each other in memory into beats.
+
+    A beat's bytes are kept until it is complete, another block goes elsewhere, nothing more comes for a
+    while, or ``hurry`` says that nothing will. Takes a beat's bytes a cycle.
+
+    Members:
+        i: words of compressed blocks, see :func:`stored_layout`.
+        o: beats.
+        hurry: nothing more is on its way.
+        probe: beats that someone asks for.
+        probed: bytes of one of them are kept.
+        held: slots that wait for bytes that are kept.
+        idle: nothing is kept.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        super().__init__(
+            {
+                "i": In(stream.Signature(stored_layout(parameters))),
+                "o": Out(stream.Signature(beat_layout(parameters))),
+                "hurry": In(1),
+                "probe": In(range_layout(parameters)),
+                "probed": Out(1),
+                "held": Out(parameters.slots),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        size, grain = parameters.memory_bytes, parameters.grain
+        grains, grain_bits = size // grain, exact_log2(grain)
+
+        # A word's bytes, a beat of them at a time.
+        pieces = parameters.bus_bytes // size
+        index = Signal(range(max(pieces, 2)))
+        count = Signal(range(parameters.bus_bytes // grain + 1))  # of a word's grains that are left
+        is_final = Signal()
+        piece, piece_grains = Signal(8 * size), Signal(range(grains + 1))
+        m.d.comb += [
+            count.eq(((parameters.bus_bytes - self.i.p.empty) >> grain_bits) - index * grains),
+            is_final.eq(count <= grains if pieces > 1 else 1),
+            piece_grains.eq(Mux(is_final, count, grains)),
+            piece.eq(self.i.p.data.word_select(index, 8 * size)),
+        ]
+
+        rest = Signal(8 * size)  # zero where nothing is kept
+        level, lowest = Signal(range(max(grains, 2))), Signal(range(max(grains, 2)))  # in grains
+        beat = Signal(parameters.address_bits - parameters.beat_bits)
+        waiting = Signal(parameters.slots)
+        has_rest, flushes = Signal(), Signal()
+
+        starts = self.i.p.first & (index == 0)
+        address = self.i.p.address
+        offset = (address >> grain_bits)[: exact_log2(grains)] if grains > 1 else C(0, 1)
+        elsewhere = has_rest & ((beat != address[parameters.beat_bits :]) | (level != offset))
+        here, here_lowest, here_beat = Signal.like(level), Signal.like(lowest), Signal.like(beat)
+        m.d.comb += [here.eq(level), here_lowest.eq(lowest), here_beat.eq(beat)]
+        with m.If(starts & ~has_rest):
+            m.d.comb += [
+                here.eq(offset),
+                here_lowest.eq(offset),
+                here_beat.eq(address[parameters.beat_bits :]),
+            ]
+
+        joined, total = Signal(16 * size), Signal(range(2 * grains))
+        makes_way, emits, takes = Signal(), Signal(), Signal()
+        shifted = [Mux(here == i, piece << (8 * grain * i), 0) for i in range(grains)]
+        merged = rest
+        for one in shifted:
+            merged = merged | one
+        m.d.comb += [
+            joined.eq(merged),
+            total.eq(here + piece_grains),
+            makes_way.eq(flushes | (self.i.valid & starts & elsewhere)),
+            emits.eq(self.i.valid & (total >= grains)),
+            self.o.valid.eq(makes_way | emits),
+            takes.eq(self.i.valid & ~makes_way & (~emits | self.o.ready)),
+            self.i.ready.eq(takes & is_final),
+            self.o.p.beat.eq(Mux(makes_way, beat, here_beat)),
+            self.o.p.data.eq(Mux(makes_way, rest, joined)),
+            self.o.p.strb.eq(
+                self._bytes_from(Mux(makes_way, lowest, here_lowest))
+                & Mux(makes_way, ~self._bytes_from(level), ~C(0, size))
+            ),
+            self.o.p.waiting.eq(Mux(makes_way, waiting, waiting | self.i.p.waiting)),
+        ]
+        patience = Signal(range(_PATIENCE + 1))
+        m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
+        with m.If(makes_way & self.o.ready):
+            m.d.sync += [rest.eq(0), level.eq(0), lowest.eq(0), waiting.eq(0), has_rest.eq(0), flushes.eq(0)]
+        with m.Elif(takes):
+            remains = total != Mux(emits, grains, 0)
+            m.d.sync += [
+                rest.eq(Mux(emits, joined >> 8 * size, joined)),
+                level.eq(total - Mux(emits, grains, 0)),
+                lowest.eq(Mux(emits, 0, here_lowest)),
+                beat.eq(here_beat + emits),
+                waiting.eq(Mux(emits, 0, waiting) | Mux(remains, self.i.p.waiting, 0)),
+                has_rest.eq(remains),
+                index.eq(Mux(is_final, 0, index + 1)),
+            ]
+        with m.Elif(~self.i.valid & has_rest & (self.hurry | (patience == _PATIENCE))):
+            m.d.sync += flushes.eq(1)
+        m.d.comb += [
+            self.held.eq(waiting),
+            self.idle.eq(~has_rest),
+            self.probed.eq(has_rest & (beat >= self.probe.first) & (beat <= self.probe.last)),
+        ]
+        return m
+
+    def _bytes_from(self, start: Value) -> Value:
+        """Strobes of a beat's bytes from a grain on."""
+        size, grain = self._parameters.memory_bytes, self._parameters.grain
+        last = size // grain - 1
+        return Cat(*((start <= i).replicate(grain) for i in range(last)), C(-1, grain))
+
+
+class Cutter(wiring.Component):
+    """Cuts words into beats of memory; a beat without strobes is left out.
+
+    Members:
+        i: words, each at a multiple of its size.
+        o: beats.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        word = data.StructLayout(
+            {
+                "address": parameters.address_bits,
+                "data": 8 * parameters.bus_bytes,
+                "strb": parameters.bus_bytes,
+                "waiting": parameters.slots,
+            }
+        )
+        super().__init__(
+            {"i": In(stream.Signature(word)), "o": Out(stream.Signature(beat_layout(parameters)))}
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        size = parameters.memory_bytes
+        pieces = parameters.bus_bytes // size
+        index = Signal(range(max(pieces, 2)))
+        strb = self.i.p.strb.word_select(index, size)
+        passes = self.o.ready | ~strb.any()
+        m.d.comb += [
+            self.o.valid.eq(self.i.valid & strb.any()),
+            self.o.p.beat.eq(Cat(index[: exact_log2(pieces)], self.i.p.address[parameters.word_bits :])),
+            self.o.p.data.eq(self.i.p.data.word_select(index, 8 * size)),
+            self.o.p.strb.eq(strb),
+            self.o.p.waiting.eq(self.i.p.waiting),
+            self.i.ready.eq(passes & (index == pieces - 1)),
+        ]
+        with m.If(self.i.valid & passes):
+            m.d.sync += index.eq(Mux(index == pieces - 1, 0, index + 1))
+        return m
+
+
+class WriteOut(wiring.Component):
+    """Makes bursts of beats, sends them and waits for memory's answers.
+
+    A burst has at most 16 beats and does not cross 4 KiB. It goes out when all of it is there: no word on W
+    waits for one that has not come. Beats that do not continue a burst end it; so does ``hurry``, and a
+    while without beats. A beat a cycle; a burst's address is offered in the cycle after it ended.
+
+    Members:
+        i: beats.
+        ends: the beat that is taken is the last that its burst can have.
+        hurry: nothing more is on its way.
+        aw, w, b: of AXI.
+        probe: beats that someone asks for.
+        probed: one of them is here, or unanswered.
+        held: slots that wait for a burst that is here or unanswered.
+        slverr, decerr: slots of which a burst has had this answer.
+        failed, failed_beat: a burst has had one of them; its first beat.
+        idle: nothing is here, and nothing unanswered.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        self._parameters = parameters
+        channels = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
+        super().__init__(
+            {
+                "i": In(stream.Signature(beat_layout(parameters))),
+                "ends": Out(1),
+                "hurry": In(1),
+                "aw": Out(stream.Signature(channels["aw"])),
+                "w": Out(stream.Signature(channels["w"])),
+                "b": In(stream.Signature(channels["b"])),
+                "probe": In(range_layout(parameters)),
+                "probed": Out(1),
+                "held": Out(parameters.slots),
+                "slverr": Out(parameters.slots),
+                "decerr": Out(parameters.slots),
+                "failed": Out(1),
+                "failed_beat": Out(parameters.address_bits - parameters.beat_bits),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters = self._parameters
+        count = parameters.bursts
+        burst = data.StructLayout(
+            {
+                "first": parameters.address_bits - parameters.beat_bits,
+                "more": range(_BURST),
+                "waiting": parameters.slots,
+            }
+        )
+        bursts = [Signal(burst, name=f"burst{i}") for i in range(count)]
+        live, ended = Signal(count), Signal(count)  # begun, and all of it is here
+        newest = Signal(range(count))
+        next_aw, next_w, next_b = (
+            Signal(range(count), name=name, init=1) for name in ("next_aw", "next_w", "next_b")
+        )
+        forming = Signal()  # the newest one can go on
+
+        # Where a beat goes.
+        current = Signal(burst)
+        continues, starts, takes = Signal(), Signal(), Signal()
+        page = PAGE_BITS - parameters.beat_bits
+        following = Signal(range(count))
+        fills = Signal()
+        with m.Switch(newest):
+            for i in range(count):
+                with m.Case(i):
+                    m.d.comb += current.eq(bursts[i])
+        m.submodules.beats = beats = Queue(
+            data.StructLayout({"data": 8 * parameters.memory_bytes, "strb": parameters.memory_bytes}),
+            _WAITING_BEATS,
+        )
+        m.d.comb += [
+            following.eq(newest + 1),
+            continues.eq(forming & (self.i.p.beat == current.first + current.more + 1)),
+            starts.eq(~continues & ~live.bit_select(following, 1)),
+            self.i.ready.eq(beats.i.ready & (continues | starts)),
+            takes.eq(self.i.valid & self.i.ready),
+            fills.eq(self.i.p.beat[:page].all() | Mux(continues, current.more == _BURST - 2, _BURST == 1)),
+            self.ends.eq(fills),
+            beats.i.valid.eq(takes),
+            beats.i.p.data.eq(self.i.p.data),
+            beats.i.p.strb.eq(self.i.p.strb),
+        ]
+        patience = Signal(range(_PATIENCE + 1))
+        m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
+        gives_up = forming & ~self.i.valid & (self.hurry | (patience == _PATIENCE))
+        with m.If(takes):
+            m.d.sync += forming.eq(~fills)
+            with m.If(starts):
+                m.d.sync += newest.eq(following)
+        with m.Elif(gives_up):
+            m.d.sync += forming.eq(0)
+        for i in range(count):
+            with m.If(takes & continues & (newest == i)):
+                m.d.sync += [
+                    bursts[i].more.eq(bursts[i].more + 1),
+                    bursts[i].waiting.eq(bursts[i].waiting | self.i.p.waiting),
+                    ended[i].eq(fills),
+                ]
+            with m.Elif((takes & starts & forming | gives_up) & (newest == i)):
+                m.d.sync += ended[i].eq(1)
+            with m.If(takes & starts & (following == i)):
+                m.d.sync += [
+                    live[i].eq(1),
+                    ended[i].eq(fills),
+                    bursts[i].first.eq(self.i.p.beat),
+                    bursts[i].more.eq(0),
+                    bursts[i].waiting.eq(self.i.p.waiting),
+                ]
+
+        self._send(m, bursts, ended, next_aw, next_w, beats)
+
+        # Memory answers in order, for all have one ID.
+        answered = Signal(burst)
+        with m.Switch(next_b):
+            for i in range(count):
+                with m.Case(i):
+                    m.d.comb += answered.eq(bursts[i])
+        m.d.comb += [
+            self.b.ready.eq(1),
+            self.failed.eq(self.b.valid & self.b.p.resp[1]),
+            self.failed_beat.eq(answered.first),
+        ]
+        for name, response in (("slverr", Response.SLVERR), ("decerr", Response.DECERR)):
+            is_it = self.b.valid & (self.b.p.resp == response)
+            m.d.comb += getattr(self, name).eq(Mux(is_it, answered.waiting, 0))
+        with m.If(self.b.valid):
+            m.d.sync += next_b.eq(next_b + 1)
+        for i in range(count):
+            with m.If(self.b.valid & (next_b == i)):
+                m.d.sync += [live[i].eq(0), ended[i].eq(0)]
+
+        held = C(0, parameters.slots)
+        for i, one in enumerate(bursts):
+            held = held | Mux(live[i], one.waiting, 0)
+            before = one.first + one.more < self.probe.first
+            with m.If(live[i] & ~before & (one.first <= self.probe.last)):
+                m.d.comb += self.probed.eq(1)
+        m.d.comb += [self.held.eq(held), self.idle.eq(~live.any())]
+        return m
+
+    def _send(self, m, bursts, ended, next_aw, next_w, beats):
+        """Offer addresses and data of the bursts that have ended; neither waits for the other."""
+        parameters = self._parameters
+        count = len(bursts)
+        sent_aw, sent_w = Signal(count), Signal(count)
+        address, length = Signal.like(self.aw.p.addr), Signal.like(self.aw.p.len)
+        sending = Signal.like(bursts[0])
+        with m.Switch(next_aw):
+            for i in range(count):
+                with m.Case(i):
+                    m.d.comb += [
+                        self.aw.valid.eq(ended[i] & ~sent_aw[i]),
+                        address.eq(bursts[i].first << parameters.beat_bits),
+                        length.eq(bursts[i].more),
+                    ]
+        with m.Switch(next_w):
+            for i in range(count):
+                with m.Case(i):
+                    m.d.comb += [sending.eq(bursts[i]), self.w.valid.eq(ended[i] & ~sent_w[i])]
+        m.d.comb += [
+            self.aw.p.addr.eq(address),
+            self.aw.p.len.eq(length),
+            self.aw.p.size.eq(parameters.beat_bits),
+            self.aw.p.burst.eq(BurstKind.INCR),
+            self.aw.p.cache.eq(0b0010),  # answered by memory itself
+        ]
+        index = Signal(range(_BURST))
+        w_last = index == sending.more
+        m.d.comb += [
+            self.w.p.data.eq(beats.o.p.data),
+            self.w.p.strb.eq(beats.o.p.strb),
+            self.w.p.last.eq(w_last),
+            beats.o.ready.eq(self.w.valid & self.w.ready),
+        ]
+        sends_aw = self.aw.valid & self.aw.ready
+        sends_w = self.w.valid & self.w.ready
+        with m.If(sends_aw):
+            m.d.sync += next_aw.eq(next_aw + 1)
+        with m.If(sends_w):
+            m.d.sync += index.eq(Mux(w_last, 0, index + 1))
+            with m.If(w_last):
+                m.d.sync += next_w.eq(next_w + 1)
+        for i in range(count):
+            with m.If(~ended[i]):
+                m.d.sync += [sent_aw[i].eq(0), sent_w[i].eq(0)]
+            with m.Else():
+                with m.If(sends_aw & (next_aw == i)):
+                    m.d.sync += sent_aw[i].eq(1)
+                with m.If(sends_w & w_last & (next_w == i)):
+                    m.d.sync += sent_w[i].eq(1)

@@ -1,0 +1,56 @@
+"""The memory engine's register map: what PeakRDL makes of it has the addresses of the RTL."""
+
+import re
+
+import pytest
+
+from gen import registers
+from gen.__main__ import main
+from rtl.memory.map import ERRORS, MAP_BITS, REGISTERS, Group, address_of
+
+
+def test_the_header_has_every_field_and_the_compiler_no_complaint(tmp_path):
+    registers.write(tmp_path)
+    header = (tmp_path / "bitstash_memory.h").read_text()
+    for entry in REGISTERS:
+        for register in entry.registers if isinstance(entry, Group) else (entry,):
+            for field in register.fields:
+                prefix = f"{entry.name}__{register.name}" if isinstance(entry, Group) else register.name
+                found = re.search(rf"BITSTASH_MEMORY__{prefix}__{field.name}_bp (\d+)", header)
+                assert found, field
+                assert int(found[1]) == field.low
+    assert (tmp_path / "html" / "index.html").exists()
+    assert (tmp_path / "bitstash_memory" / "reg_model").exists()
+
+
+def test_registers_lie_apart():
+    places = []
+    for entry in REGISTERS:
+        if isinstance(entry, Group):
+            names = [f"{entry.name}_{register.name}" for register in entry.registers]
+            places += [address_of(name, i) for name in names for i in range(entry.count)]
+        else:
+            places.append(address_of(entry.name))
+    assert len(set(places)) == len(places)
+    assert all(place % 4 == 0 and place < 1 << MAP_BITS for place in places)
+    assert address_of("ERROR_ADDRESS_HIGH", len(ERRORS) - 1) < address_of("READ_BEATS")
+
+
+def test_verilog_is_made_and_linted(tmp_path):
+    path = tmp_path / "memory.v"
+    main(
+        [
+            "verilog",
+            "--interface",
+            "memory",
+            *["--dtype", "bf16", "--block", "32", "--target", "24", "--bus-bytes", "16"],
+            "-o",
+            str(path),
+        ]
+    )
+    assert "module bitstash_memory(" in path.read_text()
+
+
+def test_a_memory_has_a_bus_of_its_own_only_behind_a_memory_engine(tmp_path):
+    with pytest.raises(SystemExit, match="--memory-bytes is of --interface memory, not 'axi'"):
+        main(["verilog", "--interface", "axi", "--memory-bytes", "16"])

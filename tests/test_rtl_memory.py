@@ -1,0 +1,299 @@
+"""The parts of the memory engine, each by itself in Amaranth's simulator."""
+
+import random
+
+import numpy as np
+import pytest
+from amaranth.sim import Simulator
+
+from golden import HadamardFormat, PlaneFormat
+from golden.bursts import PAGE, Burst, BurstKind, Response
+from golden.memory import Dram, MemoryModel, Region
+from rtl.memory import MemoryParameters
+from rtl.memory.regions import Lookup, Mapper
+from rtl.memory.slots import Slots
+from rtl.memory.unpack import Unpacker
+from rtl.memory.walker import Walker
+from rtl.memory.writeout import Packer, WriteOut
+
+FORMATS = (PlaneFormat("bf16", 32, 21), HadamardFormat("bf16", 64, 18))
+
+
+def parameters(memory_bytes=16, **options):
+    return MemoryParameters(
+        formats=FORMATS, bus_bytes=16, memory_bytes=memory_bytes, address_bits=20, **options
+    )
+
+
+def simulate(part, *testbenches):
+    simulator = Simulator(part)
+    simulator.add_clock(1e-6)
+    for testbench in testbenches:
+        simulator.add_testbench(testbench)
+    simulator.run()
+
+
+async def send(context, stream, payloads, rng, pause=0.3):
+    for payload in payloads:
+        while rng.random() < pause:
+            await context.tick()
+        context.set(stream.payload, payload)
+        context.set(stream.valid, 1)
+        await context.tick().until(stream.ready)
+        context.set(stream.valid, 0)
+
+
+async def receive(context, stream, into, rng, pause=0.3):
+    """What is taken in this cycle goes to ``into``; the cycle ends here."""
+    context.set(stream.ready, rng.random() >= pause)
+    _, _, valid, ready, payload = await context.tick().sample(stream.valid, stream.ready, stream.payload)
+    if valid and ready:
+        into.append(payload)
+
+
+def test_beats_are_where_axi_says():
+    rng, bursts = random.Random(1), []
+    for _ in range(120):
+        kind, size, address = rng.choice(list(BurstKind)), 1 << rng.randrange(5), rng.randrange(PAGE)
+        most = {
+            BurstKind.FIXED: 16,
+            BurstKind.WRAP: 16,
+            BurstKind.INCR: min(40, (PAGE - address + address % size) // size),
+        }[kind]
+        beats = rng.choice([2, 4, 8, 16]) if kind == BurstKind.WRAP else rng.randint(1, most)
+        bursts.append(Burst(address - address % size * (kind == BurstKind.WRAP), beats, size, kind))
+    walker, beats = Walker(parameters(), 3), []
+    expected = [
+        (at, i == 0, i == burst.beats - 1, i == burst.beats - 1 or at // 16 != burst.addresses()[i + 1] // 16)
+        for burst in bursts
+        for i, at in enumerate(burst.addresses())
+    ]
+
+    async def source(context):
+        sizes = [burst.size.bit_length() - 1 for burst in bursts]
+        payloads = [
+            {"low": b.address, "len": b.beats - 1, "size": size, "kind": int(b.kind), "about": 5}
+            for b, size in zip(bursts, sizes, strict=True)
+        ]
+        await send(context, walker.i, payloads, rng)
+
+    async def sink(context):
+        while len(beats) < len(expected):
+            await receive(context, walker.o, beats, rng, pause=0.1)
+
+    simulate(walker, source, sink)
+    assert [(beat.at, beat.first, beat.last, beat.leaves) for beat in beats] == expected
+
+
+def test_regions_are_found_and_blocks_are_where_the_model_says():
+    p, rng = parameters(), random.Random(2)
+    model = MemoryModel(Dram(np.zeros(0, np.uint8)), 16)
+    for i in range(6):
+        base = PAGE * rng.choice([0, 8, 16, 24, 40, 41])
+        size = PAGE * rng.randint(1, 8)
+        model.enable(i, Region(base, size, PAGE * (100 + 10 * i), rng.choice([*FORMATS, None])))
+    lookup, mapper, places = Lookup(p), Mapper(p), []
+
+    async def look(context):
+        for i, region in enumerate(model.regions):
+            if region:
+                number = FORMATS.index(region.fmt) + 1 if region.fmt else 0
+                fields = {"base": region.base // PAGE, "size": region.size // PAGE, "format": number}
+                fields |= {"stored": region.stored // PAGE, "enabled": 1, "usable": 1}
+                context.set(lookup.regions[i], fields)
+        for _ in range(200):
+            address = rng.randrange(64 * PAGE)
+            context.set(lookup.page, address // PAGE)
+            await context.delay(1e-9)
+            found, region = context.get(lookup.found), model._region_of(address)
+            assert found.hit == (region is not None), hex(address)
+            if region:
+                places.append(({name: found[name] for name, _ in found.shape()}, address, region))
+
+    async def map_them(context):
+        for found, address, region in places:
+            context.set(mapper.found, found)
+            context.set(mapper.low, address % PAGE)
+            await context.delay(1e-9)
+            if region.fmt is None:
+                assert context.get(mapper.address) == region.stored + address - region.base
+            else:
+                number = region.number(address)
+                assert context.get(mapper.number) == number
+                assert context.get(mapper.address) == region.stored + number * region.fmt.target
+
+    for part, testbench in ((lookup, look), (mapper, map_them)):
+        simulator = Simulator(part)
+        simulator.add_testbench(testbench)
+        simulator.run()
+    assert len(places) > 20
+
+
+@pytest.mark.parametrize("memory_bytes", [16, 4])
+def test_blocks_side_by_side_share_beats_and_bursts(memory_bytes):
+    p, rng = parameters(memory_bytes), random.Random(3)
+    packer, out = Packer(p), WriteOut(p)
+    size = FORMATS[0].target
+    blocks = [(0x1F80 + size * i, rng.randbytes(size)) for i in range(20)]
+    blocks += [(0x3000 + size * rng.randrange(50), rng.randbytes(size)) for _ in range(10)]
+    words = []
+    for address, content in blocks:
+        for at in range(0, size, 16):
+            part = content[at : at + 16]
+            word = {"data": int.from_bytes(part, "little"), "empty": 16 - len(part), "first": at == 0}
+            words.append(word | {"address": address, "waiting": 1})
+    beats, bursts, data, found = [], [], [], bytearray(1 << 14)
+
+    async def source(context):
+        await send(context, packer.i, words[: 2 * 20], rng, pause=0)
+        await send(context, packer.i, words[2 * 20 :], rng)
+        context.set(packer.hurry, 1)
+
+    async def sink(context):
+        idle = 0
+        while idle < 20:
+            count = len(beats)
+            await receive(context, packer.o, beats, rng)
+            idle = idle + 1 if len(beats) == count else 0
+
+    simulate(packer, source, sink)
+    straight = (0x1F80 % memory_bytes + 20 * size + memory_bytes - 1) // memory_bytes
+    assert [beat.beat for beat in beats[:straight]] == [0x1F80 // memory_bytes + i for i in range(straight)]
+
+    async def give(context):
+        payloads = [{name: beat[name] for name in ("beat", "data", "strb", "waiting")} for beat in beats]
+        await send(context, out.i, payloads, rng, pause=0.1)
+
+    async def take(context):
+        idle = 0
+        while idle < 60:
+            count = len(bursts) + len(data)
+            for stream in (out.aw, out.w):
+                context.set(stream.ready, rng.random() < 0.7)
+            ended = min(len(bursts), sum(word.last for word in data))
+            context.set(out.b.valid, ended > answered[0])
+            context.set(out.b.p.resp, Response.OKAY)
+            answered[0] += ended > answered[0]
+            *_, aw_takes, burst, w_takes, word = await context.tick().sample(
+                out.aw.valid & out.aw.ready, out.aw.payload, out.w.valid & out.w.ready, out.w.payload
+            )
+            bursts.extend([burst] if aw_takes else [])
+            data.extend([word] if w_takes else [])
+            idle = idle + 1 if len(bursts) + len(data) == count else 0
+        assert context.get(out.idle)
+
+    answered = [0]
+    simulate(out, give, take)
+    rest = iter(data)
+    for burst in bursts:
+        assert burst.addr // PAGE == (burst.addr + (burst.len + 1) * memory_bytes - 1) // PAGE
+        for i in range(burst.len + 1):
+            word = next(rest)
+            assert word.last == (i == burst.len)
+            octets = word.data.to_bytes(memory_bytes, "little")
+            for j in range(memory_bytes):
+                if word.strb >> j & 1:
+                    found[burst.addr + i * memory_bytes + j] = octets[j]
+    assert next(rest, None) is None
+    expected = bytearray(1 << 14)
+    for address, content in blocks:
+        expected[address : address + size] = content
+    assert found == expected
+
+
+@pytest.mark.parametrize("memory_bytes", [16, 4])
+def test_runs_of_blocks_are_cut_and_errors_stay_with_their_blocks(memory_bytes):
+    p, rng = parameters(memory_bytes), random.Random(4)
+    unpacker = Unpacker(p)
+    runs, beats, expected = [], [], []
+    for _ in range(25):
+        index = rng.randrange(2)
+        size, count, skip = FORMATS[index].target, rng.randint(1, 5), rng.randrange(memory_bytes)
+        number = rng.getrandbits(32)
+        runs.append({"format": index + 1, "count": count - 1, "skip": skip, "number": number})
+        whole = -(-(skip + size * count) // memory_bytes)
+        content = rng.randbytes(whole * memory_bytes)
+        responses = [rng.choices([0, 2, 3], [6, 1, 1])[0] for _ in range(whole)]
+        for i, response in enumerate(responses):
+            octets = content[i * memory_bytes :][:memory_bytes]
+            beats.append({"data": int.from_bytes(octets, "little"), "resp": response})
+        for b in range(count):
+            start = skip + b * size
+            worst = max(responses[start // memory_bytes : (start + size - 1) // memory_bytes + 1])
+            expected.append((content[start : start + size], worst, (number + b) % 2**32))
+    words, found, octets = [], [], b""
+
+    async def describe(context):
+        await send(context, unpacker.run, runs, random.Random(5), pause=0)
+
+    async def source(context):
+        await send(context, unpacker.i, beats, rng, pause=0.2)
+
+    async def sink(context):
+        while sum(word.word.last for word in words) < len(expected):
+            await receive(context, unpacker.o, words, rng, pause=0.2)
+
+    simulate(unpacker, describe, source, sink)
+    for word in words:
+        octets += word.word.data.to_bytes(16, "little")[: 16 - word.word.empty]
+        if word.word.last:
+            found.append((octets, word.resp, word.word.first))
+            octets = b""
+    assert found == expected
+
+
+def test_bursts_of_one_id_are_answered_in_order_and_others_pass():
+    p, rng = parameters(least_slots=8), random.Random(6)
+    slots = Slots(p)
+    opened, given, held, wrong = [], [], {}, set()
+
+    async def act(context):
+        context.set(slots.b.ready, 1)
+        while len(given) < 300:
+            context.set(slots.open, 0)
+            context.set(slots.taken, 0)
+            context.set(slots.slverr, 0)
+            has_free, free = context.get(slots.has_free), context.get(slots.free)
+            if has_free and rng.random() < 0.6:
+                identity = rng.randrange(3)
+                context.set(slots.open, 1)
+                context.set(slots.id, identity)
+                opened.append((identity, free))
+                held[free] = len(opened) - 1
+                done.discard(free)
+            elif open_ones := [slot for slot in held if slot not in done]:
+                slot = rng.choice(open_ones)
+                context.set(slots.taken, 1)
+                context.set(slots.taken_slot, slot)
+                done.add(slot)
+                if rng.random() < 0.3:
+                    context.set(slots.slverr, 1 << slot)
+                    wrong.add(held[slot])
+            *_, valid, answer = await context.tick().sample(slots.b.valid, slots.b.payload)
+            if valid:
+                given.append((answer.id, answer.resp))
+                first = next(i for i, (one, _) in enumerate(opened) if one == answer.id and i not in gone)
+                gone.add(first)
+                assert answer.resp == (Response.SLVERR if first in wrong else Response.OKAY)
+                slot = opened[first][1]
+                if held.get(slot) == first:
+                    del held[slot]
+                    done.discard(slot)
+
+    done, gone = set(), set()
+    simulate(slots, act)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bus_bytes": 24}, r"bus_bytes must be one of \(16, 32, 64\), not 24"),
+        ({"bus_bytes": 64, "memory_bytes": 8}, r"memory_bytes must be one of \(64, 32, 16\), not 8"),
+        ({"address_bits": 50}, "address_bits must be from 16 to 44, not 50"),
+        ({"formats": (PlaneFormat("fp32", 16, 20),)}, "blocks of at least 128 bytes, not 64"),
+        ({"formats": (PlaneFormat("fp32", 64, None),)}, "fixed targets, not None"),
+    ],
+)
+def test_parameters_that_are_none_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        MemoryParameters(**options)
