@@ -53,7 +53,7 @@ def promise(part: str, fmt: Format, formats: Sequence[Format], bus_bytes: int) -
         return Promise(block_cycles, latency + (moved > bus_bytes), pieces)
     latency = 4
     if isinstance(fmt, HadamardFormat):
-        latency = 6 + (fmt.block > 128) + any(other.dtype != "fp32" for other in formats)
+        latency = 6 + (fmt.block > 64) + any(other.dtype != "fp32" for other in formats)
         latency += max(other.target for other in formats) > bus_bytes
     # A word is full after as many cycles, unless the tensor ends before.
     return Promise(block_cycles, latency + (min(pieces, block_cycles) if pieces > 1 else 0), pieces)

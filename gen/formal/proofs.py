@@ -9,7 +9,8 @@ from functools import partial
 from amaranth import C, Cat, Value
 from amaranth.lib import wiring
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
+from golden.hadamard import SCALE_BIAS
 from rtl import (
     AxiStreamCompressor,
     AxiStreamDecompressor,
@@ -45,6 +46,7 @@ from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .crossing import Crossing, InTime
 from .faults import FAULTS, Stage
+from .hadamard import Aligned, EveryBlock, NoInvalidHeader, TinyHadamard, Transformed
 from .headers import Headers
 from .order import Chain, InOrder
 from .roundtrip import RoundTrip, TinyFormat
@@ -63,6 +65,7 @@ SWITCHED = Config(
     further=(PlaneFormat("fp32", block=16, target=24, rounding="truncate"),),
     preset="bf16_n16_t20_or_fp32_n16_t24_b16",
 )
+HADAMARD = Config(HadamardFormat("bf16", block=64, target=16), bus_bytes=16)
 
 NUMBER = "number, latency"
 
@@ -73,7 +76,7 @@ def all_proofs() -> list[Proof]:
     """Every proof, and for each kind of claim the faults that it must find."""
     parts = (
         *(_of_stages, _of_movers, _of_clocks, _of_engines, _of_runtime),
-        *(_of_headers, _of_round_trips, _of_faults),
+        *(_of_headers, _of_round_trips, _of_hadamard, _of_hadamard_blocks, _of_faults),
     )
     return [proof for part in parts for proof in part()]
 
@@ -364,6 +367,47 @@ def _tiny(fmt: TinyFormat) -> str:
     ft = fmt.float_type
     bits = f"1+{ft.exponent_bits}+{ft.mantissa_bits} bits"
     return f"{bits}, N={fmt.block}, target {fmt.target}, {fmt.rounding}"
+
+
+def _of_hadamard() -> Iterator[Proof]:
+    """The Hadamard engines as streams; as in the planes' engines, no control depends on data."""
+    for part in ("compressor", "decompressor"):
+        yield _engine_contract(HADAMARD, part)
+        yield _counts(HADAMARD, part, whole_blocks=True)
+        yield _counts(HADAMARD, part, whole_blocks=True, less=1)
+    yield _counts(HADAMARD, "compressor")
+    yield _never_hangs(HADAMARD)
+
+
+def _of_hadamard_blocks() -> Iterator[Proof]:
+    """What the Hadamard engines compute, and for each claim a fault that it must find."""
+    bus = 16
+    fmt = TinyHadamard("bf16", target=2)
+    every = partial(EveryBlock, fmt, bus)
+    yield from (_computes("Decompressor", fmt, every), _reached(_computes("Decompressor", fmt, every), 20))
+    yield _computes(
+        "Decompressor", fmt, partial(every, SCALE_BIAS - 1), "held against half of the scale", finds=True
+    )
+
+    alone = partial(Transformed, fmt, bus)
+    yield _computes("Transform", fmt, alone, "one value not 0")
+    other = "held against other places"
+    yield _computes("Transform", fmt, partial(alone, wrong=True), other, finds=True)
+
+    fmt = TinyHadamard("fp16")
+    yield _computes("Aligner", fmt, partial(Aligned, fmt, bus), "two values not 0")
+    down = partial(Aligned, fmt, bus, rounds=False)
+    yield _computes("Aligner", fmt, down, "held against rounding down", finds=True)
+
+    small, of = HADAMARD.fmt, HADAMARD.name
+    assert isinstance(small, HadamardFormat)
+    headers = partial(NoInvalidHeader, small, HADAMARD.bus_bytes)
+    yield Proof("every header", "HadamardCompressor", of, headers, REACHABILITY, 20)
+
+
+def _computes(component: str, fmt: TinyHadamard, make: Maker, how: str = "", finds: bool = False) -> Proof:
+    name = f"{fmt.dtype}, N={fmt.block}, target {fmt.target}{', ' * bool(how)}{how}"
+    return Proof("every block", f"Hadamard{component}", name, make, SEARCH, 20, mode="bmc", finds=finds)
 
 
 def _of_faults() -> Iterator[Proof]:

@@ -55,8 +55,10 @@ def add(m: Module, name: str, a, b, carry: Value | None = None, group: int | Non
 
 
 def difference(m: Module, name: str, a: Value, b: Value) -> Value:
-    """``a - b`` of two unsigned numbers of one length, which must not be negative."""
-    return let(m, name, ~add(m, f"{name}_inverse", ~a, b)[: len(a)])
+    """``a - b`` of two unsigned numbers, ``b`` not the longer one, which must not be negative."""
+    inverse = add(m, f"{name}_inverse", ~a[: len(b)], b)
+    above = increment(m, f"{name}_above", ~a[len(b) :], inverse[-1]) if len(a) > len(b) else C(0, 0)
+    return let(m, name, ~Cat(inverse[: len(b)], above))
 
 
 def increment(m: Module, name: str, number: Value, carry: Value, group: int | None = None) -> Value:

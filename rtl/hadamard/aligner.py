@@ -263,8 +263,8 @@ def _moved(m: Module, name: str, magnitude: Value, below: Value) -> Value:
 
 
 def _largest(m: Module, name: str, values: list[Value]) -> Value:
-    """The largest of some numbers: of pairs, and then of up to four at once."""
-    size = 2
+    """The largest of some numbers: up to four at once, of more those of pairs first."""
+    size = 2 if len(values) > 4 else 4
     while len(values) > 1:
         groups = [values[i : i + size] for i in range(0, len(values), size)]
         values = [let(m, f"{name}_of{len(groups)}_{i}", largest_of(group)) for i, group in enumerate(groups)]

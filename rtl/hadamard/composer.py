@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden.floats import FloatType
 from golden.hadamard import FRACTION_BITS, HEADER_BITS, MINUS_INFINITY, NAN, SCALE_BIAS
 
-from ..arith.sums import Columns, add, compress, increment, let, place, rows_of, shift_left
+from ..arith.sums import Columns, add, compress, difference, increment, let, place, rows_of, shift_left
 from ..arith.trees import leading_zeros
 from ..stream import Switch, word_layout
 from .engine import HadamardEngine
@@ -66,7 +66,7 @@ class Composer(wiring.Component):
             place(columns, of_sum.magnitude, FRACTION_BITS)
             for j, bit in enumerate(fraction):
                 place(columns, of_sum.magnitude & bit.replicate(len(of_sum.magnitude)), j)
-            product = add(m, f"product{i}", *rows_of(compress(m, f"rows{i}", columns)), group=6)
+            product = add(m, f"product{i}", *rows_of(compress(m, f"rows{i}", columns)), group=4)
             m.d.comb += [
                 lane.product.eq(product),
                 lane.negative.eq(of_sum.negative),
@@ -78,6 +78,9 @@ class Composer(wiring.Component):
             found.highest.eq(Mux(highest < 1, 0, highest)),
             *(found[name].eq(self.i.p[name]) for name in ("error", "last")),
         ]
+        if not _rounded(engine):
+            most = self._switch.choose(lambda fmt: fmt.float_type.exponent_max - 1)
+            m.d.comb += found.too_large.eq(Mux(highest > most, highest - most, 0))
         if _lowest(engine):
             # Where the leading bit of the least normal number is.
             least = Cat(highest == place for place in range(1, len(found.least) + 1))
@@ -101,9 +104,11 @@ class Composer(wiring.Component):
             if _rounded(engine):
                 rest = self._switch.choose(lambda fmt: fmt.float_type, lambda ft, bits=moved: _rest(bits, ft))
                 m.d.comb += lane.rest.eq(rest)
+            else:
+                m.d.comb += lane.too_large.eq(zeros < products.too_large)
             m.d.comb += [
                 lane.significand.eq(Cat(C(0, max(kept - len(moved), 0)), moved[-kept:])),
-                lane.field.eq(products.highest - zeros),
+                lane.field.eq(difference(m, f"field{i}", products.highest, zeros)),
                 lane.negative.eq(of_product.negative & of_product.product.any()),
                 lane.kind.eq(of_product.kind),
             ]
@@ -130,8 +135,10 @@ class Composer(wiring.Component):
             )
             up = half & (more | odd)
             number = Cat(number[:lowest], increment(m, name, number[lowest:] | behind, up))
-        most = switch.choose(lambda fmt: fmt.float_type.exponent_max)
-        too_large = number[ft.mantissa_bits :] >= most
+            most = switch.choose(lambda fmt: fmt.float_type.exponent_max)
+            too_large = number[ft.mantissa_bits :] >= most
+        else:
+            too_large = lane.too_large
         finite = Mux(too_large, (ft.exponent_max << ft.mantissa_bits) - 1, number[: ft.width - 1])
         special = Cat(C(0, ft.mantissa_bits - 1), lane.kind == NAN, C(ft.exponent_max, ft.exponent_bits))
         negative = lane.negative | (lane.kind == MINUS_INFINITY)
@@ -172,10 +179,12 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
         highest: the exponent field of a product if its highest bit is its leading one; or 0 if it is none.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
         least: if there are subnormals, the product that has the leading bit of the least normal number.
+        too_large: if nothing is rounded, with how many leading zeros a product is not too large any more.
     """
     lane = data.StructLayout({"product": _bits(engine), "negative": 1, "kind": 2})
     highest = (1 << _EXPONENT_BITS) - 1 + max(_highest_field(engine, ft) for ft in engine.types)
     lowest = _lowest(engine)
+    least_max = min(ft.exponent_max for ft in engine.types)
     return data.StructLayout(
         {
             "lanes": data.ArrayLayout(lane, engine.lanes),
@@ -184,6 +193,7 @@ def _products_layout(engine: HadamardEngine) -> data.StructLayout:
             "last": 1,
         }
         | ({"least": _bits(engine) + lowest} if lowest else {})
+        | ({} if _rounded(engine) else {"too_large": range(highest - least_max + 2)})
     )
 
 
@@ -191,12 +201,13 @@ def _moved_layout(engine: HadamardEngine) -> data.StructLayout:
     """A word of numbers.
 
     Members:
-        lanes: of each the significand; the exponent field if it has a leading one; sign and kind; and if
-            there may be more bits, whether they are less than half of the last place, and whether that half.
+        lanes: of each the significand; the exponent field if it has a leading one; sign and kind; if there
+            may be more bits, whether they are less than half of the last place, and whether that half;
+            otherwise whether it is too large.
         error, last: see :func:`rtl.hadamard.reader.sums_layout`.
     """
     lane = data.StructLayout(
-        ({"rest": 2} if _rounded(engine) else {})
+        ({"rest": 2} if _rounded(engine) else {"too_large": 1})
         | {
             "significand": engine.float_type.mantissa_bits + 1,
             "field": _products_layout(engine)["highest"].shape,

@@ -74,7 +74,7 @@ class Energy(wiring.Component):
                 column.append(bit)
         rows = rows_of(compress(m, "blocks", columns))
         energy = Signal(len(self.o.number), reset_less=True)
-        total = add(m, "total", *so_far, group=7)[:width]
+        total = add(m, "total", *so_far, group=5)[:width]
         with m.If(self.go):
             m.d.sync += [
                 starts.eq(self.first),

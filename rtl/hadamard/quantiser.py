@@ -88,7 +88,7 @@ class Quantiser(wiring.Component):
         here = engine.word_index(m, "here", self.go, self.i.first)
         kept_word = engine.word_index(m, "kept_word", self.go, first)
         for i, (coefficient, lane) in enumerate(zip(self.i.lanes, found.lanes, strict=True)):
-            negative = let(m, f"negative{i}", coefficient[-1] & ~self.i.special)
+            negative = let(m, f"negative{i}", ~coefficient[-1] & ~self.i.special)
             flipped = let(m, f"flipped{i}", coefficient[:-1] ^ negative.replicate(len(coefficient) - 1))
             m.d.comb += [lane.negative.eq(negative), lane.flipped.eq(flipped)]
             for j, is_above in enumerate(lane.above):

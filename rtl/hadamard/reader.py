@@ -38,8 +38,8 @@ def sums_layout(engine: HadamardEngine) -> data.StructLayout:
     )
 
 
-# Levels of adders between two registers; those of a block's coefficients are short.
-_FIRST_LEVELS, _LEVELS = 4, 3
+# Levels of adders between two registers.
+_LEVELS = 3
 
 
 class Reader(wiring.Component):
@@ -47,6 +47,7 @@ class Reader(wiring.Component):
 
     All coefficients are at hand in every cycle, so that those which only differ in the number of their word
     are added up at once, with the signs that the word of values asks for. The butterflies of a word follow.
+    Numbers have an offset, as in :mod:`rtl.hadamard.transform`.
 
     A block's first word is offered :meth:`latency` cycles after the block was. The block is taken with its
     last word.
@@ -70,7 +71,7 @@ class Reader(wiring.Component):
 
     @staticmethod
     def latency(engine: HadamardEngine) -> int:
-        return 2 + -(-(exact_log2(engine.block) - _FIRST_LEVELS) // _LEVELS)
+        return -(-exact_log2(engine.block) // _LEVELS) + 1
 
     def elaborate(self, platform):
         m = Module()
@@ -113,7 +114,7 @@ class Reader(wiring.Component):
         for number, takes in enumerate(stages.takes):
             name = f"stage{number}"
             if number < count - 1:
-                for level in range(_LEVELS if number else _FIRST_LEVELS):
+                for level in range(_LEVELS):
                     if len(lanes[0]) > 1:
                         lanes = _added(m, f"{name}_{level}", lanes)
                     elif bit < exact_log2(engine.lanes):
@@ -127,7 +128,7 @@ class Reader(wiring.Component):
             ]
             if number == 0:
                 with m.If(takes & ~is_scale):
-                    m.d.sync += Cat(Cat(sums) for sums in values).eq(0)
+                    m.d.sync += [value.eq(1 << len(value) - 1) for sums in values for value in sums]
             lanes = values
             beside = _kept(m, f"{name}_beside", takes, beside)
             signs = pattern.signs if number == 0 else _kept(m, f"{name}_signs", takes, signs)
@@ -197,16 +198,17 @@ def _kept(m: Module, name: str, takes: Value, value):
 
 
 def _level_of(m: Module, name: str, field: Value, flip: Value, bits: int, halved: bool) -> Value:
-    """The coefficient that a field stands for, negated if it is flipped, as a signed number."""
-    level = Signal(bits, name=name)
+    """The coefficient that a field stands for, negated if it is flipped, with an offset."""
+    offset = 1 << bits - 1
+    level = Signal(bits, name=name, init=offset)
     if not len(field):
         return level
     with m.Switch(Cat(field[:-1], field[-1] ^ flip)):
         for number, magnitude in enumerate(LEVELS[len(field)]):
             with m.Case(number):
-                m.d.comb += level.eq(magnitude >> halved)
+                m.d.comb += level.eq(offset + (magnitude >> halved))
             with m.Case(number | 1 << len(field) - 1):
-                m.d.comb += level.eq(-(magnitude >> halved))
+                m.d.comb += level.eq(offset - (magnitude >> halved))
     return level
 
 
@@ -215,7 +217,7 @@ def _added(m: Module, name: str, lanes: list[list[Value]]) -> list[list[Value]]:
     half = len(lanes[0]) // 2
     return [
         [
-            add(m, f"{name}_{i}_{j}", Cat(a, a[-1]), Cat(b, b[-1]))[: len(a) + 1]
+            add(m, f"{name}_{i}_{j}", a, b)
             for j, (a, b) in enumerate(zip(values[:half], values[half:], strict=True))
         ]
         for i, values in enumerate(lanes)
@@ -227,14 +229,13 @@ def _butterflies(m: Module, name: str, lanes: list[list[Value]], bit: int) -> li
     for low in range(len(lanes)):
         if not low & bit:
             (a,), (b,) = lanes[low], lanes[low | bit]
-            pair = (Cat(a, a[-1]), Cat(b, b[-1]))
-            total, less, _, _ = butterfly(m, f"{name}_{low}", *pair, C(0), C(0))
-            result[low], result[low | bit] = [total], [less]
+            total, less, carry, borrow = butterfly(m, f"{name}_{low}", a, b, C(0), C(0))
+            result[low], result[low | bit] = [Cat(total, carry)], [Cat(less, ~borrow)]
     return result
 
 
 def _magnitude(m: Module, name: str, number: Value, flip: Value) -> Value:
-    """A signed number's magnitude, and behind it its sign, the other one if it is flipped."""
-    negative = number[-1]
+    """The magnitude of a number with an offset, and behind it its sign, the other one if it is flipped."""
+    negative = ~number[-1]
     flipped = let(m, f"{name}_flipped", number[:-1] ^ negative.replicate(len(number) - 1))
     return Cat(increment(m, f"{name}_magnitude", flipped, negative, 4), negative ^ flip)

@@ -7,6 +7,9 @@ commutator.)
 
 The upper bits of every number are a cycle behind the lower ones, so that a carry has no farther to go in a
 cycle than half of a number.
+
+Numbers have an offset: one of ``n`` bits is 2**(n - 1) more than what it stands for. So the highest bit of a
+sum is a carry, and that of a difference a borrow, with no sign to extend.
 """
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
@@ -42,7 +45,7 @@ def aligned_layout(engine: HadamardEngine) -> data.StructLayout:
 
 
 def coefficients_layout(engine: HadamardEngine) -> data.StructLayout:
-    """A word of coefficients: as :func:`aligned_layout`, but each a signed number."""
+    """A word of coefficients: as :func:`aligned_layout`, but each a number with an offset."""
     lanes = data.ArrayLayout(engine.coefficient_bits + 1, engine.lanes)
     return data.StructLayout({"lanes": lanes, "first": 1, "special": 1})
 
@@ -68,7 +71,7 @@ class Transform(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        lower, upper = self._signed(m)
+        lower, upper = self._offset(m)
         first, special = self.i.first, self.i.special
         for number, stage in enumerate(self._engine.stages):
             name = f"stage{number}"
@@ -102,8 +105,8 @@ class Transform(wiring.Component):
             value = later
         return value
 
-    def _signed(self, m: Module) -> tuple[list[Value], list[Value]]:
-        """The values as signed numbers, a bit longer than their magnitudes: lower bits and upper ones."""
+    def _offset(self, m: Module) -> tuple[list[Value], list[Value]]:
+        """The values with an offset, a bit longer than their magnitudes: lower bits and upper ones."""
         lower, upper = [], []
         for i, lane in enumerate(self.i.lanes):
             negative = lane.negative
@@ -113,7 +116,8 @@ class Transform(wiring.Component):
             rest = self._delayed(m, f"value{i}_rest", lane.magnitude[_LOWER:], 1)
             negative = self._delayed(m, f"value{i}_negative", negative, 1)
             flipped = let(m, f"upper{i}_flipped", Cat(rest, C(0, 1)) ^ negative.replicate(len(rest) + 1))
-            upper.append(increment(m, f"value{i}_upper", flipped, carry))
+            signed = increment(m, f"value{i}_upper", flipped, carry)
+            upper.append(Cat(signed[:-1], ~signed[-1]))
         return lower, upper
 
     def _butterflies(
@@ -131,8 +135,10 @@ class Transform(wiring.Component):
             for lane, value in ((low, total), (high, less)):
                 kind = Mux(special, lower[lane][KIND], value[KIND])
                 lower[lane] = let(m, f"{name}_lane{lane}", Cat(value[: KIND.start], kind, value[KIND.stop :]))
-            a, b = (Cat(upper[lane], upper[lane][-1]) for lane in (low, high))
-            upper[low], upper[high], _, _ = butterfly(m, f"{of_pair}_upper", a, b, carry, borrow)
+            total, less, carry, borrow = butterfly(
+                m, f"{of_pair}_upper", upper[low], upper[high], carry, borrow
+            )
+            upper[low], upper[high] = Cat(total, carry), Cat(less, ~borrow)
 
     def _swap(
         self, m: Module, name: str, lanes: list[Value], lane_bit: int, word_bit: int, first: Value
