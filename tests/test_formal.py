@@ -11,6 +11,7 @@ from amaranth.sim import Simulator
 from gen.__main__ import main
 from gen.formal import all_proofs, prove
 from gen.formal.faults import FAULTS
+from gen.formal.hadamard import PlainBlock, TinyHadamard
 from gen.formal.headers import is_valid
 from gen.formal.plain import Plain
 from gen.formal.roundtrip import TinyFormat
@@ -86,6 +87,35 @@ def test_the_plain_rule_of_headers_is_goldens(fmt):
     assert found == (~fmt.check_headers(headers)).tolist()
 
 
+@pytest.mark.parametrize("fmt", [TinyHadamard("bf16"), TinyHadamard("fp16", target=4)], ids=repr)
+def test_the_plain_description_of_a_hadamard_block_is_goldens(fmt):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (100, fmt.target), dtype=np.uint8)
+    rows[:20] = np.c_[np.arange(20), rows[:20, 1] & 0xF0, rows[:20, 2:]]  # zeros, specials, invalid headers
+    numbers = rng.integers(0, 1 << 32, len(rows)).tolist()
+    plain = PlainBlock(fmt)
+    found, errors = [], []
+
+    async def process(context):
+        for row, number in zip(rows, numbers, strict=True):
+            context.set(plain.stored, int.from_bytes(row.tobytes(), "little"))
+            context.set(plain.number, number)
+            found.append([int(word) for word in context.get(plain.y)])
+            errors.append(bool(context.get(plain.error)))
+
+    simulator = Simulator(plain)
+    simulator.add_testbench(process)
+    simulator.run()
+    assert errors == [2 <= i < 16 for i in range(20)] + errors[20:]
+    for row, number, words, error in zip(rows, numbers, found, errors, strict=True):
+        if error:
+            with pytest.raises(ValueError, match="no encoder produces the header"):
+                fmt.decompress(row[None], fmt.block, number)
+        else:
+            values = fmt.decompress(row[None], fmt.block, number)
+            assert words == values.view(fmt.float_type.bits).tolist()
+
+
 def test_something_looks_for_every_fault():
     sought = {proof.parameters for proof in all_proofs() if proof.finds}
     assert not set(FAULTS.values()) - sought
@@ -98,8 +128,9 @@ def test_something_looks_for_every_fault():
         ["*-Stage-*", "every_x-*held_against_nearest-bmc", "every_header-*-1_3_4_bits*"],
         ["order-Joiner-*", "never_hangs-Decompressor-fp16_*"],
         ["contract-AsyncFifo-*", "order-AsyncFifo-*ahead*", "order-*Slice-*", "number*AsyncFifo-*"],
+        ["every_block-HadamardTransform-*"],
     ],
-    ids=["contracts", "faults", "all time", "stream parts"],
+    ids=["contracts", "faults", "all time", "stream parts", "Hadamard"],
 )
 def test_proofs_end_as_they_must(names, build):
     proofs = [proof for proof in all_proofs() if any(fnmatch(proof.name, name) for name in names)]

@@ -23,9 +23,8 @@ from rtl.stream import AsyncFifo
 
 DATASHEET = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
 
-# The 64-byte engines of the default format run in tests/test_bridge_backends.py, as a library.
 SLICE = [
-    Config(PlaneFormat("fp32", 64, 80), bus_bytes=16),
+    Config(PlaneFormat("fp32", 64, 80), bus_bytes=64),
     Config(PlaneFormat("bf16", 16, 7), bus_bytes=64),
     Config(PlaneFormat("fp16", 32, 37, "truncate"), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 9), bus_bytes=32, interface="axi"),
