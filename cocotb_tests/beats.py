@@ -82,7 +82,7 @@ def _taken_corners(bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
     yield Corner("s_axis", "held up by the engine", np.array(held_up(beats), bool))
     starts = np.array([True, *(beat.last for beat in beats)], bool)[: len(beats)]
     numbered = any(beat.user is not None for beat in beats)
-    numbers = np.array([beat.user or 0 for beat in beats], np.int64)
+    numbers = np.array([-1 if beat.user is None else beat.user for beat in beats], np.int64)
     yield Corner("s_axis", "first beat, TUSER is 0", starts & (numbers == 0), numbered)
     yield Corner("s_axis", "first beat, TUSER near its end", starts & (numbers >= (1 << 32) - 7), numbered)
     yield Corner("s_axis", "other beat, TUSER", ~starts & (numbers > 0), numbered)
