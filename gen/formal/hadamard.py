@@ -31,6 +31,7 @@ from rtl import HadamardCompressor, HadamardDecompressor
 from rtl.hadamard.aligner import Aligner
 from rtl.hadamard.engine import HadamardEngine
 from rtl.hadamard.transform import KIND, Transform
+from rtl.stream import Switch
 
 __all__ = ["Aligned", "EveryBlock", "NoInvalidHeader", "PlainBlock", "TinyHadamard", "Transformed"]
 
@@ -304,7 +305,7 @@ class Aligned(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engine, ft = self._engine, self._fmt.float_type
-        m.submodules.aligner = aligner = Aligner(engine)
+        m.submodules.aligner = aligner = Aligner(engine, Switch(engine.formats))
         m.d.comb += [Assume(~ResetSignal()), aligner.go.eq(1)]
         is_first = Signal(init=1)
         x, number = Signal.like(self.x), Signal(32)
