@@ -6,8 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from golden import Format, HadamardFormat
 
-from ..compressor import Compressor
 from ..hadamard import HadamardCompressor
+from ..planes import Compressor
 from ..stream import NUMBER_BITS
 from .gather import place_layout, probe_layout, probes
 from .parameters import MemoryParameters

@@ -7,8 +7,8 @@ from amaranth.utils import exact_log2
 
 from golden import HadamardFormat
 
-from ..decompressor import Decompressor
 from ..hadamard import HadamardDecompressor
+from ..planes import Decompressor
 from ..stream import word_layout
 from .parameters import MemoryParameters
 from .plan import run_layout
