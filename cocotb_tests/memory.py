@@ -21,7 +21,7 @@ ENGINES = {
     "bypass-narrow": MemoryParameters(bus_bytes=64, memory_bytes=16),
     "small": MemoryParameters(formats=(PlaneFormat("bf16", 32, 24),), bus_bytes=16, memory_bytes=16),
     "small-narrow": MemoryParameters(
-        formats=(PlaneFormat("bf16", 32, 24), HadamardFormat("bf16", 64, 9)), bus_bytes=32, memory_bytes=8
+        formats=(PlaneFormat("bf16", 32, 24), HadamardFormat("bf16", 64, 9)), bus_bytes=32, memory_bytes=16
     ),
     "planes": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),)),
     "planes-narrow": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),), memory_bytes=16),

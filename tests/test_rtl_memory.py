@@ -9,7 +9,7 @@ from amaranth.sim import Simulator
 from golden import HadamardFormat, PlaneFormat
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import Dram, MemoryModel, Region
-from rtl.memory import MemoryParameters
+from rtl.memory import MemoryEngine, MemoryParameters
 from rtl.memory.regions import Lookup, Mapper
 from rtl.memory.slots import Slots
 from rtl.memory.unpack import Unpacker
@@ -282,6 +282,11 @@ def test_bursts_of_one_id_are_answered_in_order_and_others_pass():
 
     done, gone = set(), set()
     simulate(slots, act)
+
+
+def test_a_memory_of_which_a_page_is_more_than_a_burst_is_refused():
+    with pytest.raises(ValueError, match="memory_bytes must be at least 16, not 4"):
+        MemoryEngine(parameters(4))
 
 
 @pytest.mark.parametrize(

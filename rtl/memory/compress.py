@@ -4,10 +4,9 @@ from amaranth import C, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden import Format, HadamardFormat
+from golden import HadamardFormat
 
-from ..hadamard import HadamardCompressor
-from ..planes import Compressor
+from ..ports import COMPRESSORS, core_of
 from ..stream import NUMBER_BITS
 from .gather import place_layout, probe_layout, probes
 from .parameters import MemoryParameters
@@ -17,11 +16,6 @@ __all__ = ["BlockCompressor"]
 
 # Blocks that are in a compressor, or wait for their turn behind it.
 _INSIDE = 8
-
-
-def _compressor(fmt: Format, bus_bytes: int) -> wiring.Component:
-    kind = HadamardCompressor if isinstance(fmt, HadamardFormat) else Compressor
-    return kind(fmt, bus_bytes)
 
 
 class BlockCompressor(wiring.Component):
@@ -67,7 +61,7 @@ class BlockCompressor(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        m.submodules.core = core = _compressor(self._fmt, parameters.bus_bytes)
+        m.submodules.core = core = core_of(COMPRESSORS, self._fmt)(self._fmt, parameters.bus_bytes)
 
         entry = data.StructLayout(
             {

@@ -14,6 +14,9 @@ from .write import WritePath
 
 __all__ = ["MemoryEngine"]
 
+# A page of 4 KiB is asked for in one burst, which has at most 256 beats.
+_LEAST_MEMORY_BYTES = 16
+
 
 class MemoryEngine(wiring.Component):
     """Keeps the memory of an accelerator compressed: docs/memory.md.
@@ -27,9 +30,16 @@ class MemoryEngine(wiring.Component):
         m_axi_*: AXI4 of the memory; all bursts have the ID 0, and are INCR bursts of whole beats.
         s_axil_*: AXI4-Lite of the registers.
         irq: see :class:`rtl.memory.registers.Registers`.
+
+    Raises:
+        ValueError: the memory's bus has less than 16 bytes.
     """
 
     def __init__(self, parameters: MemoryParameters):
+        if parameters.memory_bytes < _LEAST_MEMORY_BYTES:
+            raise ValueError(
+                f"memory_bytes must be at least {_LEAST_MEMORY_BYTES}, not {parameters.memory_bytes}"
+            )
         self.parameters = parameters
         self._port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
         self._below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)

@@ -5,10 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from golden import HadamardFormat
-
-from ..hadamard import HadamardDecompressor
-from ..planes import Decompressor
+from ..ports import DECOMPRESSORS, core_of
 from ..stream import word_layout
 from .parameters import MemoryParameters
 from .plan import run_layout
@@ -228,7 +225,7 @@ class Decompressors(wiring.Component):
             order.o.ready.eq(self.o.valid & self.o.ready & self.o.p.last),
         ]
         for i, fmt in enumerate(parameters.formats):
-            kind = HadamardDecompressor if isinstance(fmt, HadamardFormat) else Decompressor
+            kind = core_of(DECOMPRESSORS, fmt)
             m.submodules[f"decompressor{i}"] = core = kind(fmt, parameters.bus_bytes)
             is_its = self.format == i + 1
             m.d.comb += core.i.valid.eq(self.i.valid & is_its & has_room)
