@@ -59,9 +59,12 @@ def _without_unread(module: str) -> str:
         }
         if not unread:
             return module
+
+        def kept(line: re.Match[str], unread: set[str] = unread) -> str:
+            return "" if line[1] in unread else line[0]
+
         for pattern in (_DECLARED, _DRIVEN):
-            for line in reversed([found for found in pattern.finditer(module) if found[1] in unread]):
-                module = module[: line.start()] + module[line.end() :]
+            module = pattern.sub(kept, module)
 
 
 def _with_plain_names(text: str) -> str:
