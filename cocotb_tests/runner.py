@@ -292,7 +292,7 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
 
 
 def _runtime(design: Design, waves: bool) -> Path:
-    """Where the objects of Verilator's and cocotb's own sources are, alike for models with such options."""
+    """Where the objects of Verilator's own sources are, alike for models with such options."""
     with_what = [toolchain.cxx(), version("verilator"), cocotb.__version__, *design.verilator, str(waves)]
     return _ROOT / "build" / "runtime" / hashlib.sha256(" ".join(with_what).encode()).hexdigest()[:16]
 
@@ -311,7 +311,7 @@ def _leave_runtime(design: Design, model: Path, waves: bool) -> None:
     if not runtime.exists():
         runtime.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=runtime.parent))
-        for file in model.glob("verilat*.o"):
+        for file in model.glob("verilated*.o"):
             shutil.copy(file, made)
         with suppress(OSError):
             made.rename(runtime)
