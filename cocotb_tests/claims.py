@@ -31,7 +31,9 @@ CLAIMS = (
         "and so is what a decompressor makes of stored bytes, behind any valid header whatever lies there. "
         "Blocks are random floats of every exponent, hostile ones and activations of a GPT-2. The proof is "
         "of decompress(compress(x)) for every block x, against a description of the format without bytes, "
-        "stages or trees (`gen/formal/plain.py`).",
+        "stages or trees (`gen/formal/plain.py`); of the Hadamard format, of tiny blocks: the decompressor for "
+        "every two blocks, the transform and the aligner for blocks that are 0 but in one or two places "
+        "(`gen/formal/hadamard.py`).",
         benches=(
             "matches_golden",
             "meets_every_place",
@@ -40,7 +42,7 @@ CLAIMS = (
             "takes_bytes_without_keep_as_zeros",
             "switches_from_each_format_to_each",
         ),
-        proofs=("every x",),
+        proofs=("every x", "every block"),
         gates="gates",
         gaps=(
             "*Every x* is proven of floats of 1 + 3 + 4 bits in blocks of 8 and 16 values, the largest that "

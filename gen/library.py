@@ -71,7 +71,8 @@ def build(config: Config, path: Path) -> None:
 
 def layout_header(config: Config) -> str:
     """Where the fields of both engines' payloads lie, in C++: of those that a port lacks, no bits."""
-    lines = ["struct Field {", "    unsigned offset, width;", "};"]
+    # No names that the dynamic linker sees: it would give one library the places of another's fields.
+    lines = ["namespace {", "struct Field {", "    unsigned offset, width;", "};"]
     for part in parts(config):
         lines.append(f"struct {part.capitalize()}Layout {{")
         for name, members in {"i": ("last", "empty", "first"), "o": ("last", "empty", "error")}.items():
@@ -81,4 +82,5 @@ def layout_header(config: Config) -> str:
                 offset, width = (bits[-1], bits[0] - bits[-1] + 1) if bits else (0, 0)
                 lines.append(f"    static constexpr Field {name}_{member}{{{offset}, {width}}};")
         lines.append("};")
+    lines.append("}  // namespace")
     return "\n".join(lines) + "\n"

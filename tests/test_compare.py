@@ -33,7 +33,7 @@ def test_every_model_is_compared_and_written(tmp_path, capsys, monkeypatch):
     rows = json.loads((tmp_path / "rok" / "rok.json").read_text())
     assert (tmp_path / "rok" / "rok.png").stat().st_size > 10_000
     assert open_files(tmp_path / "disk") == 0
-    assert len(rows) == 3 * 2 * 4
+    assert len(rows) == len(compare.MODELS) * 2 * 4
     by_key = {(found["model"], found["batch"], found["scheme"]): found for found in rows}
     for model in compare.MODELS:
         for batch in (1, 2):

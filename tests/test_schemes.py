@@ -45,7 +45,7 @@ def test_every_scheme_trains_gpt2(small, scheme):
     assert found["val_loss"] == pytest.approx(none["val_loss"], rel=0.05)
     assert found["val_loss"] < none["train_loss"][0] - 0.1
     if "offload" in scheme:
-        assert found["offloaded_bytes"] > 0.95 * found["stored_bytes"]
+        assert found["offloaded_bytes"] > 0.9 * found["stored_bytes"]
     if any(name in scheme for name in ("recompute", "compact", "pool")):
         assert found["raw_bytes"] < none["raw_bytes"]
     else:
