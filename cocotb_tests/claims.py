@@ -31,8 +31,8 @@ CLAIMS = (
         "and so is what a decompressor makes of stored bytes, behind any valid header whatever lies there. "
         "Blocks are random floats of every exponent, hostile ones and activations of a GPT-2. The proof is "
         "of decompress(compress(x)) for every block x, against a description of the format without bytes, "
-        "stages or trees (`gen/formal/plain.py`); of the Hadamard format, of tiny blocks, the decompressor for "
-        "every two, the transform and the aligner for those that are 0 but in one or two places "
+        "stages or trees (`gen/formal/plain.py`); of the Hadamard format, of tiny blocks, the decompressor "
+        "for every two, the transform and the aligner for those that are 0 but in one or two places "
         "(`gen/formal/hadamard.py`).",
         benches=(
             "matches_golden",
