@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 -m tests.distributed_worker FOLDER
 
 Every rank writes FOLDER/RANK.json: for each parallelism and each kind of hooks the losses of some steps, the
-bytes of two matrices between the last forward and backward pass, and the rows of the bridge's last report.
+bytes of two matrices between the last forward and backward pass, and the rows of the bridge's last report;
+and as "gathered" what derive_from_gathered found.
 """
 
 import json
@@ -33,11 +34,11 @@ STEPS, BATCH, LENGTH, WIDTH, HEADS, CLASSES = 4, 3, 40, 64, 4, 33
 class Net(nn.Module):
     """A small transformer. Two ranks cannot share 33 classes equally, so what FSDP gathers has padding."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm_first: bool = True) -> None:
         super().__init__()
         self.embedding = nn.Embedding(CLASSES, WIDTH)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, HEADS, 96, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 96, dropout=0.0, batch_first=True, norm_first=norm_first)
             for _ in range(2)
         )
         self.head = nn.Linear(WIDTH, CLASSES)
@@ -107,8 +108,29 @@ def train(parallel: str, hooks: str) -> dict[str, Any]:
     return {"losses": losses, "rows": rows, "bytes_between": bytes_between}
 
 
+def derive_from_gathered(gathered_before: bool) -> list[list[float]]:
+    """A layer's norm comes last and the next layer saves it: needed when its weights are freed again.
+
+    The loss and the gradients' norms: without hooks, then derived.
+    """
+    found = []
+    for hooks in ("exact", "derived"):
+        torch.manual_seed(0)
+        model = shard(Net(norm_first=False))
+        if gathered_before:
+            for layer in model.layers:
+                layer.unshard()
+        tokens = torch.randint(CLASSES, (BATCH, LENGTH))
+        with HOOKS[hooks](model):
+            loss = model(tokens)
+        loss.backward()
+        found.append([loss.item(), *(p.grad.full_tensor().norm().item() for p in model.parameters())])
+    return found
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     results = {p: {h: train(p, h) for h in HOOKS} for p in PARALLEL}
+    results["gathered"] = [derive_from_gathered(gathered_before) for gathered_before in (False, True)]
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

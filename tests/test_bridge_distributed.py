@@ -35,6 +35,13 @@ def test_what_is_derived_from_exact_tensors_changes_no_loss(ranks, parallel):
         assert derived == {"native_layer_norm"}  # a ReLU's input is not saved
 
 
+@pytest.mark.parametrize("gathered_before", [False, True])
+def test_what_is_derived_does_not_need_what_fsdp_freed(ranks, gathered_before):
+    for rank in ranks:
+        exact, derived = rank["gathered"][gathered_before]
+        assert derived == exact
+
+
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_weights_are_not_stashed(ranks, parallel):
     # Matrices that are not parameters have a row for each of the 120 tokens.
@@ -49,9 +56,21 @@ def test_weights_are_not_stashed(ranks, parallel):
 
 def test_weights_are_freed_between_forward_and_backward_where_fsdp_frees_them(ranks):
     for rank in ranks:
-        kept = {parallel: runs["bridge"]["bytes_between"] for parallel, runs in rank.items()}
-        assert kept == {parallel: runs["derived"]["bytes_between"] for parallel, runs in rank.items()}
-        assert kept == {parallel: runs["exact"]["bytes_between"] for parallel, runs in rank.items()}
+        kept = {
+            parallel: runs["bridge"]["bytes_between"]
+            for parallel, runs in rank.items()
+            if parallel in PARALLEL
+        }
+        assert kept == {
+            parallel: runs["derived"]["bytes_between"]
+            for parallel, runs in rank.items()
+            if parallel in PARALLEL
+        }
+        assert kept == {
+            parallel: runs["exact"]["bytes_between"]
+            for parallel, runs in rank.items()
+            if parallel in PARALLEL
+        }
         assert (kept["fsdp"], kept["fsdp, bf16"]) == (0, 0)
         assert kept["ddp"] == kept["fsdp, kept after forward"] == 2 * 4 * 64 * 96
 

@@ -205,8 +205,10 @@ class Planner:
         source = operand.source
         if source is None:
             return None
-        region = covered(operand.geometry)
-        return source.left(region) or source.holding(region)
+        region, origin = covered(operand.geometry), operand.origin
+        is_gathered = origin.constant in ("parameter", "parameter copy") and origin.parameter is None
+        left = None if is_gathered else source.left(region)  # FSDP frees it even if a node holds it
+        return left or source.holding(region)
 
     def _parameter(self, operand: Operand) -> Raw | None:
         """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""

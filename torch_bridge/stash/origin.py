@@ -33,7 +33,7 @@ class Origin:
         writes: in-place operations seen on the storage. Unlike ``Tensor._version`` this counts writes through
             ``.data`` and other tensors that share the memory and not the version counter.
         storage: a weak reference to it; None of a tensor that has none.
-        parameter: the tensor, if it is a parameter that was there before.
+        parameter: the tensor, if it is a parameter that was there before and that FSDP did not gather.
         recipe: how it was made, if that is known and can be done again.
         sources: what was stashed of it, by version and dtype.
     """

@@ -10,7 +10,7 @@ kernel has been chosen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,16 @@ class Trace(TorchDispatchMode):
         self._hooks: list[RemovableHandle] = []
         self.before: Callable[[str, tuple[Any, ...]], None] | None = None
         self._add_constants(module.buffers(), "buffer")
-        self._add_constants(module.parameters(), "parameter")
+        self._add_constants(module.parameters(), "parameter", _gathered(module))
 
-    def _add_constants(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+    def _add_constants(
+        self, tensors: Iterable[torch.Tensor], kind: str, gathered: Collection[int] = ()
+    ) -> None:
         for tensor in tensors:
             if tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor):
                 origin = Origin(constant=kind)
-                origin.parameter = tensor if kind == "parameter" else None
+                is_own = kind == "parameter" and id(tensor) not in gathered
+                origin.parameter = tensor if is_own else None
                 self._origins.set(tensor.untyped_storage(), origin)
 
     def __enter__(self) -> Trace:
@@ -190,6 +193,13 @@ class Trace(TorchDispatchMode):
                     return
                 taken[place] = Operand(self.origin(value), value)
         self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
+
+
+def _gathered(model: torch.nn.Module) -> set[int]:
+    """Identities of parameters that FSDP2 has gathered already; sharded ones are DTensors."""
+    managed = [part for part in model.modules() if hasattr(part, "unshard") and hasattr(part, "reshard")]
+    parameters = (parameter for part in managed for parameter in part.parameters())
+    return {id(parameter) for parameter in parameters if type(parameter) is torch.nn.Parameter}
 
 
 def has_unseen_copies(model: torch.nn.Module) -> bool:
