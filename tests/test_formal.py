@@ -87,6 +87,13 @@ def test_the_plain_rule_of_headers_is_goldens(fmt):
     assert found == (~fmt.check_headers(headers)).tolist()
 
 
+def test_tiny_formats_are_held_to_what_they_have_room_for():
+    with pytest.raises(ValueError, match=r"block must be one of \(8,\), not 16"):
+        TinyHadamard(block=16)
+    with pytest.raises(ValueError, match=r"target must be from 2 \(the header\) to 4 bytes .*, not 1"):
+        TinyHadamard(target=1)
+
+
 @pytest.mark.parametrize("fmt", [TinyHadamard("bf16"), TinyHadamard("fp16", target=4)], ids=repr)
 def test_the_plain_description_of_a_hadamard_block_is_goldens(fmt):
     rng = np.random.default_rng(0)

@@ -45,7 +45,11 @@ class TinyHadamard(HadamardFormat):
     target: int = 3
 
     def __post_init__(self) -> None:
-        pass  # the block is none of the public ones
+        self._check_parameters((8,), "the header", "4 bits a value")
+
+    @property
+    def min_target(self) -> int:
+        return self.header_bytes
 
     def signs(self, numbers: np.ndarray) -> np.ndarray:
         return HadamardFormat(self.dtype, 64, 8).signs(numbers)[:, : self.block]
