@@ -24,7 +24,7 @@ from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
 from .layout import Geometry, Region, is_plain
 from .origin import Origin
 from .report import BITS, COMPRESSED, DERIVED, Report, Sums, Tally
-from .trace import Trace, call, has_unseen_copies, strided
+from .trace import Trace, call, strided
 from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
@@ -103,8 +103,9 @@ def _compressing(
     verify: bool,
     offload: Offload | None,
 ) -> Iterator[Stash]:
-    watches = policy.names_operations or policy.names_modules or policy.derives or has_unseen_copies(model)
     trace = Trace(model, policy.names_modules, policy.derives)
+    names = policy.names_operations or policy.names_modules
+    watches = names or policy.derives or trace.has_unseen_copies
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step)
     if policy.names_savers:

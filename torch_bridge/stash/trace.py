@@ -10,7 +10,7 @@ kernel has been chosen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ _COPIES = ("_to_copy", "clone")
 _UNSAFE_VIEW = "_unsafe_view"
 _OWN = ("parameter", "buffer")
 _STRIDED = torch.strided
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # What autograd calls copies and views.
 _COPY_NODES = {
     f"{name}Backward0"
@@ -57,6 +58,8 @@ class Trace(TorchDispatchMode):
     Attributes:
         before: called with each operation's name and arguments before it runs. What an operation needs of
             its inputs for the backward pass is saved just before.
+        has_unseen_copies: whether copies of parameters and buffers, as autocast makes them, are only told by
+            watching.
 
     Example:
         >>> with Trace(torch.nn.Linear(2, 2)) as trace:
@@ -73,17 +76,26 @@ class Trace(TorchDispatchMode):
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
         self.before: Callable[[str, tuple[Any, ...]], None] | None = None
-        self._add_constants(module.buffers(), "buffer")
-        self._add_constants(module.parameters(), "parameter", _gathered(module))
+        modules = _modules(module)
+        gathered = _gathered(modules)
+        self.has_unseen_copies = False
+        for part in modules:
+            for buffer in part._buffers.values():
+                if buffer is not None:
+                    self._add_constant(buffer, "buffer")
+                    self.has_unseen_copies |= buffer.is_floating_point()
+        for part in modules:
+            for parameter in part._parameters.values():
+                if parameter is not None:
+                    origin = self._add_constant(parameter, "parameter")
+                    self.has_unseen_copies |= not parameter.requires_grad
+                    if origin is not None and id(parameter) not in gathered:
+                        origin.parameter = parameter
 
-    def _add_constants(
-        self, tensors: Iterable[torch.Tensor], kind: str, gathered: Collection[int] = ()
-    ) -> None:
-        for tensor in tensors:
-            if tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor):
-                origin = self._origins.add(tensor.untyped_storage(), constant=kind)
-                is_own = kind == "parameter" and id(tensor) not in gathered
-                origin.parameter = tensor if is_own else None
+    def _add_constant(self, tensor: torch.Tensor, kind: str) -> Origin | None:
+        if tensor.layout is not _STRIDED or torch.nn.parameter.is_lazy(tensor):
+            return None
+        return self._origins.add(tensor.untyped_storage(), constant=kind)
 
     def __enter__(self) -> Trace:
         # Autocast keeps its copies of weights: those made before now were made unseen.
@@ -201,22 +213,29 @@ class Trace(TorchDispatchMode):
         self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
 
 
-def _gathered(model: torch.nn.Module) -> set[int]:
+def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Each once; every step asks, and ``model.modules()`` takes the longer the deeper the model."""
+    modules, seen = [model], {model}
+    for module in modules:
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append(child)
+    return modules
+
+
+def _gathered(modules: list[torch.nn.Module]) -> set[int]:
     """Identities of parameters that FSDP2 has gathered already; sharded ones are DTensors."""
-    managed = [part for part in model.modules() if hasattr(part, "unshard") and hasattr(part, "reshard")]
+    managed = [part for part in modules if hasattr(type(part), "unshard") and hasattr(type(part), "reshard")]
     parameters = (parameter for part in managed for parameter in part.parameters())
     return {id(parameter) for parameter in parameters if type(parameter) is torch.nn.Parameter}
-
-
-def has_unseen_copies(model: torch.nn.Module) -> bool:
-    """Whether copies of parameters and buffers, as autocast makes them, are only told by watching."""
-    frozen = any(not parameter.requires_grad for parameter in model.parameters())
-    return frozen or any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
     """Whether autograd's graph says that copies and views of a parameter were made, and no more."""
     node = tensor.grad_fn
+    if node is None:
+        return False
     while node is not None and node.name() in _COPY_NODES:
         node = node.next_functions[0][0]
     return isinstance(getattr(node, "variable", None), torch.nn.Parameter)
@@ -237,11 +256,17 @@ def call(name: str, args: tuple[Any, ...]) -> str:
 
 
 def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether a tensor may be computed anew from another: on one device, and no integers from floats."""
+    """Whether a tensor may be computed anew from another: on one device, and no integers from floats.
+
+    Here, below what the dispatcher resolves, no tensor has a lazy bit.
+    """
     return (
         (operand.get_device() == made.get_device() or not operand.dim())
         and (made.dtype.is_floating_point or not operand.dtype.is_floating_point)
-        and is_plain(operand)
+        and (type(operand) in _PLAIN_TYPES or is_plain(operand))
+        and operand.layout is _STRIDED
+        and not operand.is_nested
+        and not operand.is_meta
     )
 
 
