@@ -15,12 +15,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 from torch_bridge import Policy, calibrate, compress_activations
 from torch_bridge.job import train
 
 OPTIONS = train.Options(batch=2, dropout=0.1, steps=2)
-FORMATS = (PlaneFormat("fp32", 64, 80),)
+FORMATS = (PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 64), HadamardFormat())
 OUTPUT = Path("build/bench/calibration.json")
 
 
@@ -44,15 +44,15 @@ def main() -> None:
     for fmt in FORMATS:
         uniform, size = gradient(fmt)
         start = time.perf_counter()
-        policy = calibrate(model, [batch(2), batch(3)], budget=size, fmt=fmt)
+        policy = calibrate(model, [batch(2), batch(3)], budget=size)
         seconds = time.perf_counter() - start
         print(policy)
         calibrated, fitted = gradient(policy)
         for rates, found, stored in (("one for all", uniform, size), ("calibrated", calibrated, fitted)):
             error = float((found - exact).norm() / exact.norm())
-            rows.append(
-                {"format": fmt.scheme, "rates": rates, "ratio": raw / stored, "gradient_error": error}
-            )
+            name = f"{fmt.scheme}, {8 * fmt.target / fmt.block:g} bits"
+            row = {"format": name, "rates": rates, "ratio": raw / stored, "gradient_error": error}
+            rows.append(row)
         rows[-1]["seconds"] = seconds
     table = Table("format", "rates", "ratio", "gradient error", "seconds to calibrate")
     for row in rows:

@@ -38,12 +38,14 @@ from torch_bridge import backends
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.job import train
 
-from . import convergence, effective_bits
+from . import effective_bits
+from .convergence.page import difference
+from .convergence.rows import finished
 from .page import fill, write
 
 Row = dict[str, Any]
 
-RATES = (4, 3, 2, 1.625, 1)
+RATES = (4, 2, 1.625)
 ROWS, PAGE = Path("docs/format-study.json"), Path("docs/format-study.md")
 STEPS = 300
 _MEAN_BITS = 10
@@ -276,12 +278,12 @@ def document(rows: list[Row]) -> None:
         tables.append(_table([f"**{name}**", *(f"{bits:g} bits" for bits in RATES)], cells))
     fill(PAGE, "gradients", "\n\n".join(tables))
 
-    base = [row for row in convergence.finished() if (row["model"], row["scheme"]) == ("small", "none")]
+    base = [row for row in finished() if (row["model"], row["scheme"]) == ("small", "none")]
     cells = {}
     for title, bits in TRAINED:
         runs = [row for row in rows if "seed" in row and (row["variant"], row["bits"]) == (title, bits)]
         if runs:
-            middle, half, seeds = convergence.difference(runs, base)
+            middle, half, seeds = difference(runs, base)
             interval = f" ± {half:.4f}" if half < math.inf else ""
             cells[f"{title}, {bits:g} bits"] = [str(seeds), f"{middle:+.4f}{interval}"]
     fill(PAGE, "training", _table(["", "seeds", "validation loss, less that without compression"], cells))

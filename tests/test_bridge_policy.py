@@ -2,13 +2,14 @@
 
 import contextlib
 import gc
+import re
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from torch_bridge import CorruptionError, Policy, Rule, calibrate, compress_activations
 from torch_bridge.backends import checksum
 from torch_bridge.backends.bits import BitsCodec
@@ -363,6 +364,24 @@ def test_calibration_leaves_everything_as_it_was():
     )
     assert torch.equal(random, torch.random.get_rng_state())
     assert policy == calibrate(model, batches, budget=100_000, loss=cross_entropy)
+
+
+def test_calibration_spares_what_backward_formulas_compare():
+    model, batches = calibrated_model()
+    model = torch.nn.Sequential(model[0], torch.nn.ReLU(), *model[2:])
+    policy = calibrate(model, batches[0], budget=30_000, loss=cross_entropy)
+    kept_as = {rule.keep for rule in policy.rules if "gradient error" in rule.why}
+    assert any(isinstance(fmt, HadamardFormat) for fmt in kept_as)
+    _, stash = gradients(model, batches[0], policy)
+    relu = next(row for row in stash.report().rows if row.op == "relu")
+    assert relu.raw_bytes / relu.stored_bytes == pytest.approx(3.2, rel=0.01)
+
+
+@pytest.mark.parametrize("formats", [[], [PlaneFormat("fp32", 64, None)]])
+def test_calibration_needs_formats_of_a_fixed_size(formats):
+    model, batches = calibrated_model()
+    with pytest.raises(ValueError, match=re.escape(f"formats must be some with a target, not {formats}")):
+        calibrate(model, batches, budget=100_000, formats=formats, loss=cross_entropy)
 
 
 def test_a_large_budget_keeps_everything_raw():

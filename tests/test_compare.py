@@ -4,10 +4,12 @@ import json
 import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from bench import convergence
+from bench.convergence import __main__ as command
+from bench.convergence import page, rows, runs
 from torch_bridge.job import compare
 from torch_bridge.job.cli import main
 from torch_bridge.offload import transfers
@@ -77,7 +79,7 @@ def result(scheme, seed, loss, model="small"):
         "bits_per_value": bits,
         "ratio": 32 / bits,
         "seed": seed,
-        "steps": convergence.STUDIES[model].steps,
+        "steps": rows.STUDIES[model].steps,
         "val_loss": loss,
         "curve": [[10, loss + 1], [20, loss]],
         "gradient_error": [] if scheme == "none" else [[10, 0.9], [15, 0.1], [20, 0.2]],
@@ -94,60 +96,61 @@ ROWS = [
 
 
 def test_differences_are_paired_by_seed():
-    middle, half, seeds = convergence.difference(ROWS[2:], ROWS[:2])
+    middle, half, seeds = page.difference(ROWS[2:], ROWS[:2])
     assert (middle, seeds) == (pytest.approx(0.0), 2)
     # The t distribution with one degree of freedom is Cauchy's.
     assert half == pytest.approx(math.tan(math.pi * 0.475) * 0.01, rel=1e-6)
-    middle, half, seeds = convergence.difference([*ROWS[3:], result("planes 3.2x", 3, 9.0)], ROWS[:2])
+    middle, half, seeds = page.difference([*ROWS[3:], result("planes 3.2x", 3, 9.0)], ROWS[:2])
     assert (middle, half, seeds) == (pytest.approx(-0.01), math.inf, 1)
 
 
 def test_a_run_that_diverges_is_kept_and_said():
     lost = result("planes 3.2x", 1, math.inf) | {"effective_bits": None}
     lost["gradient_error"] = [[30, 0.5], [60, math.inf]]
-    text = convergence.as_json(lost | {"effective_bits": math.nan})
+    text = rows.as_json(lost | {"effective_bits": math.nan})
     json.loads(text, parse_constant=lambda name: pytest.fail(f"JSON has no {name}"))
-    assert convergence.with_infinities(json.loads(text)) == lost
-    table = convergence.table_of([*ROWS[:2], lost], "small")
+    assert rows.with_infinities(json.loads(text)) == lost
+    table = page.table_of([*ROWS[:2], lost], "small")
     assert "| planes 3.2x | 10 | 3.2x | 1 | diverges |  |  | no | inf |  |" in table
 
 
 def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
-    monkeypatch.setattr(convergence, "DOCS", tmp_path)
-    monkeypatch.setattr(convergence, "FOLDER", tmp_path / "runs")
-    (tmp_path / "convergence.md").write_text("before\n<!-- table -->\nold\n<!-- end -->\nafter\n")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "convergence.json").write_text(json.dumps(ROWS[:2]))
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    Path("docs/convergence.md").write_text("before\n<!-- table -->\nold\n<!-- end -->\nafter\n")
+    kept = Path("build/convergence")
+    kept.mkdir(parents=True)
+    Path("docs/convergence.json").write_text(json.dumps(ROWS[:2]))
     for number, one in enumerate([*ROWS[2:], {**ROWS[0], "steps": 7}]):
-        (tmp_path / "runs" / f"{number}.json").write_text(json.dumps(one))
-    (tmp_path / "runs" / "half.1234").write_text('{"model": "sm')
-    (tmp_path / "runs" / "old.json").write_text(json.dumps({**ROWS[0], "val_loss": 99.0}))
-    rows = convergence.finished()
-    assert sorted(rows, key=str) == sorted(ROWS, key=str)
-    convergence.document(rows)
-    assert json.loads((tmp_path / "convergence.json").read_text()) == rows
-    page = (tmp_path / "convergence.md").read_text()
-    assert page.startswith("before\n")
-    assert page.endswith("<!-- end -->\nafter\n")
-    assert "old" not in page
+        (kept / f"{number}.json").write_text(json.dumps(one))
+    (kept / "half.1234").write_text('{"model": "sm')
+    (kept / "old.json").write_text(json.dumps({**ROWS[0], "val_loss": 99.0}))
+    found = rows.finished()
+    assert sorted(found, key=str) == sorted(ROWS, key=str)
+    page.document(found)
+    assert json.loads(Path("docs/convergence.json").read_text()) == found
+    text = Path("docs/convergence.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
     line = "| planes 3.2x | 10 | 3.2x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
-    assert line in page
-    assert (tmp_path / "convergence.png").exists()
+    assert line in text
+    assert Path("docs/convergence.png").exists()
 
 
 def test_what_an_earlier_release_had_stays_and_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(convergence, "DOCS", tmp_path)
-    monkeypatch.setattr(convergence, "FOLDER", tmp_path / "runs")
-    (tmp_path / "convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    Path("docs/convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
     earlier = [result("step 8x", 1, 2.01), result("step 8x", 2, 2.99)]
-    (tmp_path / "convergence.json").write_text(json.dumps(earlier + ROWS))
-    convergence.document(convergence.finished())
-    assert sorted(json.loads((tmp_path / "convergence.json").read_text()), key=str) == sorted(
+    Path("docs/convergence.json").write_text(json.dumps(earlier + ROWS))
+    page.document(rows.finished())
+    assert sorted(json.loads(Path("docs/convergence.json").read_text()), key=str) == sorted(
         ROWS + earlier, key=str
     )
-    page = (tmp_path / "convergence.md").read_text()
-    assert "| step format (release 0.1) 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 |" in page
-    assert f"4 of {len(convergence.wanted(convergence.STUDIES))} runs" in page
+    text = Path("docs/convergence.md").read_text()
+    assert "| step format (release 0.1) 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 |" in text
+    assert f"4 of {len(rows.wanted(rows.STUDIES))} runs" in text
 
 
 @pytest.mark.parametrize("lost", [None, ValueError("no such thing"), KeyboardInterrupt()])
@@ -159,25 +162,28 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
             raise lost
         ended.append((scheme, seed))
         row = result(scheme, seed, 2.0)
-        (tmp_path / "runs" / f"{scheme}{seed}.json").write_text(convergence.as_json(row))
+        (kept / f"{scheme}{seed}.json").write_text(rows.as_json(row))
         return row
 
     def main(rank, status):
         monkeypatch.setenv("RANK", str(rank))
         with pytest.raises(SystemExit) as stop:
-            convergence.main()
+            command.main()
         assert stop.value.code == status
 
-    for name, value in {"DOCS": tmp_path, "FOLDER": tmp_path / "runs", "run": run}.items():
-        monkeypatch.setattr(convergence, name, value)
-    two = convergence.Study("two", ("none", "planes 3.2x"), seeds=(1, 2))
-    monkeypatch.setattr(convergence, "STUDIES", {"small": two})
-    monkeypatch.setattr(convergence, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
-    monkeypatch.setattr(convergence.signal, "signal", lambda *_: None)
+    # The same dictionary in every module, whose rows are of this test's own study.
+    two = rows.Study("two", ("none", "planes 3.2x"), seeds=(1, 2))
+    monkeypatch.setitem(rows.STUDIES, "small", two)
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["convergence", "--model", "small"])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
+    monkeypatch.chdir(tmp_path)
+    kept = Path("build/convergence")
+    kept.mkdir(parents=True)
+    Path("docs").mkdir()
+    Path("docs/convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
     main(0, 0)
     assert ended == [("none", 1), ("none", 2)]
     main(1, {type(None): 0, ValueError: 1, KeyboardInterrupt: 130}[type(lost)])
@@ -187,16 +193,16 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
     failed = "small, planes 3.2x, seed 2 failed: ValueError('no such thing')"
     assert (failed in printed) == isinstance(lost, ValueError)
     main(0, 0)
-    assert len(json.loads((tmp_path / "convergence.json").read_text())) == len(ended)
+    assert len(json.loads(Path("docs/convergence.json").read_text())) == len(ended)
     assert len(ended) == 3 + (lost is None)
 
 
 def test_all_schemes_have_the_bits_that_their_names_say():
-    for scheme in convergence.SCHEMES:
-        options = convergence.options_of("small", scheme, 1)
+    for scheme in rows.SCHEMES:
+        options = runs.options_of("small", scheme, 1)
         fmt = options.format
         if scheme.endswith("x"):
             assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[-1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-    assert len(convergence.wanted(convergence.STUDIES)) == 5 * (12 + 10) + 2 * 4 + 3 * 5
+    assert len(rows.wanted(rows.STUDIES)) == 5 * (12 + 10) + 2 * 4 + 3 * 5

@@ -9,7 +9,7 @@ measured at every rate.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,20 +17,21 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from golden import Format, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
 
 from .. import backends
 from ..backends.dtypes import TORCH_DTYPES, format_for
-from ..policy import LOG_SOFTMAX, Policy, Rule
+from ..policy import LOG_SOFTMAX, SIGNS_AND_ZEROS, Policy, Rule
 from ..stash import Report, Stash, compress_activations
 from .capture import Saved, visit
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
-# Bits per fp32 value to choose from, and the same shares of a shorter one; and those at which a tensor's
-# effect on the gradient is measured.
-_BITS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
-_MEASURED_BITS = 8
+FORMATS: tuple[Format, ...] = (
+    *(PlaneFormat("fp32", 64, 8 * bits) for bits in (16, 14, 12, 10, 9, 8, 7, 6, 5)),
+    *(HadamardFormat("fp32", 128, target) for target in (64, 48, 32, 26)),
+)
+_MEASURED_BITS = 8  # a value, at which a tensor's effect on the gradient is measured
 _MIN_VALUES = 1024
 
 
@@ -76,7 +77,7 @@ def calibrate(
     batch: Any,
     *,
     budget: int,
-    fmt: Format | None = None,
+    formats: Sequence[Format] = FORMATS,
     loss: Loss | None = None,
 ) -> Policy:
     """The policy with the least gradient error whose stash fits a budget.
@@ -88,33 +89,40 @@ def calibrate(
         model: as it trains: its weights, and train() or eval().
         batch: one batch, or a list of several, whose errors are averaged.
         budget: bytes that a step's stash may have, with all that stays raw.
-        fmt: gives block and rounding; by default ``PlaneFormat("fp32", 64, 80)``.
+        formats: to choose from, all with a target; by default planes of 5 to 16 bits a value, and Hadamard
+            formats of 4, 3, 2 and 1.625.
         loss: computes a batch's loss; by default ``model(**batch).loss``.
 
     Returns:
-        Behind what is exact or can be derived, rules for each module and operation, with the reason for each,
-        and those of :meth:`Policy.default`. Print it for a table.
+        Behind what is exact, needs its signs or can be derived, rules for each module and operation, with the
+        reason for each, and those of :meth:`Policy.default` in the format of the most bits. Print it for a
+        table.
 
     Raises:
-        ValueError: no choice fits the budget; the message says what would.
+        ValueError: no choice fits the budget, and the message says what would; or there are no formats, or
+            lossless ones.
     """
-    fmt = fmt or PlaneFormat("fp32", 64, 80)
+    if not formats or any(fmt.target is None for fmt in formats):
+        raise ValueError(f"formats must be some with a target, not {list(formats)!r}")
     if budget < 1:
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
     batches = batch if isinstance(batch, list) else [batch]
     runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
-    targets = [fmt.raw_bytes * bits // 32 for bits in _BITS]
-    formats = [replace(fmt, target=target) for target in targets if target >= fmt.min_target]
-    measured = min(formats, key=lambda one: abs(one.target * 32 / fmt.raw_bytes - _MEASURED_BITS))  # type: ignore[operator]
+    measured = min(formats, key=lambda fmt: abs(_bits(fmt) - _MEASURED_BITS))
+    finest = max(formats, key=_bits)
+    blind = next((fmt for fmt in formats if isinstance(fmt, HadamardFormat)), finest)
 
-    defaults = Policy.default(fmt).rules
-    # What is exact or can be derived takes no bits; what that starts from errs for both.
-    free = [rule for rule in defaults if rule.keep in ("bits", "raw") and rule.why != LOG_SOFTMAX]
-    free.append(Rule("derive"))
-    kinds = _stored(runs, _survey(runs, formats), free)
-    exact = [run.gradients(Policy([])) for run in runs]
+    # There is no choice about what is exact, or needs signs that a Hadamard format loses. What can be derived
+    # takes no bits; what it starts from errs for both.
+    settled = [
+        rule
+        for rule in Policy.default(blind).rules
+        if rule.why == SIGNS_AND_ZEROS or (isinstance(rule.keep, str) and rule.why != LOG_SOFTMAX)
+    ]
+    kinds = _stored(runs, _survey(runs, formats), settled)
+    exact = [run.gradients(Policy(settled)) for run in runs]
     for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
-        alone = Policy([*free, kind.rule(measured)])
+        alone = Policy([*settled, kind.rule(measured)])
         error = sum(
             _relative_error(run.gradients(alone), gradients)
             for run, gradients in zip(runs, exact, strict=True)
@@ -123,14 +131,23 @@ def calibrate(
         # What this rate stores without loss may lose at others: then all of it might matter.
         kind.effect = error / noise if noise else 1 / kind.power if kind.power else 0
 
-    all_raw = Policy([*free, *(kind.rule(None) for kind in kinds), *defaults])
+    defaults = Policy.default(finest).rules
+    all_raw = Policy([*settled, *(kind.rule(None) for kind in kinds), *defaults])
     fixed = max(run.stashed_bytes(all_raw) for run in runs) - sum(kind.raw_bytes for kind in kinds)
     chosen = _choose(kinds, formats, budget - fixed, fixed)
     rules = (kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True))
-    return Policy([*free, *rules, *defaults])
+    return Policy([*settled, *rules, *defaults])
 
 
-def _choose(kinds: list[_Kind], formats: list[Format], budget: float, fixed: float) -> list[Format | None]:
+def _bits(fmt: Format) -> float:
+    """A value's, in fp32."""
+    assert fmt.target is not None
+    return 32 * fmt.target / fmt.raw_bytes
+
+
+def _choose(
+    kinds: list[_Kind], formats: Sequence[Format], budget: float, fixed: float
+) -> list[Format | None]:
     """Start with everything raw, and take the step that costs least error for its bytes until all fits."""
     chosen: list[Format | None] = [None] * len(kinds)
     size = sum(kind.raw_bytes for kind in kinds)
@@ -152,7 +169,7 @@ def _choose(kinds: list[_Kind], formats: list[Format], budget: float, fixed: flo
     return chosen
 
 
-def _survey(runs: list[_Run], formats: list[Format]) -> list[_Kind]:
+def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
     """What a step saves and could lose, and what it would take up in each format; means over the runs."""
     kinds: dict[tuple[str, str, str], _Kind] = {}
 
@@ -177,10 +194,10 @@ def _survey(runs: list[_Run], formats: list[Format]) -> list[_Kind]:
     return list(kinds.values())
 
 
-def _stored(runs: list[_Run], kinds: list[_Kind], free: list[Rule]) -> list[_Kind]:
+def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_Kind]:
     """The kinds of which anything has to be stored, with the bytes of that; the others are derived."""
     names = {str(number): kind for number, kind in enumerate(kinds)}
-    policy = Policy([*free, *(replace(kind.rule(None), why=name) for name, kind in names.items())])
+    policy = Policy([*settled, *(replace(kind.rule(None), why=name) for name, kind in names.items())])
     found = dict.fromkeys(names, 0.0)
     for run in runs:
         for row in run.report(policy).rows:

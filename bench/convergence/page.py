@@ -1,0 +1,202 @@
+"""The tables and plots of docs/convergence.md."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+from ..page import fill, write
+from .rows import DOCS, EARLIER, SCHEMES, STUDIES, as_json, is_earlier, wanted
+
+COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
+COLOURS |= {"derive, hadamard": "tab:olive"}
+COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
+LIMIT = 0.02  # of a loss that counts as the same
+
+
+def document(rows: list[dict[str, Any]]) -> None:
+    """Write docs/convergence.json, the tables of docs/convergence.md and the plots."""
+    text = "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n"
+    write(DOCS / "convergence.json", text)
+    page = DOCS / "convergence.md"
+    tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
+    done = sum(not is_earlier(row["scheme"]) for row in rows)
+    fill(page, "table", "\n\n".join([f"{done} of {len(wanted(STUDIES))} runs:", *tables]))
+    if rows:
+        plot_bits(rows, DOCS / "convergence.png")
+        plot_curves(rows, DOCS / "convergence_steps.png")
+    print(f"{done} of {len(wanted(STUDIES))} runs are finished; wrote {page}")
+
+
+def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a model, those of earlier releases last."""
+    found = defaultdict(list)
+    for row in rows:
+        if row["model"] == model:
+            found[row["scheme"]].append(row)
+    return {scheme: found[scheme] for scheme in (*SCHEMES, *filter(is_earlier, found)) if scheme in found}
+
+
+def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[float, float, int]:
+    """Mean of the losses less those of the same seeds without compression, half its 95 % interval, seeds.
+
+    The mean is infinite if a run ended without a finite loss.
+    """
+    losses = {row["seed"]: row["val_loss"] for row in base}
+    pairs = [row["val_loss"] - losses[row["seed"]] for row in rows if row["seed"] in losses]
+    if not all(map(math.isfinite, pairs)):
+        return math.inf, math.inf, len(pairs)
+    if len(pairs) < 2:
+        return (pairs[0] if pairs else math.nan), math.inf, len(pairs)
+    half = stats.t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
+    return statistics.mean(pairs), float(half), len(pairs)
+
+
+def table_of(rows: list[dict[str, Any]], model: str) -> str:
+    """A Markdown table of one model."""
+    schemes = by_scheme(rows, model)
+    base = schemes.get("none", [])
+    lines = [
+        f"**{model}**: {STUDIES[model].title}, {STUDIES[model].steps} steps:\n",
+        "| scheme | bits a value | whole stash | seeds | validation loss | spread | difference to none, 95 % "
+        f"| below +{LIMIT} | gradient error | effective bits |",
+        "| --- " + "| ---: " * 9 + "|",
+    ]
+    for scheme, found in schemes.items():
+        losses = [row["val_loss"] for row in found]
+        finite = all(map(math.isfinite, losses))
+        spread = f"{statistics.stdev(losses):.4f}" if finite and len(losses) > 1 else ""
+        cells = [
+            _label(scheme),
+            f"{bits:.4g}" if (bits := found[0]["bits_per_value"]) else "",
+            f"{found[0]['ratio']:.1f}x",
+            str(len(found)),
+            f"{statistics.mean(losses):.4f}" if finite else "diverges",
+            spread,
+        ]
+        if scheme == "none":
+            cells += [""] * 4
+        else:
+            middle, half, _ = difference(found, base)
+            errors = [error for row in found for _, error in row["gradient_error"]]
+            effective = [row["effective_bits"] for row in found if row["effective_bits"] is not None]
+            cells += [
+                f"{middle:+.4f} ± {half:.4f}" if half < math.inf else f"{middle:+.4f}" if finite else "",
+                "" if finite and half == math.inf else "yes" if middle + half < LIMIT else "no",
+                f"{statistics.median(errors):.3g}" if errors else "",
+                f"{statistics.mean(effective):.2f}" if effective else "",
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
+    """Difference to the loss without compression against bits per value, a panel for each model."""
+    models = [model for model in STUDIES if by_scheme(rows, model)]
+    columns, lines = min(2, len(models)), -(-len(models) // 2)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5.5 * columns, 4.2 * lines), squeeze=False, sharey=True
+    )
+    for axis in axes.flat[len(models) :]:
+        axis.set_axis_off()
+    for axis, model in zip(axes.flat, models, strict=False):
+        schemes = by_scheme(rows, model)
+        places = defaultdict(list)
+        for scheme, found in schemes.items():
+            bits = found[0]["bits_per_value"]
+            if scheme != "none" and bits:
+                middle, half, _ = difference(found, schemes.get("none", []))
+                if not math.isfinite(middle):  # what diverges leaves the picture
+                    continue
+                places[_kind(scheme)].append((bits, middle, 0 if half == math.inf else half))
+        for kind, points in places.items():
+            bits, middles, halves = zip(*sorted(points), strict=True)
+            axis.errorbar(
+                bits, middles, halves, fmt="o-", color=COLOURS[kind], label=_label(kind), capsize=3, ms=5
+            )
+        axis.axhspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
+        axis.axvline(10, color="tab:orange", ls=":", label="the paper's rate, 3.2x")
+        axis.set_xscale("log", base=2)
+        ticks = [1, 1.6, 2, 3, 4, 5, 10]
+        axis.set_xticks(ticks, labels=[f"{bits:g}\n{32 / bits:.3g}x" for bits in ticks])
+        # Straight where losses count as the same, logarithmic beyond.
+        axis.set_yscale("symlog", linthresh=2 * LIMIT)
+        ticks = [-LIMIT, 0, LIMIT, 0.1, 1, 4]
+        axis.set_yticks(ticks, labels=[f"{loss:g}" for loss in ticks])
+        axis.set_ylim(-2 * LIMIT, 6)
+        axis.minorticks_off()
+        axis.set_xlabel("stored bits per fp32 value, and the ratio")
+        axis.set_title(STUDIES[model].title)
+        axis.grid(alpha=0.3)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("validation loss, less that without")
+    axes[0][0].legend(fontsize=9)
+    figure.suptitle("Trained through each compression: means of the seeds, 95 % intervals", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
+    """Validation loss against steps, the mean of the seeds, and beside it the same less that of none."""
+    models = [model for model in STUDIES if by_scheme(rows, model)]
+    figure, axes = plt.subplots(len(models), 2, figsize=(11, 4 * len(models)), squeeze=False)
+    for (axis, beside), model in zip(axes, models, strict=True):
+        schemes = by_scheme([row for row in rows if not is_earlier(row["scheme"])], model)
+        means = {
+            scheme: [statistics.mean(losses) for losses in zip(*map(_losses, found), strict=True)]
+            for scheme, found in schemes.items()
+        }
+        styles: dict[str, Iterator[str]] = defaultdict(lambda: cycle(("-", "--", "-.", ":")))
+        for scheme, losses in means.items():
+            steps = [step for step, _ in schemes[scheme][0]["curve"]]
+            kind = _kind(scheme)
+            style = {"color": COLOURS.get(kind, "black"), "ls": next(styles[kind]), "lw": 1.4}
+            axis.plot(steps, losses, label=scheme, **style)
+            exact = {row["seed"]: _losses(row) for row in schemes.get("none", [])}
+            pairs = [(_losses(row), exact[row["seed"]]) for row in schemes[scheme] if row["seed"] in exact]
+            if pairs:
+                less = np.mean([np.subtract(*pair) for pair in pairs], axis=0)
+                beside.plot(steps, less, **style)
+        if "none" in means:  # what diverges leaves the picture
+            axis.set_ylim(min(means["none"]) - 0.05, max(means["none"]) + 0.1)
+            beside.set_ylim(-0.06, 0.1)
+        axis.set_title(STUDIES[model].title, fontsize=10)
+        axis.set_ylabel("validation loss, nats a token")
+        beside.set_title("less that without compression", fontsize=10)
+        axis.legend(fontsize=8)
+        for one in (axis, beside):
+            one.set_xlabel("step")
+            one.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _losses(row: dict[str, Any]) -> list[float]:
+    return [loss for _, loss in row["curve"]]
+
+
+def _label(scheme: str) -> str:
+    """What tables and plots call a scheme, or a kind of schemes."""
+    return next(
+        (scheme.replace(*names, 1) for names in EARLIER.items() if scheme.startswith(names[0])), scheme
+    )
+
+
+def _kind(scheme: str) -> str:
+    """A scheme's name without its rate."""
+    return re.sub(",? [0-9.]+(x| bits)", "", scheme)

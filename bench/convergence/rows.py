@@ -1,0 +1,111 @@
+"""What is trained, and the rows of what has been."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Every saved tensor is compressed, but where a name says "derive".
+SCHEMES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "planes 3.2x": {"scheme": "planes", "target": 80},
+    "planes 6.4x": {"scheme": "planes", "target": 40},
+    "hadamard 8x": {"scheme": "hadamard", "target": 64},
+    "hadamard 16x": {"scheme": "hadamard", "target": 32},
+    "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
+    "hadamard 32x": {"scheme": "hadamard", "target": 16},
+    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64, "derive": True},
+    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32, "derive": True},
+    "quant, 4 bits": {"scheme": "quant", "bits": 4},
+    "quant, 3 bits": {"scheme": "quant", "bits": 3},
+    "quant, 2 bits": {"scheme": "quant", "bits": 2},
+    "compact": {"scheme": "compact"},
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is trained of a model.
+
+    Attributes:
+        steps, batch, validations: of each run.
+        seeds: of each scheme.
+        schemes: names of ``SCHEMES``.
+        title: what it is, for the page.
+    """
+
+    title: str
+    schemes: tuple[str, ...]
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    steps: int = 300
+    batch: int = 8
+    validations: int = 10
+
+
+FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if scheme != "compact")
+FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x")
+STUDIES = {
+    "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH),
+    "medium": Study(
+        "GPT-2, 6 layers of 384",
+        tuple(scheme for scheme in FROM_SCRATCH if scheme not in ("hadamard 32x", "quant, 3 bits")),
+    ),
+    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5),
+    "smollm2": Study("SmolLM2-135M, pretrained", (*FEW, "compact"), (1, 2, 3), 60, 1, 3),
+}
+# Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
+EARLIER = {"step": "step format (release 0.1)"}
+DOCS, FOLDER = Path("docs"), Path("build/convergence")
+
+
+def finished() -> list[dict[str, Any]]:
+    """All rows that there are, of two the committed one.
+
+    They are in the order of models, schemes and seeds; those of earlier releases come behind, as committed.
+    """
+    texts = [f"[{path.read_text()}]" for path in sorted(FOLDER.glob("*.json"))]
+    committed = DOCS / "convergence.json"
+    texts += [committed.read_text()] if committed.exists() else []
+    rows = [with_infinities(row) for text in texts for row in json.loads(text)]
+    found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
+    earlier = [row for row in found.values() if is_earlier(row["scheme"])]
+    return [*(found[key] for key in wanted(STUDIES) if key in found), *earlier]
+
+
+def as_json(row: dict[str, Any]) -> str:
+    """A row as JSON, which has neither infinities nor NaNs: null in their place."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps({name: plain(value) for name, value in row.items()}, allow_nan=False)
+
+
+def with_infinities(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of JSON, with infinities where there was no finite loss or error."""
+
+    def number(value: float | None) -> float:
+        return math.inf if value is None else value
+
+    pairs = {name: [[step, number(of)] for step, of in row[name]] for name in ("curve", "gradient_error")}
+    return row | pairs | {"val_loss": number(row["val_loss"])}
+
+
+def wanted(models: Any) -> list[tuple[str, str, int, int]]:
+    """What identifies a run: the first seed of all schemes comes first."""
+    return [
+        (model, scheme, seed, STUDIES[model].steps)
+        for model in models
+        for seed in STUDIES[model].seeds
+        for scheme in STUDIES[model].schemes
+    ]
+
+
+def is_earlier(scheme: str) -> bool:
+    """Whether only an earlier release had a scheme."""
+    return scheme.startswith(tuple(EARLIER))

@@ -1,0 +1,95 @@
+"""One training run, and its row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torch_bridge import Policy, compress_activations
+from torch_bridge.job import train
+
+from .. import smollm2
+from ..effective_bits import mean, quality, tensors
+from ..page import write
+from . import rows
+from .rows import SCHEMES, STUDIES, as_json
+
+
+def options_of(model: str, scheme: str, seed: int) -> train.Options:
+    study = STUDIES[model]
+    sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
+    options = {"derive": False} | SCHEMES[scheme]
+    return train.Options(config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **options)
+
+
+def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
+    """One row, also left in ``FOLDER``; None if Ctrl-C came first."""
+    if threads:
+        torch.set_num_threads(threads)
+    options = replace(options_of(model, scheme, seed), device=device)
+    torch.manual_seed(seed)
+    subject = smollm2.subject() if model == "smollm2" else train.subject_of(options)
+    compressed = options.make_scheme().compresses
+    raw_bytes = saved_bytes(subject, options)
+
+    def watch(step: int, net: torch.nn.Module) -> list[float | None]:
+        """Of one batch: the gradient error, and in the end effective bits."""
+        if not compressed:
+            return [None, None]
+        tokens = batch_of(subject, options)
+        exact, found = (gradient(net, options, tokens, compress) for compress in (False, True))
+        effective = None
+        if step == options.steps:
+            kinds = tensors(net, lambda: train.loss_of(net, options, tokens))
+            effective = mean(quality(options.format, kinds))
+            net.zero_grad(set_to_none=True)
+        return [float((found - exact).norm() / exact.norm()), effective]
+
+    path = rows.FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    checkpoint = path.with_suffix(".checkpoint") if model == "gpt2" else None
+    result = train.run(options, subject=subject, watch=watch, checkpoint=checkpoint)
+    if result["interrupted"]:
+        return None
+    steps, errors = [step for step, _ in result["val_curve"]], [error for error, _ in result["watched"]]
+    fmt = options.format
+    row = {
+        "model": model,
+        "scheme": scheme,
+        "bits_per_value": 8 * fmt.target / fmt.block if compressed else 32.0 if scheme == "none" else None,  # type: ignore[operator]
+        "ratio": raw_bytes / result["stored_bytes"],
+        "seed": seed,
+        "steps": options.steps,
+        "val_loss": result["val_loss"],
+        "curve": result["val_curve"],
+        "gradient_error": list(zip(steps, errors, strict=True)) if compressed else [],
+        "effective_bits": result["watched"][-1][1],
+    }
+    rows.FOLDER.mkdir(parents=True, exist_ok=True)
+    write(path, as_json(row))
+    return row
+
+
+def batch_of(subject: train.Subject, options: train.Options) -> torch.Tensor:
+    """One batch, the same for all runs of a model."""
+    generator = torch.Generator().manual_seed(99)
+    return train.draw(subject.text, options.batch, subject.length, generator).to(options.torch_device)
+
+
+def saved_bytes(subject: train.Subject, options: train.Options) -> int:
+    """What autograd saves of one batch if nothing is done about it."""
+    with compress_activations(subject.model, Policy([])) as stash:
+        train.loss_of(subject.model, options, batch_of(subject, options))
+    return stash.stored_bytes
+
+
+def gradient(
+    model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
+) -> torch.Tensor:
+    if compress:
+        with compress_activations(model, options.policy):
+            loss = train.loss_of(model, options, tokens)
+    else:
+        loss = train.loss_of(model, options, tokens)
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(model.parameters()))])
