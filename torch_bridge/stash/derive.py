@@ -18,9 +18,7 @@ computed anew. Compiled graphs choose what to start from by a minimal cut, befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import reduce
-from math import prod
 from operator import or_
 from time import perf_counter
 
@@ -28,7 +26,7 @@ import torch
 
 from ..backends import streams
 from .entries import Entry, Memory, Raw, Source
-from .layout import Geometry, Region, covered, region_of
+from .layout import Geometry, Region, region_of
 from .origin import Operand, Origin, Recipe
 from .report import Sums
 from .trace import Trace
@@ -42,6 +40,7 @@ _SMALL = 1 / 64
 _DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
 _KEYS = torch._C.DispatchKey
 _AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{device}")) for device in _DEVICES))
+_BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
 
 Start = Entry | Raw
 
@@ -58,35 +57,37 @@ class Step:
         is_exact: whether everything that it starts from comes back as it was.
     """
 
-    operations: int
-    work: int
-    is_exact: bool
+    __slots__ = ("_args", "_compute", "_geometry", "_inputs", "_kwargs", "is_exact", "operations", "work")
 
-    def __init__(self, recipe: Recipe, inputs: dict[int, tuple[Start | Step, Geometry]]) -> None:
+    def __init__(self, recipe: Recipe, inputs: list[tuple[int, Start | Step, Geometry]]) -> None:
         self._compute, self._args, self._kwargs = recipe.compute, list(recipe.args), recipe.kwargs
-        self._geometry = recipe.geometry
-        self._inputs = inputs
-        for place in inputs:
-            self._args[place] = None
-        costly = [part for part, _ in inputs.values() if isinstance(part, Step | Derived)]
-        self.operations = 1 + sum(part.operations for part in costly)
-        self.work = prod(recipe.geometry.size) + sum(part.work for part in costly)
-        self.is_exact = all(part.is_exact for part, _ in inputs.values())
+        self._geometry, self._inputs = recipe.geometry, inputs
+        self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
+        for place, part, _ in inputs:
+            self._args[place] = None  # a recipe is not held any longer
+            self.is_exact = self.is_exact and part.is_exact
+            if isinstance(part, (Step, Derived)):
+                self.operations += part.operations
+                self.work += part.work
 
-    def starts(self) -> Iterator[Start]:
-        for part, _ in self._inputs.values():
+    def add_starts(self, starts: dict[Start, None]) -> None:
+        """Add everything that it starts from, each once."""
+        for _, part, _ in self._inputs:
             if isinstance(part, Step):
-                yield from part.starts()
+                part.add_starts(starts)
             else:
-                yield part
+                starts[part] = None
 
     def run(self, memories: dict[Start, torch.Tensor]) -> torch.Tensor:
         """The operation's result as it lay in memory, from the memories of all starting points."""
         args = list(self._args)
-        for place, (part, where) in self._inputs.items():
+        for place, part, where in self._inputs:
             if isinstance(part, Step):
                 made = part.run(memories)
-                args[place] = made.as_strided(where.size, where.stride, made.storage_offset() + where.offset)
+                if where is not part._geometry:
+                    offset = made.storage_offset() + where.offset
+                    made = made.as_strided(where.size, where.stride, offset)
+                args[place] = made
             elif isinstance(part, Raw):
                 args[place] = memories[part].as_strided(where.size, where.stride, where.offset)
             else:
@@ -117,11 +118,14 @@ class Derived(Entry):
         super().__init__(source, region, None, values, None)
         self._step, self.sums = step, sums
         self._unsaved = [region]
-        self._starts = list(dict.fromkeys(step.starts()))
+        self._starts: dict[Start, None] = {}
+        step.add_starts(self._starts)
         self.operations, self.work = step.operations, step.work
 
     def save(self, region: Region) -> int:
         """A region of it is saved; how many of its elements were not yet."""
+        if not self._unsaved:
+            return 0
         rest = [part for piece in self._unsaved for part in piece.split(region)[1]]
         saved = sum(piece.count for piece in self._unsaved) - sum(piece.count for piece in rest)
         self._unsaved = rest
@@ -148,7 +152,7 @@ class Derived(Entry):
             else:
                 memories[start] = start.memory.of(start)
         began = perf_counter()
-        with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
+        with _BELOW_AUTOGRAD(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
             made = self._step.run(memories)
         values = made.as_strided((self.region.count,), (1,), made.storage_offset())
         self.sums.seconds += perf_counter() - began
@@ -177,7 +181,7 @@ class Planner:
         recipe = origin.recipe
         if recipe is None or recipe.version != tensor._version or recipe.dtype != tensor.dtype:
             return None
-        region, whole = region_of(tensor), covered(recipe.geometry)
+        region, whole = region_of(tensor), recipe.geometry.region
         if whole.has_gaps or not region.is_within(whole):
             return None
         self.copied = 0
@@ -187,9 +191,9 @@ class Planner:
         return step, whole
 
     def _step(self, recipe: Recipe, small: float) -> Step | None:
-        inputs: dict[int, tuple[Start | Step, Geometry]] = {}
+        inputs: list[tuple[int, Start | Step, Geometry]] = []
         for place, operand in enumerate(recipe.args):
-            if isinstance(operand, Operand):
+            if type(operand) is Operand:
                 found = (
                     self._stashed(operand)
                     or self._parameter(operand)
@@ -198,14 +202,14 @@ class Planner:
                 )
                 if found is None:
                     return None
-                inputs[place] = found, operand.geometry
+                inputs.append((place, found, operand.geometry))
         return Step(recipe, inputs)
 
     def _stashed(self, operand: Operand) -> Start | None:
         source = operand.source
         if source is None:
             return None
-        region, origin = covered(operand.geometry), operand.origin
+        region, origin = operand.geometry.region, operand.origin
         is_gathered = origin.constant in ("parameter", "parameter copy") and origin.parameter is None
         left = None if is_gathered else source.left(region)  # FSDP frees it even if a node holds it
         return left or source.holding(region)
@@ -225,7 +229,7 @@ class Planner:
 
     def _copy(self, operand: Operand, small: float) -> Entry | None:
         """A copy of a small tensor that is still there."""
-        region, storage = covered(operand.geometry), operand.storage
+        region, storage = operand.geometry.region, operand.storage
         nbytes = region.count * operand.dtype.itemsize
         if nbytes > small or storage is None or not self._trace.is_current(operand.origin):
             return None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..backends import Backend, streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import CorruptionError, checksums
 from ..offload import Handle
 from .layout import Geometry, Region
+from .storages import StorageRef
 
 # What was stashed of a tensor before is shared if it is at least this part of what is left to stash: to put
 # memory together of many small parts costs more than it saves.
@@ -26,17 +25,17 @@ class Source:
     Lives as long as anything that came of it, and so long keeps the storage's address from being used again.
 
     Args:
-        address: of the storage.
+        storage: which it is.
         elements: that it has.
 
     Attributes:
         elements: as given.
     """
 
-    __slots__ = ("__weakref__", "_address", "_entries", "_limit", "_memories", "_raw", "elements")
+    __slots__ = ("__weakref__", "_entries", "_limit", "_memories", "_raw", "_storage", "elements")
 
-    def __init__(self, address: StorageWeakRef, elements: int) -> None:
-        self._address, self.elements = address, elements
+    def __init__(self, storage: StorageRef, elements: int) -> None:
+        self._storage, self.elements = storage, elements
         self._raw: list[tuple[Region, weakref.ref[Raw]]] = []
         self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
@@ -50,12 +49,12 @@ class Source:
 
     def holding(self, region: Region, *codecs: Backend | BitsCodec | None) -> Entry | None:
         """The entry that has all of a region, the first that was added; of these codecs, if any is given."""
-        if not self._entries:
-            return None
-        near = self._near(region)
-        if codecs:
-            near = [entry for entry in near if entry.codec in codecs and entry.is_stored]
-        return next((entry for entry in near if region.is_within(entry.region)), None)
+        if self._entries:
+            for entry in self._near(region):
+                fits = not codecs or (entry.codec in codecs and entry.is_stored)
+                if fits and region.is_within(entry.region):
+                    return entry
+        return None
 
     def shared(
         self, region: Region, codec: Backend | BitsCodec | None
@@ -77,9 +76,9 @@ class Source:
                     rest += others
         return parts, rest
 
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the storage itself."""
-        return tensor.untyped_storage()._cdata == self._address.cdata
+    def is_at(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is of this storage."""
+        return storage._cdata == self._storage.address
 
     def leave(self, region: Region, raw: Raw) -> int:
         """A region is to stay as it is, held by a saved tensor; how many of its elements did not yet."""
@@ -92,19 +91,24 @@ class Source:
 
     def is_left(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
-        return bool(self._raw) and any(region.is_within(one) for one, _ in self._raw)
+        for one, _ in self._raw:  # noqa: SIM110, as a generator takes longer
+            if region.is_within(one):
+                return True
+        return False
 
     def left(self, region: Region) -> Raw | None:
         """What still holds all of a region that stays as it is."""
-        held = (ref() for one, ref in self._raw if region.is_within(one))
-        return next((raw for raw in held if raw is not None), None)
+        for one, ref in self._raw:
+            if region.is_within(one) and (raw := ref()) is not None:
+                return raw
+        return None
 
     def memory_for(self, entry: Entry) -> Memory:
         """Where an entry's values go: to those of others in the same run of memory that are apart from it."""
         room = entry.region.room(self.elements)
         known = self._memories.get(room)
         memory = known() if known else None
-        if memory is None or any(entry.region.overlaps(other) for other in memory.regions):
+        if memory is None or memory.overlaps(entry.region):
             memory = Memory(*room)
             self._memories[room] = weakref.ref(memory)
         memory.regions.append(entry.region)
@@ -113,8 +117,11 @@ class Source:
     def _near(self, region: Region) -> list[Entry]:
         """Entries whose memory begins before a region's ends, and ends after it begins."""
         start, end = region.offset, region.end
-        refs = [ref for first, last, ref in self._entries if first < end and start < last]
-        return [entry for ref in refs if (entry := ref()) is not None]
+        return [
+            entry
+            for first, last, ref in self._entries
+            if first < end and start < last and (entry := ref()) is not None
+        ]
 
 
 class Memory:
@@ -131,29 +138,37 @@ class Memory:
         self.start, self.count = start, count
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
-        self._storage: StorageWeakRef | None = None
+        self._storage: StorageRef | None = None
         self._times = 0  # that it was made
         self._written: streams.Written | None = None
 
-    def has(self, entry: Entry) -> bool:
-        """Whether an entry's values are there."""
-        return self._find(entry) is not None and entry.filled == self._times
+    def overlaps(self, region: Region) -> bool:
+        """Whether a region has a place in it that is partly another's as well."""
+        return any(region.overlaps(other) for other in self.regions)
+
+    def find(self, entry: Entry) -> torch.Tensor | None:
+        """The memory, flat, if an entry's values are there."""
+        if entry.filled != self._times or (memory := self._find(entry)) is None:
+            return None
+        streams.take(self._written, memory)
+        return memory
 
     def of(self, entry: Entry) -> torch.Tensor:
         """The memory, flat, with an entry's values in it: the same for as long as anyone still uses it."""
         memory = self._find(entry)
         if memory is not None:
             streams.take(self._written, memory)
+            if entry.filled == self._times:
+                return memory
         else:
             self._times += 1
-        if entry.filled != self._times:
-            memory = entry.write_to(memory, self)
-            if entry.source.is_of(memory):  # not away yet, and may be written to: to be asked for each time
-                return memory
-            self._storage = StorageWeakRef(memory.untyped_storage())
-            entry.filled = self._times
-            self._written = streams.written(memory.device)
-        assert memory is not None
+        memory = entry.write_to(memory, self)
+        storage = memory.untyped_storage()
+        if entry.source.is_at(storage):  # not away yet, and may be written to: to be asked for each time
+            return memory
+        self._storage = StorageRef(storage)
+        entry.filled = self._times
+        self._written = streams.written(memory.device)
         return memory
 
     def keep(self, values: torch.Tensor) -> None:
@@ -169,7 +184,7 @@ class Memory:
     def _find(self, entry: Entry) -> torch.Tensor | None:
         if self.kept is not None or self._storage is None:
             return self.kept
-        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        storage = self._storage()
         if storage is None:
             return None
         return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage)
@@ -303,12 +318,13 @@ class Joint(Entry):
         return memory
 
 
-@dataclass(frozen=True, slots=True)
 class Packed:
     """What autograd holds for a stashed tensor: where it lies in an entry."""
 
-    entry: Entry
-    geometry: Geometry
+    __slots__ = ("entry", "geometry")
+
+    def __init__(self, entry: Entry, geometry: Geometry) -> None:
+        self.entry, self.geometry = entry, geometry
 
 
 class Waiting:

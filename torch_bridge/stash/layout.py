@@ -12,26 +12,34 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
 
 import torch
 
 
-class Geometry(NamedTuple):
-    """How a tensor lies in a storage: sizes, strides and offset, in elements."""
+class Geometry:
+    """How a tensor lies in a storage: sizes, strides and offset, in elements.
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    Attributes:
+        size, stride, offset: as given.
+        count: elements that the tensor has.
+        region: what the tensor covers; where its elements overlap without a pattern, all from the first to
+            the last.
+    """
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Geometry:
-        return cls(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    __slots__ = ("count", "offset", "region", "size", "stride")
 
-    @property
-    def span(self) -> int:
-        """Elements from the first to the last that the tensor touches; 0 for an empty tensor."""
-        return _span(self.size, self.stride)
+    def __init__(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+        self.size, self.stride, self.offset = size, stride, offset
+        self.count = prod(size)
+        self.region = _covered(size, stride, offset)
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Geometry:
+        """The tensor's; tensors that lie alike mostly have the same one."""
+        return _geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+
+_geometry = lru_cache(4096)(Geometry)
 
 
 @dataclass(frozen=True)
@@ -83,33 +91,26 @@ class Region:
 
     def overlaps(self, other: Region) -> bool:
         """Whether both have an element; also true where that cannot be told."""
-        common = self._common(other)
-        return common is None or all(common[2])
+        return self is other or _overlap(self, other)
 
     def split(self, other: Region) -> tuple[Region | None, list[Region]]:
         """What of this region another has as well, and what it has not.
 
         Where strides are no multiples of each other, or rows begin elsewhere, nothing counts as common.
         """
-        if self == other or (not other.has_gaps and other.offset <= self.offset and self.end <= other.end):
+        if self is other:
             return self, []
-        common = self._common(other)
-        if common is None or not all(common[2]):
-            return None, [self]
-        grid, box, shared = common
-        rest = []
-        for axis, (whole, part) in enumerate(zip(box, shared, strict=True)):
-            for side in (range(whole.start, part.start), range(part.stop, whole.stop)):
-                if side:
-                    rest.append(_region([*shared[:axis], side, *box[axis + 1 :]], grid))
-        return _region(shared, grid), rest
+        common, rest = _split(self, other)
+        return common, list(rest)
 
     def is_within(self, other: Region) -> bool:
         """Whether another is known to have all of its elements."""
+        if self is other:
+            return True
         lies_in = other.offset <= self.offset and self.end <= other.end
-        return lies_in and not self.split(other)[1]
+        return lies_in and not _split(self, other)[1]
 
-    def _common(self, other: Region) -> tuple[list[int], list[range], list[range]] | None:
+    def common(self, other: Region) -> tuple[list[int], list[range], list[range]] | None:
         """Strides of a grid, this region along its axes, and what of it is the other's; None if not known."""
         grid = sorted({*self.stride, *other.stride}, reverse=True)
         if self.offset >= other.end or other.offset >= self.end:
@@ -145,15 +146,42 @@ class Region:
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """What a tensor covers; where its elements overlap without a pattern, all from the first to the last."""
-    return covered(Geometry.of(tensor))
+    """What a tensor covers."""
+    return Geometry.of(tensor).region
+
+
+def _covered(size: Sequence[int], stride: Sequence[int], offset: int) -> Region:
+    span = _span(size, stride)
+    dims = _merged(zip(size, stride, strict=True)) if span else None
+    return _same((offset, *(((span,), (1,)) if dims is None else dims)))
 
 
 @lru_cache(4096)
-def covered(geometry: Geometry) -> Region:
-    """What a tensor that lies like this covers."""
-    dims = _merged(zip(geometry.size, geometry.stride, strict=True)) if geometry.span else None
-    return Region.run(geometry.offset, geometry.span) if dims is None else Region(geometry.offset, *dims)
+def _same(place: tuple[int, tuple[int, ...], tuple[int, ...]]) -> Region:
+    """A region that is asked for often, mostly the same object."""
+    return Region(*place)
+
+
+@lru_cache(4096)
+def _overlap(one: Region, other: Region) -> bool:
+    common = one.common(other)
+    return common is None or all(common[2])
+
+
+@lru_cache(4096)
+def _split(one: Region, other: Region) -> tuple[Region | None, tuple[Region, ...]]:
+    if one == other or (not other.has_gaps and other.offset <= one.offset and one.end <= other.end):
+        return one, ()
+    common = one.common(other)
+    if common is None or not all(common[2]):
+        return None, (one,)
+    grid, box, shared = common
+    rest = []
+    for axis, (whole, part) in enumerate(zip(box, shared, strict=True)):
+        for side in (range(whole.start, part.start), range(part.stop, whole.stop)):
+            if side:
+                rest.append(_region([*shared[:axis], side, *box[axis + 1 :]], grid))
+    return _region(shared, grid), tuple(rest)
 
 
 def _region(box: Sequence[range], grid: Sequence[int]) -> Region:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .entries import Source
-from .layout import Geometry, Region, covered
+from .layout import Geometry, Region
+from .storages import StorageRef
 
 # Recorded operations in a row, until how the first was given its arguments is forgotten.
 LONGEST = 12
@@ -32,7 +32,7 @@ class Origin:
         constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or None.
         writes: in-place operations seen on the storage. Unlike ``Tensor._version`` this counts writes through
             ``.data`` and other tensors that share the memory and not the version counter.
-        storage: a weak reference to it; None of a tensor that has none.
+        storage: a weak reference to it.
         parameter: the tensor, if it is a parameter that was there before and that FSDP did not gather.
         recipe: how it was made, if that is known and can be done again.
         sources: what was stashed of it, by version and dtype.
@@ -40,9 +40,10 @@ class Origin:
 
     __slots__ = ("constant", "op", "parameter", "recipe", "sources", "storage", "writes")
 
-    def __init__(self, op: str = "", constant: str | None = None, writes: int = 0) -> None:
-        self.op, self.constant, self.writes = op, constant, writes
-        self.storage: StorageWeakRef | None = None
+    def __init__(
+        self, storage: StorageRef, op: str = "", constant: str | None = None, writes: int = 0
+    ) -> None:
+        self.storage, self.op, self.constant, self.writes = storage, op, constant, writes
         self.parameter: torch.Tensor | None = None
         self.recipe: Recipe | None = None
         self.sources: dict[tuple[int, torch.dtype], weakref.ref[Source]] = {}
@@ -53,7 +54,6 @@ class Origin:
         ref = self.sources.get(key)
         source = ref() if ref is not None else None
         if source is None:
-            assert self.storage is not None
             elements = tensor.untyped_storage().nbytes() // tensor.element_size()
             source = Source(self.storage, elements)
             self.sources[key] = weakref.ref(source)
@@ -61,7 +61,7 @@ class Origin:
 
     def forget_recipe(self, stashed: Region) -> None:
         """A region is stashed: if it is all of the storage, what it was made of is not needed any more."""
-        if self.recipe is not None and covered(self.recipe.geometry).is_within(stashed):
+        if self.recipe is not None and self.recipe.geometry.region.is_within(stashed):
             self.recipe = None
 
 
@@ -75,18 +75,23 @@ class StorageMap:
     def get(self, storage: torch.UntypedStorage) -> Origin | None:
         return self._origins.get(storage._cdata)
 
-    def at(self, address: int) -> Origin | None:
-        return self._origins.get(address)
+    def has(self, origin: Origin) -> bool:
+        """Whether the storage is there, and this is what is known of it."""
+        return not origin.storage.is_dead and self._origins.get(origin.storage.address) is origin
 
-    def set(self, storage: torch.UntypedStorage, origin: Origin) -> None:
-        origin.storage = ref = StorageWeakRef(storage)
-        self._origins[ref.cdata] = origin
+    def add(
+        self, storage: torch.UntypedStorage, op: str = "", constant: str | None = None, writes: int = 0
+    ) -> Origin:
+        """A new origin of a storage."""
+        ref = StorageRef(storage)
+        origin = self._origins[ref.address] = Origin(ref, op, constant, writes)
         if len(self._origins) > self._limit:
             self._let_go_of_the_dead()
+        return origin
 
     def _let_go_of_the_dead(self) -> None:
         for key, origin in list(self._origins.items()):
-            if origin.storage is None or origin.storage.expired():
+            if origin.storage.is_dead:
                 self._origins.pop(key, None)
         self._limit = max(1024, 2 * len(self._origins))
 
@@ -115,8 +120,7 @@ class Operand:
     @property
     def storage(self) -> torch.UntypedStorage | None:
         """The storage, if it is still there."""
-        ref = self.origin.storage
-        return torch.UntypedStorage._new_with_weak_ptr(ref.cdata) if ref is not None else None
+        return self.origin.storage()
 
 
 class Recipe:

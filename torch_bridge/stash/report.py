@@ -139,8 +139,10 @@ class Tally:
         self.raw_bytes += raw
 
     def report(self) -> Report:
-        rows = (Row(*key, *astuple(sums)) for key, sums in self._sums.items())
-        return Report(tuple(rows))
+        found = self._sums.items()
+        return Report(
+            tuple(Row(op, tuple(shape), *rest, *astuple(sums)) for (op, shape, *rest), sums in found)
+        )
 
 
 def _sizes(raw: int, stored: int) -> tuple[str, str, str]:

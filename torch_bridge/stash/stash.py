@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -16,15 +15,17 @@ from .. import backends
 from ..backends import streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
-from ..backends.dtypes import StashFormat, float_name, format_for
+from ..backends.dtypes import StashFormat, float_name
 from ..offload import Handle, Offload, Step
 from ..policy import Policy, Rule
+from .codecs import Codecs
 from .derive import Derived, Planner
 from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
-from .layout import Geometry, Region, covered, is_plain
+from .layout import Geometry, Region, is_plain
 from .origin import Origin
 from .report import BITS, COMPRESSED, DERIVED, Report, Sums, Tally
-from .trace import Trace, call, has_unseen_copies, strided
+from .trace import Trace, call, strided
+from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
@@ -89,7 +90,7 @@ def compress_activations(
         raise ValueError(f"min_values must not be negative, not {min_values!r}")
     if isinstance(policy, StashFormat):
         policy = Policy.default(policy)
-    codecs = _Codecs(policy, backend)
+    codecs = Codecs(policy, backend)
     return _compressing(model, policy, codecs, min_values, verify, offload)
 
 
@@ -97,22 +98,20 @@ def compress_activations(
 def _compressing(
     model: torch.nn.Module,
     policy: Policy,
-    codecs: _Codecs,
+    codecs: Codecs,
     min_values: int,
     verify: bool,
     offload: Offload | None,
 ) -> Iterator[Stash]:
-    watches = policy.names_operations or policy.names_modules or policy.derives or has_unseen_copies(model)
     trace = Trace(model, policy.names_modules, policy.derives)
+    names = policy.names_operations or policy.names_modules
+    watches = names or policy.derives or trace.has_unseen_copies
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step)
     if policy.names_savers:
         trace.before = stash.settle
-    pack: Callable[[Any], Any] = stash.pack
-    unpack: Callable[[Any], Any] = stash.unpack
-    if "torch._dynamo" in sys.modules:  # a step may be compiled, but not what the hooks do
-        pack, unpack = _uncompiled(pack), _uncompiled(unpack)
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    tell_compiler()
+    hooks = torch.autograd.graph.saved_tensors_hooks(stash.pack, stash.unpack)
     with trace if watches else nullcontext(), hooks, _opt_out.set(False):
         try:
             yield stash
@@ -167,55 +166,20 @@ class _Waiting(threading.local):
         self.tensors: list[Waiting] = []
 
 
-def _uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A hook that torch.compile leaves alone; ``torch.compiler.disable`` is slow where nothing compiles."""
-    disabled, compiles = torch.compiler.disable(hook), torch._C._dynamo.eval_frame.get_eval_frame_callback
-
-    def run(argument: Any) -> Any:
-        return hook(argument) if compiles() is None else disabled(argument)
-
-    torch._dynamo.eval_frame.skip_code(run.__code__)
-    return run
-
-
-class _Apart:
+def _apart() -> AbstractContextManager[None]:
     """What the hooks compute is not traced, nor is it on the default device."""
-
-    __slots__ = ("_guards",)
-
-    def __enter__(self) -> None:
-        self._guards: tuple[Any, ...] = ()
-        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            self._guards = torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction()
-            for guard in self._guards:
-                guard.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*error)
+    if torch._C._len_torch_function_stack():
+        return _both_apart()
+    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else _NOTHING
 
 
-class _Codecs:
-    """One backend for each format that is met: that of a rule, or the same for another dtype.
+@contextmanager
+def _both_apart() -> Iterator[None]:
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
-    Those of rules are made at once, so that what is wrong shows before the training; but not of rules for
-    large tensors, for which a library of simulated hardware need not be built if there are none.
-    """
 
-    def __init__(self, policy: Policy, name: str) -> None:
-        self._name = name
-        keeps = [rule.keep for rule in policy.rules if not rule.least]
-        self._backends = {keep: backends.get(name, keep) for keep in keeps if isinstance(keep, StashFormat)}
-
-    def get(self, fmt: StashFormat, dtype: torch.dtype) -> backends.Backend:
-        fmt = format_for(fmt, dtype)
-        if fmt not in self._backends:
-            self._backends[fmt] = backends.get(self._name, fmt)
-        return self._backends[fmt]
-
-    def check(self) -> None:
-        for backend in self._backends.values():
-            backend.check()
+_NOTHING = nullcontext()
 
 
 class Stash:
@@ -227,7 +191,7 @@ class Stash:
     def __init__(
         self,
         policy: Policy,
-        codecs: _Codecs,
+        codecs: Codecs,
         trace: Trace,
         min_values: int,
         verify: bool,
@@ -237,6 +201,7 @@ class Stash:
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
         self._tally = Tally()
+        self._waits = policy.names_savers
         self._too_small = f"under {min_values} values"
         self._planner = Planner(trace)
         self._decompressed: list[weakref.ref[Memory]] = []
@@ -277,18 +242,19 @@ class Stash:
             self._codecs.check()
             return self._tally.report()
 
+    @uncompiled
     def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
         """The pack hook: what autograd keeps in place of a tensor."""
         if not is_plain(tensor):
             nbytes = tensor.numel() * tensor.element_size()
             with self._lock:
-                self._count(tensor, Origin(), "not a plain strided tensor", nbytes, nbytes)
+                self._count(tensor, "", None, "not a plain strided tensor", nbytes, nbytes)
             return Raw(tensor.detach(), None)
-        if self._policy.names_savers and not _opt_out.holds:
+        if self._waits and not _opt_out.holds:
             waiting = Waiting(tensor, self._trace.module)
             self._waiting.tensors.append(waiting)
             return waiting
-        with self._lock, _Apart():
+        with self._lock, _apart():
             return self._pack(tensor, self._trace.module, "")
 
     def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
@@ -298,7 +264,7 @@ class Stash:
             return
         op = call(op, arguments)
         addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)}
-        with self._lock, _Apart():
+        with self._lock, _apart():
             while waiting:
                 one = waiting.pop(0)
                 if one.tensor is not None:  # else the backward pass was first
@@ -312,9 +278,12 @@ class Stash:
             waiting.tensor = None
         return waiting.packed
 
+    @uncompiled
     def unpack(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
-        with self._lock, _Apart():
+        if type(packed) is Raw and self._step is None:
+            return packed.tensor()
+        with self._lock, _apart():
             if isinstance(packed, Waiting):
                 packed = self._settle(packed, "")
             if self._step is not None:
@@ -325,7 +294,7 @@ class Stash:
 
     def _pack(self, tensor: torch.Tensor, module: str, saved_by: str) -> Raw | Packed:
         origin, geometry = self._trace.origin(tensor), Geometry.of(tensor)
-        region = covered(geometry)
+        region = geometry.region
         source = origin.source(tensor, tensor._version)
         if origin.constant is not None or _opt_out.holds:
             return self._keep_raw(tensor, origin, source, region, origin.constant or OPTED_OUT)
@@ -371,7 +340,7 @@ class Stash:
             nbytes = count * tensor.element_size()
             if step is not None:
                 step.keep(source, nbytes)
-            self._count(tensor, origin, kept, nbytes, nbytes)
+            self._count(tensor, origin.op, origin.constant, kept, nbytes, nbytes)
         return raw
 
     def _leave(self, tensor: torch.Tensor, source: Source, region: Region) -> tuple[Raw, int]:
@@ -386,10 +355,10 @@ class Stash:
             return None
         step, whole = planned
         if self._planner.copied:
-            self._count(tensor, origin, STARTING_POINT, 0, self._planner.copied)
+            self._count(tensor, origin.op, None, STARTING_POINT, 0, self._planner.copied)
         origin.recipe = None
         source = origin.source(tensor, tensor._version)
-        return Derived(source, whole, tensor, step, self._count(tensor, origin, DERIVED, 0, 0))
+        return Derived(source, whole, tensor, step, self._count(tensor, origin.op, None, DERIVED, 0, 0))
 
     def _count_more(self, entry: Derived, region: Region) -> None:
         """Count what was not saved before of a region that is derived."""
@@ -427,7 +396,7 @@ class Stash:
             kept = f"{kept if codec is not None else 'exact'}, offloaded"
         if new:
             raw = sum(entry.region.count for entry in new) * tensor.element_size()
-            self._count(tensor, origin, kept, raw, sum(entry.nbytes for entry in new))
+            self._count(tensor, origin.op, None, kept, raw, sum([entry.nbytes for entry in new]))
         if not parts:
             return new[0]
         return Joint(source, region, tensor, [*parts, *((entry, entry.region) for entry in new)])
@@ -499,18 +468,22 @@ class Stash:
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
         return f"{op + ', ' if op else ''}{shape}, {_name_of(tensor.dtype)}"
 
-    def _count(self, tensor: torch.Tensor, origin: Origin, kept: str, raw: int, stored: int) -> Sums:
-        op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
-        counted = origin.constant is None
-        return self._tally.add(op, _shape(tensor), _name_of(tensor.dtype), kept, counted, raw, stored)
+    def _count(
+        self, tensor: torch.Tensor, op: str, constant: str | None, kept: str, raw: int, stored: int
+    ) -> Sums:
+        op = op or (tensor.grad_fn.name() if tensor.grad_fn else "")
+        return self._tally.add(
+            op, _shape(tensor), _name_of(tensor.dtype), kept, constant is None, raw, stored
+        )
 
     def _values(self, entry: Entry) -> torch.Tensor:
         """The memory that has an entry's values; the last few are kept."""
         memory = entry.memory
-        # What it is computed from comes first, and stays until it is computed.
-        parts = [] if memory.has(entry) else [self._values(part) for part in entry.needs]
-        values = memory.of(entry)
-        del parts
+        values = memory.find(entry)
+        if values is None:
+            parts = [self._values(part) for part in entry.needs]  # they stay until it is computed
+            values = memory.of(entry)
+            del parts
         if entry.is_made_anew:
             self._keep(memory, values)
         return values
@@ -518,21 +491,22 @@ class Stash:
     def _keep(self, memory: Memory, values: torch.Tensor) -> None:
         """Keep the last few decompressed storages, and let go of the one used longest ago."""
         memory.keep(values)
-        last = self._decompressed[-1]() if self._decompressed else None
-        if last is memory:
+        kept = self._decompressed
+        if kept and kept[-1]() is memory:
             return
-        others = [ref for ref in self._decompressed if ref() not in (None, memory)]
+        others = [ref for ref in kept if (one := ref()) is not None and one is not memory]
         while len(others) >= _KEEP_DECOMPRESSED:
             oldest = others.pop(0)()
             if oldest is not None:
                 oldest.kept = None
-        self._decompressed = [*others, weakref.ref(memory)]
+        others.append(weakref.ref(memory))
+        self._decompressed = others
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its sizes; of strided nested tensors, which have none, the number of values."""
-    is_ragged = tensor.is_nested and tensor.layout == torch.strided
-    return (tensor.numel(),) if is_ragged else tuple(tensor.shape)
+    is_ragged = tensor.is_nested and tensor.layout is torch.strided
+    return (tensor.numel(),) if is_ragged else tensor.shape
 
 
 @cache

@@ -10,8 +10,7 @@ kernel has been chosen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,12 +21,15 @@ from torch.utils.hooks import RemovableHandle
 from .layout import is_plain
 from .origin import Operand, Origin, Recipe, StorageMap
 from .recipe import OPERATIONS, Operation
+from .uncompiled import uncompiled
 
 # Operations whose result is their first argument in other memory or another type.
 _COPIES = ("_to_copy", "clone")
 # Its result is its argument in other sizes, but it does not say so.
 _UNSAFE_VIEW = "_unsafe_view"
 _OWN = ("parameter", "buffer")
+_STRIDED = torch.strided
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # What autograd calls copies and views.
 _COPY_NODES = {
     f"{name}Backward0"
@@ -56,6 +58,8 @@ class Trace(TorchDispatchMode):
     Attributes:
         before: called with each operation's name and arguments before it runs. What an operation needs of
             its inputs for the backward pass is saved just before.
+        has_unseen_copies: whether copies of parameters and buffers, as autocast makes them, are only told by
+            watching.
 
     Example:
         >>> with Trace(torch.nn.Linear(2, 2)) as trace:
@@ -72,18 +76,26 @@ class Trace(TorchDispatchMode):
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
         self.before: Callable[[str, tuple[Any, ...]], None] | None = None
-        self._add_constants(module.buffers(), "buffer")
-        self._add_constants(module.parameters(), "parameter", _gathered(module))
+        modules = _modules(module)
+        gathered = _gathered(modules)
+        self.has_unseen_copies = False
+        for part in modules:
+            for buffer in part._buffers.values():
+                if buffer is not None:
+                    self._add_constant(buffer, "buffer")
+                    self.has_unseen_copies |= buffer.is_floating_point()
+        for part in modules:
+            for parameter in part._parameters.values():
+                if parameter is not None:
+                    origin = self._add_constant(parameter, "parameter")
+                    self.has_unseen_copies |= not parameter.requires_grad
+                    if origin is not None and id(parameter) not in gathered:
+                        origin.parameter = parameter
 
-    def _add_constants(
-        self, tensors: Iterable[torch.Tensor], kind: str, gathered: Collection[int] = ()
-    ) -> None:
-        for tensor in tensors:
-            if tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor):
-                origin = Origin(constant=kind)
-                is_own = kind == "parameter" and id(tensor) not in gathered
-                origin.parameter = tensor if is_own else None
-                self._origins.set(tensor.untyped_storage(), origin)
+    def _add_constant(self, tensor: torch.Tensor, kind: str) -> Origin | None:
+        if tensor.layout is not _STRIDED or torch.nn.parameter.is_lazy(tensor):
+            return None
+        return self._origins.add(tensor.untyped_storage(), constant=kind)
 
     def __enter__(self) -> Trace:
         # Autocast keeps its copies of weights: those made before now were made unseen.
@@ -103,6 +115,8 @@ class Trace(TorchDispatchMode):
     @property
     def module(self) -> str:
         """Name of the innermost module whose forward pass this thread is in; "" for the model itself."""
+        if not self._names:
+            return ""
         names = self._stack()
         return names[-1] if names else ""
 
@@ -123,70 +137,74 @@ class Trace(TorchDispatchMode):
         """torch.compile need not fall back to eager because this mode watches."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's own way to leave a mode uncompiled costs as much as the mode."""
+        return False
+
     def origin(self, tensor: torch.Tensor) -> Origin:
         """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
         storage = tensor.untyped_storage()
         origin = self._origins.get(storage)
         if origin is None:
-            origin = Origin(constant="parameter copy" if _is_copy_of_parameter(tensor) else None)
-            self._origins.set(storage, origin)
-        if origin.constant is None and (
-            isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
-        ):
+            constant = "parameter copy" if _is_copy_of_parameter(tensor) else None
+            origin = self._origins.add(storage, constant=constant)
+        if origin.constant is None and _is_of_parameter(tensor):
             origin.constant = "parameter"
         return origin
 
     def is_current(self, origin: Origin) -> bool:
         """Whether the storage is there, and was not written to since."""
-        ref = origin.storage
-        return ref is not None and not ref.expired() and self._origins.at(ref.cdata) is origin
+        return self._origins.has(origin)
 
+    @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        traits = _TRAITS.get(func) or _traits(func)
+        traits = _TRAITS.get(id(func)) or _traits(func)
         if self.before is not None:
             self.before(traits.name, args)
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        result = traits.run(*args, **kwargs) if kwargs else traits.run(*args)
         if traits.written:
             for place, key in traits.written:
                 value = args[place] if place < len(args) else (kwargs or {}).get(key)
                 for tensor in _tensors(value):
                     self._note_write(tensor, traits.name)
         elif not traits.is_view:
-            outputs = result if isinstance(result, (tuple, list)) else (result,)
-            for index, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor) and output.layout == torch.strided:
-                    origin = self._origin_of_output(traits.name, index, args)
-                    self._origins.set(output.untyped_storage(), origin)
-            if self._records and traits.operation is not None:
-                self._record(traits.operation, args, kwargs or {}, outputs)
+            self._note_results(traits, result, args, kwargs)
         return result
 
-    def _origin_of_output(self, name: str, index: int, args: tuple[Any, ...]) -> Origin:
-        if name in _COPIES and args and _is_strided(args[0]):
-            source = self.origin(args[0])
-            constant = source.constant
-            return Origin(source.op or name, f"{constant.removesuffix(' copy')} copy" if constant else None)
-        return Origin(f"{name}.{index}" if index else name)
+    def _note_results(self, traits: _Traits, result: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        for index, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor) and output.layout is _STRIDED:
+                storage = output.untyped_storage()
+                if traits.is_copy and args and _is_strided(args[0]):
+                    source = self.origin(args[0])
+                    constant = f"{source.constant.removesuffix(' copy')} copy" if source.constant else None
+                    self._origins.add(storage, source.op or traits.name, constant)
+                else:
+                    self._origins.add(storage, f"{traits.name}.{index}" if index else traits.name)
+        if self._records and traits.operation is not None:
+            self._record(traits.operation, args, kwargs or {}, outputs)
 
     def _note_write(self, tensor: torch.Tensor, name: str) -> None:
-        if tensor.layout != torch.strided:
+        if tensor.layout is not _STRIDED:
             return
         storage = tensor.untyped_storage()
         before = self._origins.get(storage)
-        origin = Origin(name, writes=before.writes + 1 if before else 1)
+        origin = self._origins.add(storage, name, writes=before.writes + 1 if before else 1)
         if before is not None and before.constant in _OWN:
             origin.constant, origin.parameter = before.constant, before.parameter
-        self._origins.set(storage, origin)
 
     def _record(
         self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
     ) -> None:
         """Note how to make an operation's first result again."""
-        made = outputs[0]
         if operation.fits is not None and not operation.fits(args):
             return
-        taken = args if operation.takes is None else [args[place] for place in operation.takes]
-        taken = [*taken, *(outputs[place] for place in operation.results)]
+        made = outputs[0]
+        taken = list(args) if operation.takes is None else [args[place] for place in operation.takes]
+        for place in operation.results:
+            taken.append(outputs[place])
         for place, value in enumerate(taken):
             if isinstance(value, torch.Tensor):
                 if not _may_start(value, made):
@@ -195,25 +213,40 @@ class Trace(TorchDispatchMode):
         self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
 
 
-def _gathered(model: torch.nn.Module) -> set[int]:
+def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Each once; every step asks, and ``model.modules()`` takes the longer the deeper the model."""
+    modules, seen = [model], {model}
+    for module in modules:
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append(child)
+    return modules
+
+
+def _gathered(modules: list[torch.nn.Module]) -> set[int]:
     """Identities of parameters that FSDP2 has gathered already; sharded ones are DTensors."""
-    managed = [part for part in model.modules() if hasattr(part, "unshard") and hasattr(part, "reshard")]
+    managed = [part for part in modules if hasattr(type(part), "unshard") and hasattr(type(part), "reshard")]
     parameters = (parameter for part in managed for parameter in part.parameters())
     return {id(parameter) for parameter in parameters if type(parameter) is torch.nn.Parameter}
-
-
-def has_unseen_copies(model: torch.nn.Module) -> bool:
-    """Whether copies of parameters and buffers, as autocast makes them, are only told by watching."""
-    frozen = any(not parameter.requires_grad for parameter in model.parameters())
-    return frozen or any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
     """Whether autograd's graph says that copies and views of a parameter were made, and no more."""
     node = tensor.grad_fn
+    if node is None:
+        return False
     while node is not None and node.name() in _COPY_NODES:
         node = node.next_functions[0][0]
     return isinstance(getattr(node, "variable", None), torch.nn.Parameter)
+
+
+def _is_of_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one."""
+    base = tensor._base
+    if type(tensor) is torch.Tensor and base is None:
+        return False
+    return isinstance(tensor, torch.nn.Parameter) or isinstance(base, torch.nn.Parameter)
 
 
 def call(name: str, args: tuple[Any, ...]) -> str:
@@ -223,37 +256,53 @@ def call(name: str, args: tuple[Any, ...]) -> str:
 
 
 def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether a tensor may be computed anew from another: on one device, and no integers from floats."""
+    """Whether a tensor may be computed anew from another: on one device, and no integers from floats.
+
+    Here, below what the dispatcher resolves, no tensor has a lazy bit.
+    """
     return (
-        (operand.device == made.device or not operand.dim())
-        and (made.is_floating_point() or not operand.is_floating_point())
-        and is_plain(operand)
+        (operand.get_device() == made.get_device() or not operand.dim())
+        and (made.dtype.is_floating_point or not operand.dtype.is_floating_point)
+        and (type(operand) in _PLAIN_TYPES or is_plain(operand))
+        and operand.layout is _STRIDED
+        and not operand.is_nested
+        and not operand.is_meta
     )
 
 
-@dataclass(frozen=True, slots=True)
 class _Traits:
-    """Of an operation: its name, whether it only makes views, what it writes to, and how to do it again."""
+    """What is known of an operation.
 
-    name: str
-    is_view: bool
-    written: tuple[tuple[int, str], ...]
-    operation: Operation | None
+    Attributes:
+        func, run: itself, and what runs it.
+        name: without namespace and overload.
+        written: places and names of the arguments that it writes to.
+        is_view: whether it only makes views.
+        is_copy: whether its result is its first argument in other memory or another type.
+        operation: how to do it again.
+    """
+
+    __slots__ = ("func", "is_copy", "is_view", "name", "operation", "run", "written")
+
+    def __init__(self, func: Any) -> None:
+        self.func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
+        self.name = func.name().split("::")[-1].split(".")[0]
+        self.written = tuple(
+            (place, argument.name)
+            for place, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        aliases = any(result.alias_info is not None for result in func._schema.returns)
+        self.is_view = (aliases and not self.written) or self.name == _UNSAFE_VIEW
+        self.is_copy = self.name in _COPIES
+        self.operation = OPERATIONS.get(func)
 
 
-_TRAITS: dict[Any, _Traits] = {}
+_TRAITS: dict[int, _Traits] = {}  # by identity: an operation's hash takes longer, and they hold it
 
 
 def _traits(func: Any) -> _Traits:
-    name = func.name().split("::")[-1].split(".")[0]
-    written = tuple(
-        (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    aliases = any(result.alias_info is not None for result in func._schema.returns)
-    is_view = (aliases and not written) or name == _UNSAFE_VIEW
-    traits = _TRAITS[func] = _Traits(name, is_view, written, OPERATIONS.get(func))
+    traits = _TRAITS[id(func)] = _Traits(func)
     return traits
 
 
@@ -271,4 +320,4 @@ def strided(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return isinstance(value, torch.Tensor) and value.layout is _STRIDED
