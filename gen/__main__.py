@@ -10,6 +10,8 @@ from pathlib import Path
 from golden import FORMATS, Format, PlaneFormat
 
 from . import library, memory, project, verilog
+from .board import command as board_command
+from .board.link import LinkError
 from .config import PRESETS, Config
 from .formal import command as formal_command
 from .synth import command as synth_command
@@ -68,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     synth_command.add_arguments(synth)
 
+    of_board = commands.add_parser(
+        "board", help="the self-test on an FPGA board: bitstream, simulation, host"
+    )
+    board_command.add_arguments(of_board)
+
     formal = commands.add_parser("formal", help="proofs about the hardware, in build/formal")
     formal_command.add_arguments(formal)
     return parser
@@ -105,6 +112,9 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.command == "formal":
             formal_command.run(arguments)
             return
+        if arguments.command == "board":
+            board_command.run(arguments)
+            return
         if arguments.command == "diagrams":
             from . import diagrams  # Verilog needs no WaveDrom
 
@@ -139,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
             print(path)
         else:
             print(project.write_presets(list(PRESETS.values()), Path("build/verilog")))
-    except (ValueError, ToolError) as error:
+    except (ValueError, ToolError, LinkError) as error:
         sys.exit(f"python -m gen: {error}")
 
 
