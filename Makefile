@@ -2,12 +2,13 @@
 # Needs Python 3.11 or newer, a C++ compiler and make; everything else comes as a Python package.
 
 PYTHON ?= python3
+BOARD ?= ulx3s-85f
 BIN := .venv/bin
 READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams train rok convergence finetune bench bench-gpu clean
+.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -61,6 +62,15 @@ synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib, AR
 
 formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")
 	$(RUN) gen formal $(ARGS)
+
+board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f), in build/board
+	$(RUN) gen board $(ARGS) build $(BOARD)
+
+board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal
+	$(RUN) gen board --port simulation selftest $(ARGS)
+
+release: setup ## All that a chip project takes, as one archive, in build/release
+	$(RUN) gen release
 
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from golden import FORMATS, Format, PlaneFormat
 
-from . import library, memory, project, verilog
+from . import library, memory, project, release, verilog
+from .board import command as board_command
+from .board.link import LinkError
 from .config import PRESETS, Config
 from .formal import command as formal_command
+from .parts import KINDS, Part, writers
+from .parts import write as write_part
 from .synth import command as synth_command
 from .toolchain import ToolError
 
@@ -40,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument(
         "--memory-bytes", type=int, help="of a memory engine: bytes of the memory's bus (default: the port's)"
     )
+    make.add_argument("--memories", action="store_true", default=None, help="delay lines as memories")
+    make.add_argument("--part", choices=KINDS, help="a register slice or the FIFO instead of engines")
+    make.add_argument("--width", type=int, help="of a part: bits of a word, with all that travels with it")
+    make.add_argument("--depth", type=int, help="of the FIFO: words, a power of two (default: 8)")
     make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
     make.add_argument(
         "-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)"
@@ -68,6 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     synth_command.add_arguments(synth)
 
+    release_of = commands.add_parser("release", help="all that a chip project takes, as one archive")
+    release_of.add_argument(
+        "-o", "--output", type=Path, default=Path("build/release"), help="folder (default: build/release)"
+    )
+
+    of_board = commands.add_parser(
+        "board", help="the self-test on an FPGA board: bitstream, simulation, host"
+    )
+    board_command.add_arguments(of_board)
+
     formal = commands.add_parser("formal", help="proofs about the hardware, in build/formal")
     formal_command.add_arguments(formal)
     return parser
@@ -81,6 +99,17 @@ def _format(arguments: argparse.Namespace) -> Format:
         if name not in known:
             raise ValueError(f"{name} must not be given for {kind.scheme}, not {value!r}")
     return kind(**given)
+
+
+def _write_part(arguments: argparse.Namespace) -> Path:
+    if not arguments.part:
+        raise ValueError("--part must be given with --width or --depth")
+    if not arguments.width:
+        raise ValueError(f"--width must be given for {arguments.part}")
+    part = Part(arguments.part, arguments.width, arguments.depth)
+    path = arguments.output or Path("build/verilog") / f"{part.slug}.v"
+    write_part(part, path)
+    return path
 
 
 def _config(arguments: argparse.Namespace) -> Config:
@@ -105,6 +134,9 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.command == "formal":
             formal_command.run(arguments)
             return
+        if arguments.command == "board":
+            board_command.run(arguments)
+            return
         if arguments.command == "diagrams":
             from . import diagrams  # Verilog needs no WaveDrom
 
@@ -124,6 +156,12 @@ def main(argv: list[str] | None = None) -> None:
             library.build(config, path)
             print(path)
             return
+        if arguments.command == "release":
+            print(release.write(arguments.output))
+            return
+        if arguments.part or arguments.width or arguments.depth:
+            print(_write_part(arguments))
+            return
         if arguments.interface == "memory":
             bus = arguments.bus_bytes or 64
             path = arguments.output or Path("build/verilog/memory.v")
@@ -134,12 +172,14 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--memory-bytes is of --interface memory, not {arguments.interface!r}")
         if arguments.preset or format_given or arguments.output:
             config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
+            config = replace(config, memories=bool(arguments.memories))
             path = arguments.output or Path("build/verilog") / f"{config.name}.v"
             project.write(config, path)
             print(path)
         else:
-            print(project.write_presets(list(PRESETS.values()), Path("build/verilog")))
-    except (ValueError, ToolError) as error:
+            presets = [replace(config, memories=bool(arguments.memories)) for config in PRESETS.values()]
+            print(project.write_presets(presets, Path("build/verilog"), writers()))
+    except (ValueError, ToolError, LinkError) as error:
         sys.exit(f"python -m gen: {error}")
 
 

@@ -20,6 +20,7 @@ class Config:
             (:mod:`rtl.ports.axi`), or "runtime", the first with one more for the choice of a format
             (:mod:`rtl.ports.runtime`).
         further: formats besides ``fmt`` to choose from at run time.
+        memories: whether the delay lines are in memories, see :class:`rtl.stream.DelayMemories`.
         preset: the name it is known by, if it is a preset.
 
     Raises:
@@ -30,6 +31,7 @@ class Config:
     bus_bytes: int = 64
     interface: str = "stream"
     further: tuple[Format, ...] = ()
+    memories: bool = False
     preset: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,12 +50,13 @@ class Config:
         """The parameters as part of a Verilog or file name."""
         interface = "" if self.interface == "stream" else f"_{self.interface}"
         interface += "".join(f"_{fmt.dtype}_t{fmt.target}_{kind_of(fmt)}" for fmt in self.further)
+        interface += "_memories" * self.memories
         fmt = self.fmt
         return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{kind_of(fmt)}_b{self.bus_bytes}{interface}"
 
     @property
     def name(self) -> str:
-        return self.preset or self.slug
+        return self.preset + "-memories" * self.memories if self.preset else self.slug
 
 
 def kind_of(fmt: Format) -> str:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from golden import Format
+from rtl.stream import DELAY_MEMORY
 
 from . import toolchain
 from .config import Config, kind_of
 from .flat import flat
 from .testbench import bench_name, testbench
-from .verilog import bytes_per_cycle, geometry, module_name, parts, ports, verilog_text
+from .verilog import DELAY_MEMORY_TEXT, bytes_per_cycle, engines_text, geometry, module_name, parts, ports
 
 VERSION = version("bitstash")
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
@@ -37,7 +39,31 @@ WAIVERS = {
 CLOCK_NS = 10.0  # of the constraints: to be set to the project's own
 
 
+# Writes a Verilog file and what stands beside it, and returns what the manifest says of it.
+Writer = Callable[[Path], dict[str, Any]]
+
 LINT = ("verilator", "--lint-only", "-Wall", "-Wno-MULTITOP")  # either engine may be the top
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What stands beside a Verilog file.
+
+    Attributes:
+        name, description: of the FuseSoC core.
+        tops: the modules to be taken or linted, by what they are.
+        bench_top, bench: the self-checking bench's module and text.
+        constraints: SDC.
+        needs_memory: its delay lines are instances of a memory, a file of its own.
+    """
+
+    name: str
+    description: str
+    tops: dict[str, str]
+    bench_top: str
+    bench: str
+    constraints: str
+    needs_memory: bool = False
 
 
 def write(config: Config, path: Path) -> None:
@@ -51,37 +77,56 @@ def write(config: Config, path: Path) -> None:
         for fmt in config.formats
     )
     title = f"{config.name}: blocks of {formats}; {config.bus_bytes}-byte buses"
-    write_verilog(path, title, verilog_text(config))
-    path.with_suffix(".sdc").write_text(_header("#", f"constraints of {path.name}") + constraints(config))
+    beside = Beside(
+        name=config.name,
+        description="Activation compression in hardware: compressor and decompressor",
+        tops={part: module_name(config, part) for part in parts(config)},
+        bench_top=bench_name(config),
+        bench=testbench(config),
+        constraints=constraints(config),
+        needs_memory=config.memories,
+    )
+    write_beside(path, title, engines_text(config), beside)
+
+
+def write_beside(path: Path, title: str, text: str, beside: Beside) -> None:
+    """Write Verilog and what stands beside it, and lint it; see :func:`write`."""
+    if beside.needs_memory:
+        memory = path.with_name(f"{DELAY_MEMORY}.v")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        memory.write_text(_header("//", "delay memory, to be replaced by a macro") + DELAY_MEMORY_TEXT)
+    write_verilog(path, title, text, (memory,) if beside.needs_memory else ())
+    sdc = _header("#", f"constraints of {path.name}") + beside.constraints
+    path.with_suffix(".sdc").write_text(sdc)
     bench = path.with_name(f"{path.stem}_tb.sv")
-    bench.write_text(_header("//", f"self-checking bench of {path.name}") + testbench(config))
-    path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(config, path))
+    bench.write_text(_header("//", f"self-checking bench of {path.name}") + beside.bench)
+    path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(beside, path))
 
 
-def write_verilog(path: Path, title: str, text: str) -> None:
-    """Write modules with plain names and their waivers, and lint them.
+def write_verilog(path: Path, title: str, text: str, others: tuple[Path, ...] = ()) -> None:
+    """Write modules with plain names and their waivers, and lint them, with other files that they need.
 
     Raises:
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_header("//", title) + flat(text))
-    path.with_suffix(".vlt").write_text(_header("//", f"lint waivers of {path.name}") + waivers(path))
-    lint(path)
+    path.with_suffix(".vlt").write_text(_header("//", f"lint waivers of {path.name}") + waivers(path, others))
+    lint(path, others)
 
 
 def _header(comment: str, title: str) -> str:
     return f"{comment} {LICENSE}\n{comment} bitstash {VERSION}, {title}\n"
 
 
-def waivers(path: Path) -> str:
+def waivers(path: Path, others: tuple[Path, ...] = ()) -> str:
     """Waivers of the warnings that a Verilog file may give: each line's is its own."""
-    done = subprocess.run(
-        [*LINT, str(path)], env=toolchain.environment(), capture_output=True, text=True, check=False
-    )
+    command = [*LINT, str(path), *map(str, others)]
+    done = subprocess.run(command, env=toolchain.environment(), capture_output=True, text=True, check=False)
     text = "`verilator_config\n"
     for rule, reason in WAIVERS.items():
-        found = re.findall(rf"^%Warning-{rule}: [^\n]*?:(\d+):\d+:", done.stderr, re.MULTILINE)
+        warning = rf"^%Warning-{rule}: [^\n]*?{re.escape(path.name)}:(\d+):\d+:"
+        found = re.findall(warning, done.stderr, re.MULTILINE)
         if found:
             text += f"\n// {reason}\n"
         for line in sorted(set(map(int, found))):
@@ -89,9 +134,9 @@ def waivers(path: Path) -> str:
     return text
 
 
-def lint(path: Path) -> None:
+def lint(path: Path, others: tuple[Path, ...] = ()) -> None:
     """``verilator --lint-only -Wall`` with the waivers beside the file."""
-    toolchain.run([*LINT, str(path.with_suffix(".vlt")), str(path)])
+    toolchain.run([*LINT, str(path.with_suffix(".vlt")), str(path), *map(str, others)])
 
 
 def constraints(config: Config) -> str:
@@ -105,26 +150,27 @@ set_output_delay -clock {clock} [expr $period / 4] [all_outputs]
 """
 
 
-def core(config: Config, path: Path) -> str:
-    """A FuseSoC core: either engine to be taken or linted, and the bench to be run."""
-    name, bench = re.sub(r"\W", "_", config.name), f"{path.stem}_tb.sv"
+def core(beside: Beside, path: Path) -> str:
+    """A FuseSoC core: its modules to be taken or linted, and the bench to be run."""
+    name, bench = re.sub(r"\W", "_", beside.name), f"{path.stem}_tb.sv"
+    files = ", ".join([path.name, *([f"{DELAY_MEMORY}.v"] if beside.needs_memory else [])])
     lints = "".join(
         f"""
   lint_{part}:
     description: Verilator's linter on the {part}
     filesets: [rtl, waivers]
-    toplevel: {module_name(config, part)}
+    toplevel: {top}
     flow: lint
     flow_options: {{tool: verilator, verilator_options: [-Wall, -Wno-MULTITOP]}}
 """
-        for part in parts(config)
+        for part, top in beside.tops.items()
     )
     return f"""name: "bitstash::{name}:{VERSION}"
-description: "Activation compression in hardware: compressor and decompressor"
+description: "{beside.description}"
 
 filesets:
   rtl:
-    files: [{path.name}]
+    files: [{files}]
     file_type: verilogSource
   constraints:
     files: [{path.stem}.sdc]
@@ -141,9 +187,9 @@ targets:
     filesets: [rtl, constraints]
 {lints}
   sim:
-    description: Both engines against words of the golden model
+    description: The bench
     filesets: [rtl, waivers, bench]
-    toplevel: {bench_name(config)}
+    toplevel: {beside.bench_top}
     flow: sim
     flow_options:
       tool: verilator
@@ -163,6 +209,7 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
             **_parameters(config.fmt),
             "bus_bytes": bus,
             "interface": config.interface,
+            "memories": config.memories,
         },
         **({"formats": [_parameters(fmt) for fmt in config.formats]} if config.further else {}),
         "engines": {
@@ -185,16 +232,24 @@ def _parameters(fmt: Format) -> dict[str, Any]:
     }
 
 
-def write_presets(configs: list[Config], folder: Path) -> Path:
-    """Write each configuration's Verilog and a manifest of all; return the manifest's path."""
+def write_presets(
+    configs: Iterable[Config], folder: Path, further: Iterable[tuple[str, Writer]] = ()
+) -> Path:
+    """Write the Verilog of configurations and a manifest of all; return the manifest's path.
+
+    Args:
+        configs: engines.
+        folder: where.
+        further: under which file's name what else is written, and how; see :data:`Writer`.
+    """
     entries = []
     for config in configs:
         path = folder / f"{config.name}.v"
         write(config, path)
         entries.append(manifest_entry(config, path))
+    parts = [writer(folder / name) for name, writer in further]
     manifest = folder / "manifest.json"
     lint_note = {"command": " ".join(LINT), "waivers": WAIVERS}
-    manifest.write_text(
-        json.dumps({"version": VERSION, "lint": lint_note, "configs": entries}, indent=2) + "\n"
-    )
+    found = {"version": VERSION, "lint": lint_note, "configs": entries, "parts": parts}
+    manifest.write_text(json.dumps(found, indent=2) + "\n")
     return manifest

@@ -21,7 +21,7 @@ _BLOCKS = (1, 7, 20)  # of each tensor
 
 Word = dict[str, int]
 
-_TEXT = """
+SOURCE = """
 module {top}_source #(parameter WIDTH = 1, parameter WORDS = 1) (
   input clk, input rst, output [WIDTH-1:0] payload, output reg valid, input ready);
   reg [WIDTH-1:0] words [0:WORDS-1];
@@ -41,7 +41,9 @@ module {top}_source #(parameter WIDTH = 1, parameter WORDS = 1) (
       valid <= (index < WORDS - 1 || WORDS == 1) && noise[0];
   end
 endmodule
+"""
 
+SINK = """
 module {top}_sink #(parameter WIDTH = 1, parameter WORDS = 1) (
   input clk, input rst, input [WIDTH-1:0] payload, input valid, output ready, output done);
   reg [WIDTH-1:0] words [0:WORDS-1];
@@ -64,7 +66,9 @@ module {top}_sink #(parameter WIDTH = 1, parameter WORDS = 1) (
     end
   end
 endmodule
+"""
 
+_TEXT = """
 module {top};
   reg clk = 0, rst = 1;
   wire {dones};
@@ -133,7 +137,7 @@ def testbench(config: Config) -> str:
         for part, (taken, given) in found.items()
     )
     count = sum(len(given) for _, given in found.values())
-    return _TEXT.format(
+    return (SOURCE + SINK + _TEXT).format(
         top=top,
         name=config.name,
         dones=", ".join(f"{part}_done" for part in found),

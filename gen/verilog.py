@@ -23,6 +23,7 @@ from rtl import (
     RuntimeDecompressor,
     core_of,
 )
+from rtl.stream import DELAY_MEMORY, DelayMemories
 
 from .config import Config
 
@@ -31,6 +32,22 @@ PORTS: dict[str, dict[str, Any]] = {
     "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
     "runtime": {"compressor": RuntimeCompressor, "decompressor": RuntimeDecompressor},
 }
+
+# Of a delay memory: the module that a macro replaces.
+DELAY_MEMORY_TEXT = f"""module {DELAY_MEMORY} #(
+  parameter WIDTH = 1, parameter DEPTH = 1, parameter ADDRESS_BITS = 1
+) (
+  input clk,
+  input write, input [ADDRESS_BITS-1:0] write_address, input [WIDTH-1:0] write_data,
+  input read, input [ADDRESS_BITS-1:0] read_address, output reg [WIDTH-1:0] read_data
+);
+  reg [WIDTH-1:0] words [0:DEPTH-1];
+  always @(posedge clk) begin
+    if (write) words[write_address] <= write_data;
+    if (read) read_data <= words[read_address];
+  end
+endmodule
+"""
 
 
 def parts(config: Config) -> dict[str, Any]:
@@ -59,6 +76,11 @@ def module_name(config: Config, part: str) -> str:
 
 def verilog_text(config: Config) -> str:
     """Self-contained Verilog of all engines of a configuration."""
+    return engines_text(config) + ("\n" + DELAY_MEMORY_TEXT) * config.memories
+
+
+def engines_text(config: Config) -> str:
+    """The same without the module of delay memories."""
     return "\n".join(_text_and_ports(config, part)[0] for part in parts(config))
 
 
@@ -66,7 +88,7 @@ def verilog_text(config: Config) -> str:
 def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """A part's modules, and what an integrator needs to know of the top one's ports."""
     component = make_component(config, part)
-    return convert(component, module_name(config, part)), _ports(component)
+    return convert(component, module_name(config, part), config.memories), describe_ports(component)
 
 
 def ports(config: Config, part: str) -> dict[str, dict[str, Any]]:
@@ -74,12 +96,14 @@ def ports(config: Config, part: str) -> dict[str, dict[str, Any]]:
     return _text_and_ports(config, part)[1]
 
 
-def convert(component: wiring.Component, top: str) -> str:
-    """Verilog of a component and all that is in it."""
-    return verilog.convert(component, name=top, emit_src=False)
+def convert(component: wiring.Component, top: str, memories: bool = False) -> str:
+    """Verilog of a component and all that is in it; with ``memories``, delay lines are instances of one."""
+    platform = DelayMemories() if memories else None
+    return verilog.convert(component, name=top, platform=platform, emit_src=False)
 
 
-def _ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
+def describe_ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
+    """A component's ports: direction, width, and of a payload where each of its fields lies."""
     found: dict[str, dict[str, Any]] = {}
     for path, member, _ in component.signature.flatten(component):
         port: dict[str, Any] = {"direction": "input" if member.flow == In else "output"}

@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import tarfile
+from dataclasses import replace
 
 import pytest
 
-from gen import project, toolchain, verilog
+from gen import parts, project, release, toolchain, verilog
 from gen.config import Config
 from gen.flat import flat
 from golden import HadamardFormat, PlaneFormat
@@ -98,15 +100,72 @@ def fusesoc(folder, *arguments):
     )
 
 
-def test_fusesoc_lints_and_simulates_the_core(tmp_path):
-    path = tmp_path / "x.v"
-    project.write(SMALL, path)
-    name = f"bitstash::{SMALL.slug}"
-    done = fusesoc(tmp_path, "--target", "lint_compressor", name)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = fusesoc(tmp_path, "--target", "sim", name)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(rf"{SMALL.slug}: \d+ words, 0 mismatches", done.stdout)
+@pytest.mark.parametrize("memories", [False, True], ids=["registers", "memories"])
+def test_fusesoc_lints_and_simulates_the_core(memories, tmp_path):
+    config = replace(SMALL, memories=memories)
+    project.write(config, tmp_path / "x.v")
+    lints_and_simulates(tmp_path, config.slug, "lint_compressor")
+
+
+@pytest.mark.parametrize("part", [parts.Part("HalfSlice", 21), parts.Part("AsyncFifo", 21, 4)])
+def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
+    entry = parts.write(part, tmp_path / "y.v")
+    assert entry["module"] == part.module
+    assert f"module {part.module}(" in (tmp_path / "y.v").read_text()
+    for name in entry["ports"]:
+        assert re.search(
+            rf"^  (in|out)put (\[20:0\] )?{name};$", (tmp_path / "y.v").read_text(), re.MULTILINE
+        )
+    lints_and_simulates(tmp_path, part.slug, "lint_part")
+
+
+def test_a_part_with_wrong_parameters_is_an_error_that_names_them():
+    with pytest.raises(ValueError, match="part must be one of .*, not 'Fifo'"):
+        parts.Part("Fifo", 8)
+    with pytest.raises(ValueError, match="depth must not be given for FullSlice, not 4"):
+        parts.Part("FullSlice", 8, 4)
+    with pytest.raises(ValueError, match="width must be at least one bit, not 0"):
+        parts.Part("FullSlice", 0)
+
+
+def test_a_bench_finds_a_word_that_is_wrong(tmp_path):
+    part = parts.Part("FullSlice", 9)
+    parts.write(part, tmp_path / "y.v")
+    bench = tmp_path / "y_tb.sv"
+    bench.write_text(re.sub(r"(sink\.words\[7\] = 9'h)\w+", r"\g<1>0", bench.read_text()))
+    done = fusesoc(tmp_path, "--target", "sim", f"bitstash::{part.slug}")
+    assert done.returncode != 0
+    assert "1 mismatches" in done.stdout + done.stderr
+
+
+def test_a_delay_memory_is_a_module_of_its_own_file(tmp_path):
+    project.write(replace(SMALL, memories=True), tmp_path / "x.v")
+    text, memory = (tmp_path / "x.v").read_text(), (tmp_path / "bitstash_delay_memory.v").read_text()
+    assert "bitstash_delay_memory #(" in text
+    assert "module bitstash_delay_memory" not in text
+    assert "module bitstash_delay_memory #(" in memory
+    assert project.LICENSE in memory
+
+
+def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_path):
+    made = [release.write(tmp_path / name, [SMALL], [parts.Part("FullSlice", 9)]) for name in ("a", "b")]
+    assert made[0].name == f"bitstash-{project.VERSION}.tar.gz"
+    assert made[0].read_bytes() == made[1].read_bytes()
+    with tarfile.open(made[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        version = archive.extractfile(f"bitstash-{project.VERSION}/VERSION").read().decode().strip()
+    assert version == project.VERSION
+    beside = {f"verilog/{SMALL.name}{end}" for end in (".v", ".vlt", ".sdc", ".core", "_tb.sv")}
+    beside |= {f"verilog/full_slice_w9{end}" for end in (".v", ".sdc", ".core")}
+    assert names >= beside | {"LICENSE", "CHANGELOG.md", "docs/hardware.md", "verilog/manifest.json"}
+    assert {"verilog/memory.v", "docs/waves/compressor.svg"} <= names
+
+
+def lints_and_simulates(folder, slug, lint):
+    for target in (lint, "sim"):
+        done = fusesoc(folder, "--target", target, f"bitstash::{slug}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{slug}: \d+ words, 0 mismatches", done.stdout)
 
 
 PLANES, HADAMARD = PlaneFormat("bf16", 16, 20), HadamardFormat("bf16", 64, 16)

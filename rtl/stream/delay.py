@@ -12,17 +12,20 @@ class DelayLine(wiring.Component):
 
     An empty line offers a word ``depth`` cycles after it was taken. Without read multiplexers it is a
     quarter smaller than a memory of flip-flops; it holds and passes a word a cycle also when it is full.
+    A platform may have it in a memory of its own: see :class:`rtl.stream.DelayMemories`.
     """
 
     def __init__(self, width: int, depth: int):
-        self._width = width
-        self._depth = depth
+        self.width = width
+        self.depth = depth
         super().__init__({"i": In(stream.Signature(width)), "o": Out(stream.Signature(width))})
 
     def elaborate(self, platform):
+        if hasattr(platform, "get_delay_line") and (in_memory := platform.get_delay_line(self)):
+            return in_memory
         m = Module()
-        words = [Signal(self._width, name=f"word{i}", reset_less=True) for i in range(self._depth)]
-        full = Signal(self._depth)
+        words = [Signal(self.width, name=f"word{i}", reset_less=True) for i in range(self.depth)]
+        full = Signal(self.depth)
         for i, word in enumerate(words):
             # A word moves up if there is room anywhere above it.
             moves = Signal(name=f"moves{i}")

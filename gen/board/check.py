@@ -1,0 +1,106 @@
+"""What the board did to blocks, against the golden model."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from golden import Format
+from rtl.selftest import Place
+
+from .device import Device, Verdict
+
+
+@dataclass
+class Found:
+    """What was compared so far.
+
+    Attributes:
+        blocks, mismatches: how many, and how many of them were wrong in any byte.
+        cycles, taken: of the runs, and bytes of the uncompressed words that went in meanwhile.
+    """
+
+    blocks: int = 0
+    mismatches: int = 0
+    cycles: int = 0
+    taken: int = 0
+
+
+def batch_blocks(device: Device, fmt: Format) -> int:
+    """How many of a format's blocks fit the memories."""
+    return device.about.memory_bytes // fmt.raw_bytes
+
+
+def check_compression(
+    device: Device, fmt: Format, values: np.ndarray, place: Place, found: Found, **of_request: int
+) -> np.ndarray:
+    """Put whole blocks through both engines and compare what is stored and given.
+
+    Args:
+        device: with the format.
+        fmt: the format.
+        values: what the golden model is given, as many as fit.
+        place: where the board has the same: the raw memory, to which they are sent, or the generator.
+        found: what is added to.
+        of_request: the number of the first block, and what the generator is told.
+
+    Returns:
+        What the board has stored, uint8[blocks, target], if it was sent; else the golden model's.
+
+    Raises:
+        gen.board.link.LinkError: the board does not answer.
+    """
+    first = of_request.get("first", 0)
+    stored = np.asarray(fmt.compress(values, first))
+    given = fmt.decompress(stored, values.size, first)
+    if place == Place.RAW:
+        device.write(place, values.tobytes())
+    verdict = device.run(fmt, place, values.nbytes, **of_request)
+    found.blocks += len(stored)
+    found.cycles += verdict.cycles
+    found.taken += values.nbytes
+    is_right = _agrees(device, verdict, stored, given)
+    if is_right and place == Place.GENERATED:
+        return stored
+    seen = np.frombuffer(device.read(Place.STORED, stored.nbytes), np.uint8).reshape(stored.shape)
+    found.mismatches += _wrong(device, fmt, is_right, seen, stored, given)
+    return seen
+
+
+def check_decompression(
+    device: Device, fmt: Format, stored: np.ndarray, first: int, found: Found
+) -> np.ndarray:
+    """Decompress blocks, uint8[blocks, target], as many as fit, and compare; returns the board's values.
+
+    Raises:
+        ValueError: a block is one that no encoder produces.
+        gen.board.link.LinkError: the board does not answer.
+    """
+    given = fmt.decompress(stored, len(stored) * fmt.block, first)
+    device.write(Place.STORED, stored.tobytes())
+    verdict = device.run(fmt, Place.STORED, stored.nbytes, first=first)
+    is_right = _agrees(device, verdict, stored, given)
+    found.blocks += len(stored)
+    found.mismatches += _wrong(device, fmt, is_right, stored, stored, given)
+    return np.frombuffer(device.read(Place.RAW, given.nbytes), given.dtype)
+
+
+def _agrees(device: Device, verdict: Verdict, stored: np.ndarray, given: np.ndarray) -> bool:
+    """Whether the checker on the chip has seen what the golden model makes."""
+    words = [content.tobytes() + bytes(-content.nbytes % device.bus_bytes) for content in (stored, given)]
+    expected = [len(content) // device.bus_bytes for content in words] + [zlib.crc32(c) for c in words]
+    seen = [verdict.stored, verdict.given, verdict.stored_crc, verdict.given_crc]
+    return seen == expected and not verdict.errors
+
+
+def _wrong(
+    device: Device, fmt: Format, is_right: bool, seen: np.ndarray, stored: np.ndarray, given: np.ndarray
+) -> int:
+    """How many blocks differ; at least one if the checker disagreed, which has seen more than is kept."""
+    differs = (seen != stored).any(axis=1)
+    if not is_right:
+        bits = np.frombuffer(device.read(Place.RAW, given.nbytes), np.uint8).reshape(len(stored), -1)
+        differs |= (bits != np.frombuffer(given.tobytes(), np.uint8).reshape(bits.shape)).any(axis=1)
+    return max(int(differs.sum()), 0 if is_right else 1)

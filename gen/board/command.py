@@ -1,0 +1,127 @@
+"""The command line of ``python -m gen board``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from rtl.stream import BUS_BYTES
+
+from ..config import PRESETS
+from . import bitstream, simulation
+from .check import Found
+from .device import About, Device
+from .files import compress_file, decompress_file
+from .link import Link, LinkError, open_port
+from .selftest import selftest
+
+ROOT = Path("build/board")
+SIMULATION = "simulation"
+FORMATS = tuple(PRESETS[name].fmt for name in ("gpt2-fp32-3.2x", "gpt2-fp32-16x"))
+MEMORY_BYTES = 32768
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", help=f"the board's serial port, or {SIMULATION}: Verilator instead of a board"
+    )
+    parser.add_argument(
+        "--bus-bytes", type=int, default=16, choices=BUS_BYTES, help="of what is built (default: 16)"
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name, text in (("build", "build a bitstream"), ("load", "load it over the board's cable")):
+        on_board = actions.add_parser(name, help=text)
+        on_board.add_argument("board", help=", ".join(bitstream.BOARDS))
+    test = actions.add_parser("selftest", help="put blocks through the engines and compare")
+    test.add_argument("--blocks", type=int, default=10_000, help="of each format (default: 10,000)")
+    compress = actions.add_parser("compress", help="compress an array on the board, and compare")
+    compress.add_argument("file", type=Path, help=".npy")
+    compress.add_argument("--scheme", help="of the board's formats (default: the first for the array's type)")
+    decompress = actions.add_parser("decompress", help="decompress what compress wrote, and compare")
+    decompress.add_argument("file", type=Path, help=".npz")
+    for on_file, suffix in ((compress, ".npz"), (decompress, ".out.npy")):
+        on_file.add_argument("-o", "--output", type=Path, help=f"default: the file's name with {suffix}")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what was asked for.
+
+    Raises:
+        ValueError: an argument is wrong.
+        gen.toolchain.ToolError: a tool failed, or the clock is missed.
+        gen.board.link.LinkError: the board does not answer, or is another design.
+        SystemExit: a block was wrong.
+    """
+    about = About.of(FORMATS, arguments.bus_bytes, MEMORY_BYTES)
+    if arguments.action in ("build", "load"):
+        _on_board(arguments, about)
+        return
+    if not arguments.port:
+        raise ValueError(f"--port must be given: the board's, or {SIMULATION}")
+    with connected(arguments.port, about) as device, Progress(console=Console(stderr=True)) as progress:
+        if arguments.action == "selftest":
+            found = _selftest(device, arguments, progress)
+        elif arguments.action == "compress":
+            target = arguments.output or arguments.file.with_suffix(".npz")
+            found = compress_file(device, arguments.file, target, arguments.scheme, progress)
+        else:
+            target = arguments.output or arguments.file.with_suffix(".out.npy")
+            found = decompress_file(device, arguments.file, target, progress)
+        errors = device.link.errors
+    print(f"{found.mismatches} mismatches in {found.blocks} blocks, {errors} frames sent again")
+    if found.mismatches:
+        sys.exit(1)
+
+
+@contextmanager
+def connected(port: str, about: About) -> Iterator[Device]:
+    """A device behind a port; behind ``simulation`` that of ``about``."""
+    if port != SIMULATION:
+        with open_port(port) as opened:
+            yield Device(Link(opened))
+        return
+    program = simulation.build(about, ROOT / f"simulation-{about.bus_bytes}")
+    with simulation.running(program) as name, open_port(name) as opened:
+        yield Device(Link(opened, simulation.PATIENCE))
+
+
+def _on_board(arguments: argparse.Namespace, about: About) -> None:
+    name = arguments.board + ("" if about.bus_bytes == 16 else f"-{about.bus_bytes}")
+    if arguments.action == "load":
+        bitstream.load(arguments.board, ROOT / name)
+        return
+    found = bitstream.build(arguments.board, about, ROOT / name)
+    path = ROOT / f"{name}.json"
+    bitstream.write_report(found, path)
+    full = found["luts"] / found["luts_of"]
+    print(
+        f"{found['luts']:,} of {found['luts_of']:,} LUTs ({full:.0%}), {found['mhz']} MHz of "
+        f"{found['clock_mhz']} MHz, {ROOT / name / 'board.bit'}; wrote {path}"
+    )
+
+
+def _selftest(device: Device, arguments: argparse.Namespace, progress: Progress) -> Found:
+    found = selftest(device, arguments.blocks, progress)
+    total, rows = Found(), []
+    for fmt, part in found.items():
+        rate = part.taken / part.cycles
+        rows.append({"format": str(fmt), **vars(part), "bytes_per_cycle": round(rate, 2)})
+        print(f"{fmt}: {part.mismatches} mismatches in {part.blocks} blocks, {rate:.1f} bytes a cycle")
+        total.blocks += part.blocks
+        total.mismatches += part.mismatches
+    report: dict[str, Any] = {"simulated": arguments.port == SIMULATION, "bus_bytes": device.bus_bytes}
+    report |= {"blocks": total.blocks, "mismatches": total.mismatches, "link_errors": device.link.errors}
+    ROOT.mkdir(parents=True, exist_ok=True)
+    (ROOT / "selftest.json").write_text(json.dumps(report | {"formats": rows}, indent=2) + "\n")
+    return total
+
+
+__all__ = ["LinkError", "add_arguments", "connected", "run"]

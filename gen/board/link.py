@@ -1,0 +1,140 @@
+"""The host's end of the UART: a frame out, a frame back, sent again if either is lost."""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import serial
+
+from rtl.selftest import Command, Place, request_layout
+from rtl.selftest.frames import CRC_BYTES, ESCAPE, FLAG, FLIP
+
+BAUD = 1_000_000
+_ATTEMPTS = 5
+
+
+class LinkError(RuntimeError):
+    """The board does not answer, or not as the self-test does; the message says what to look at."""
+
+
+class Port(Protocol):
+    """What of a serial port is used."""
+
+    def write(self, content: bytes, /) -> int | None: ...
+    def read(self, size: int = 1, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """See :func:`rtl.selftest.request_layout`; ``data`` follows it."""
+
+    command: Command
+    place: Place
+    format: int = 0
+    address: int = 0
+    empty: int = 0
+    count: int = 0
+    first: int = 0
+    seed: int = 0
+    mask: int = 0
+    ones: int = 0
+    data: bytes = b""
+
+    def content(self, sequence: int) -> bytes:
+        """The bytes of its frame."""
+        fields: dict[str, Any] = {"sequence": sequence, "unused": 0} | vars(self)
+        parts = [int(fields[name]).to_bytes(part.width // 8, "little") for name, part in request_layout()]
+        return b"".join(parts) + self.data
+
+
+class Link:
+    """Requests and replies over a serial port.
+
+    Args:
+        port: open, with a timeout for each read.
+        patience: seconds without a byte after which a frame is taken for lost.
+
+    Attributes:
+        errors: frames that were lost, in either direction.
+    """
+
+    def __init__(self, port: Port, patience: float = 1.0):
+        self.errors = 0
+        self._port = port
+        self._patience = patience
+        # Any but that of the last session's last frame will do: after that one a run would not start.
+        self._sequence = random.randrange(256)
+        self._bytes = bytearray()
+
+    def ask(self, request: Request) -> bytes:
+        """Send a request and return what its reply carries.
+
+        Raises:
+            LinkError: none came.
+        """
+        self._sequence = (self._sequence + 1) % 256
+        frame = encode(request.content(self._sequence))
+        for _ in range(_ATTEMPTS):
+            self._port.write(frame)
+            for reply in self._replies():
+                if reply[:2] == bytes((self._sequence, request.command)):
+                    return reply[2:]
+            self.errors += 1
+        raise LinkError(
+            f"the self-test has not answered in {_ATTEMPTS} attempts: is the bitstream loaded, and is this "
+            "the board's port?"
+        )
+
+    def _replies(self) -> Iterator[bytes]:
+        """Frames whose CRC fits, until nothing has come for a while."""
+        heard = time.monotonic()
+        while time.monotonic() < heard + self._patience:
+            if not (received := self._port.read(4096)):
+                continue
+            heard = time.monotonic()
+            *frames, rest = (self._bytes + received).split(bytes([FLAG]))
+            self._bytes = bytearray(rest)
+            for frame in filter(None, frames):
+                if (content := decode(bytes(frame))) is None:
+                    self.errors += 1
+                else:
+                    yield content
+
+
+def encode(content: bytes) -> bytes:
+    """A frame, its flags included."""
+    checked = content + zlib.crc32(content).to_bytes(CRC_BYTES, "little")
+    for special in (ESCAPE, FLAG):  # escapes first: those that are put in stay
+        checked = checked.replace(bytes([special]), bytes([ESCAPE, special ^ FLIP]))
+    return bytes([FLAG]) + checked + bytes([FLAG])
+
+
+def decode(frame: bytes) -> bytes | None:
+    """What is in a frame without its flags; none if its CRC does not fit."""
+    checked = bytearray()
+    escaped = False
+    for byte in frame:
+        if byte == ESCAPE:
+            escaped = True
+        else:
+            checked.append(byte ^ FLIP if escaped else byte)
+            escaped = False
+    content = bytes(checked[:-CRC_BYTES])
+    return content if zlib.crc32(content).to_bytes(CRC_BYTES, "little") == checked[-CRC_BYTES:] else None
+
+
+def open_port(name: str) -> serial.Serial:
+    """A serial port by its name.
+
+    Raises:
+        LinkError: there is none, or it is in use.
+    """
+    try:
+        return serial.Serial(name, BAUD, timeout=0.02, exclusive=True)
+    except (serial.SerialException, OSError, ValueError) as error:
+        raise LinkError(f"port must be that of a board, not {name!r}: {error}") from None

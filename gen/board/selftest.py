@@ -1,0 +1,92 @@
+"""The self-test's blocks: made on the chip at full rate, and sent by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from rich.progress import Progress
+
+from golden import Format
+from golden.floats import FloatType
+from rtl.selftest import Place
+
+from .check import Found, batch_blocks, check_compression, check_decompression
+from .device import Device
+from .generated import generate
+
+_SENT = 10  # of so many batches one comes over the link
+
+
+def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Found]:
+    """Compress and decompress blocks of each of the board's formats.
+
+    Args:
+        device: the board.
+        blocks: how many of each format, at least.
+        progress: to be shown.
+
+    Raises:
+        gen.board.link.LinkError: the board does not answer.
+    """
+    found = {fmt: Found() for fmt in device.about.formats}
+    for fmt, of_format in found.items():
+        task = progress.add_task(f"{fmt.scheme} {fmt.dtype}", total=blocks)
+        rng = np.random.default_rng(fmt.target)
+        batch = 0
+        while of_format.blocks < blocks:
+            count = min(batch_blocks(device, fmt), blocks - of_format.blocks)
+            first = int(rng.integers(1 << 32))
+            if batch % _SENT == 0:
+                values = hostile(fmt.float_type, count * fmt.block, rng)
+                check_compression(device, fmt, values, Place.RAW, of_format, first=first)
+                check_decompression(device, fmt, np.asarray(fmt.compress(values, first)), first, of_format)
+            else:
+                _generated(device, fmt, count, first, int(rng.integers(1, 1 << 32)), batch, of_format)
+            progress.update(task, completed=of_format.blocks)
+            batch += 1
+    return found
+
+
+def _generated(
+    device: Device, fmt: Format, count: int, first: int, seed: int, batch: int, found: Found
+) -> None:
+    kinds = list(_kinds(fmt.float_type))
+    mask, ones = kinds[batch % len(kinds)]
+    content = generate(seed, count * fmt.raw_bytes, device.bus_bytes, mask, ones)
+    values = np.frombuffer(content, fmt.float_type.array)
+    request = {"first": first, "seed": seed, "mask": mask, "ones": ones}
+    check_compression(device, fmt, values, Place.GENERATED, found, **request)
+
+
+def _kinds(float_type: FloatType) -> Iterator[tuple[int, int]]:
+    """Masks and ones of the generator: values of kinds that random bits hardly ever are."""
+    sign, mantissa = 1 << float_type.width - 1, float_type.mantissa_mask
+    exponent = sign - 1 ^ mantissa
+    few = 3 * (mantissa + 1)  # the exponent's two lowest bits
+    middle = exponent // 2 & exponent & ~few
+    kinds = (
+        (sign | exponent | mantissa, 0),  # anything
+        (sign | few | mantissa, middle),  # of about one size
+        (sign | few | mantissa & ~(mantissa >> 4), middle),  # with short mantissas
+        (few | mantissa, middle // 2 & middle),  # positive, and all small
+        (sign | mantissa, 0),  # subnormal
+        (sign | mantissa, exponent),  # NaNs
+        (sign, 0),  # zeros of both signs
+    )
+    for kind in kinds:
+        mask, ones = (word | word << 16 if float_type.width == 16 else word for word in kind)
+        yield mask, ones
+
+
+def hostile(float_type: FloatType, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Values of all sizes in one block, with zeros, subnormals, infinities and NaNs among them."""
+    most = float_type.bias // 2
+    values = rng.standard_normal(count) * np.exp2(
+        rng.integers(-most, most, count) * rng.integers(0, 2, count)
+    )
+    bits = values.astype(float_type.array).view(float_type.bits)
+    special = rng.random(count)
+    bits = np.where(special < 0.1, 0, bits)
+    bits = np.where(special > 0.998, rng.integers(0, 1 << float_type.width, count), bits)
+    return bits.astype(float_type.bits).view(float_type.array)

@@ -1,0 +1,189 @@
+"""Register slices and the FIFO between two clocks as Verilog of their own."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from amaranth.lib import wiring
+
+from rtl import stream
+
+from . import project
+from .testbench import SINK, SOURCE
+from .verilog import convert, describe_ports
+
+KINDS = ("FullSlice", "HalfSlice", "AsyncFifo")
+_WORDS = 200  # of the bench
+_DEPTH = 8
+PERIODS = {"clk": 10, "write_clk": 10, "read_clk": 14}  # of the bench, in its units of time
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that only moves words.
+
+    Args:
+        kind: "FullSlice", "HalfSlice" or "AsyncFifo", see :mod:`rtl.stream`.
+        width: bits of a word, everything that travels with it included.
+        depth: words of a FIFO; 8 by default.
+
+    Raises:
+        ValueError: a parameter is none of these.
+    """
+
+    kind: str
+    width: int
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"part must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.width < 1:
+            raise ValueError(f"width must be at least one bit, not {self.width!r}")
+        if self.is_fifo and self.depth is None:
+            object.__setattr__(self, "depth", _DEPTH)
+        elif self.depth is not None and not self.is_fifo:
+            raise ValueError(f"depth must not be given for {self.kind}, not {self.depth!r}")
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.kind == "AsyncFifo"
+
+    @property
+    def slug(self) -> str:
+        """The parameters as part of a Verilog or file name."""
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", self.kind).lower()
+        return f"{name}_w{self.width}" + (f"_d{self.depth}" if self.is_fifo else "")
+
+    @property
+    def module(self) -> str:
+        return f"bitstash_{self.slug}"
+
+    @property
+    def clocks(self) -> tuple[str, str]:
+        """Of the end where words come in, and of the other."""
+        return ("write_clk", "read_clk") if self.is_fifo else ("clk", "clk")
+
+    def make(self) -> wiring.Component:
+        if self.is_fifo:
+            assert self.depth
+            return stream.AsyncFifo(self.width, self.depth)
+        return getattr(stream, self.kind)(self.width)
+
+
+# Beside the presets: for words of 64-byte streams, and for those of the decompressor.
+PARTS = (
+    *(Part(kind, width) for kind in ("FullSlice", "HalfSlice") for width in (519, 520)),
+    Part("AsyncFifo", 519),
+)
+
+
+def writers(parts: Iterable[Part] = PARTS) -> list[tuple[str, project.Writer]]:
+    """The files of parts, for :func:`gen.project.write_presets`."""
+    return [(f"{part.slug}.v", partial(write, part)) for part in parts]
+
+
+def write(part: Part, path: Path) -> dict[str, Any]:
+    """Write the Verilog of a part and what stands beside it, lint it, and return its manifest entry.
+
+    Raises:
+        ValueError: there is no such part.
+        gen.toolchain.ToolError: the linter has a complaint.
+    """
+    title = f"{part.kind} of {part.width} bits" + (f", {part.depth} words" if part.depth else "")
+    component = part.make()
+    beside = project.Beside(
+        name=part.slug,
+        description=title,
+        tops={"part": part.module},
+        bench_top=f"{part.module}_tb",
+        bench=bench(part),
+        constraints=constraints(part),
+    )
+    project.write_beside(path, title, convert(component, part.module), beside)
+    found = describe_ports(component)
+    if part.is_fifo:
+        inputs = {name: found.pop(name) for name in ("clk", "rst")}
+        found = {f"{end}_{name}": port for end in ("write", "read") for name, port in inputs.items()} | found
+    return {"name": part.slug, "file": path.name, "module": part.module, "ports": found}
+
+
+def constraints(part: Part) -> str:
+    """An SDC file; the FIFO has two clocks, and its pointers a cycle to cross."""
+    lines = [f"set period {project.CLOCK_NS}"]
+    clocks = dict.fromkeys(part.clocks)
+    lines += [f"create_clock -name {clock} -period $period [get_ports {clock}]" for clock in clocks]
+    for clock, ports in zip(part.clocks, ("i__*", "o__*"), strict=True):
+        for direction in ("input", "output"):
+            found = f"[filter_collection [get_ports {ports}] direction=={direction[:-3]}]"
+            lines.append(f"set_{direction}_delay -clock {clock} [expr $period / 4] {found}")
+    if part.is_fifo:
+        write, read = part.clocks
+        for one, other in ((write, read), (read, write)):
+            path = f"-from [get_clocks {one}] -to [get_clocks {other}]"
+            lines += [f"set_max_delay $period {path}", f"set_false_path -hold {path}"]
+    return "\n".join(lines) + "\n"
+
+
+def bench(part: Part) -> str:
+    """SystemVerilog of a self-checking bench."""
+    top, rng = f"{part.module}_tb", random.Random(0)
+    words = [rng.getrandbits(part.width) for _ in range(_WORDS)]
+    initial = "\n".join(
+        f"    {end}.words[{number}] = {part.width}'h{word:x};"
+        for end in ("source", "sink")
+        for number, word in enumerate(words)
+    )
+    write, read = part.clocks
+    clocks = dict.fromkeys(part.clocks)
+    resets = ", ".join(f".{clock.replace('clk', 'rst')}(rst)" for clock in clocks)
+    return (SOURCE + SINK).format(top=top) + _BENCH.format(
+        top=top,
+        module=part.module,
+        slug=part.slug,
+        width=part.width,
+        words=_WORDS,
+        clocks="\n".join(f"  reg {c} = 0;\n  always #{PERIODS[c] // 2} {c} = ~{c};" for c in clocks),
+        clock_ports=", ".join(f".{clock}({clock})" for clock in clocks) + ", " + resets,
+        initial=initial,
+        write=write,
+        read=read,
+    )
+
+
+_BENCH = """
+module {top};
+  reg rst = 1;
+{clocks}
+  wire [{width}-1:0] i, o;
+  wire i_valid, i_ready, o_valid, o_ready, done;
+  integer cycles = 0;
+  {top}_source #(.WIDTH({width}), .WORDS({words})) source (
+    .clk({write}), .rst(rst), .payload(i), .valid(i_valid), .ready(i_ready));
+  {module} part (
+    {clock_ports},
+    .i__payload(i), .i__valid(i_valid), .i__ready(i_ready),
+    .o__payload(o), .o__valid(o_valid), .o__ready(o_ready));
+  {top}_sink #(.WIDTH({width}), .WORDS({words})) sink (
+    .clk({read}), .rst(rst), .payload(o), .valid(o_valid), .ready(o_ready), .done(done));
+  initial begin
+{initial}
+  end
+  always @(posedge {read}) begin
+    cycles <= cycles + 1;
+    rst <= cycles < 12;
+    if (done || cycles == 20 * {words}) begin
+      if (sink.mismatches != 0 || !done)
+        $fatal(1, "%0d mismatches after %0d cycles", sink.mismatches, cycles);
+      $display("{slug}: {words} words, 0 mismatches");
+      $finish;
+    end
+  end
+endmodule
+"""

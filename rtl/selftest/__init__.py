@@ -1,0 +1,28 @@
+"""A self-test of the engines on a chip: at full rate there, commanded by a host over a UART.
+
+::
+
+                        generator ──┐
+    rx ── Commands ── raw memory ───┴─ compressor ── stored memory ── decompressor ── raw memory
+    tx ──────┘                                                     └─ CRC          └─ CRC
+"""
+
+from .frames import FrameReceiver, FrameSender
+from .generator import Generator
+from .requests import FRAME_BYTES, Command, Place, request_layout, verdict_layout
+from .selftest import SelfTest
+from .uart import UartReceiver, UartTransmitter
+
+__all__ = [
+    "FRAME_BYTES",
+    "Command",
+    "FrameReceiver",
+    "FrameSender",
+    "Generator",
+    "Place",
+    "SelfTest",
+    "UartReceiver",
+    "UartTransmitter",
+    "request_layout",
+    "verdict_layout",
+]

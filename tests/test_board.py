@@ -1,0 +1,226 @@
+"""The self-test for boards: simulated behind a pseudo-terminal, the host's errors, the bitstream's checks."""
+
+import json
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from rich.progress import Progress
+
+from gen.__main__ import main
+from gen.board import bitstream, simulation
+from gen.board.check import Found, check_compression
+from gen.board.device import About, Device
+from gen.board.files import compress_file, decompress_file
+from gen.board.link import Link, LinkError, Request, decode, encode, open_port
+from gen.board.selftest import selftest
+from gen.toolchain import ToolError
+from golden import HadamardFormat, PlaneFormat
+from rtl.selftest import Command, Place
+
+PLANES, HADAMARD = PlaneFormat("fp16", 16, 20), HadamardFormat("bf16", 64, 16)
+ABOUT = About.of((PLANES, HADAMARD), bus_bytes=16, memory_bytes=2048)
+QUIET = Progress(disable=True)
+
+
+@pytest.fixture(scope="module")
+def port(build):
+    folder = build / "board"
+    with FileLock(folder.with_suffix(".lock")):
+        program = simulation.build(ABOUT, folder)
+    with simulation.running(program) as name, open_port(name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def device(port):
+    return Device(Link(port, simulation.PATIENCE))
+
+
+def test_all_blocks_that_go_through_the_board_are_the_golden_models(device):
+    assert device.about == ABOUT
+    found = selftest(device, 300, QUIET)
+    for fmt, of_format in found.items():
+        assert (of_format.mismatches, of_format.blocks >= 300) == (0, True), fmt
+        assert of_format.taken / of_format.cycles > 8  # of 16; short runs have to fill the pipeline
+    assert device.link.errors == 0
+
+
+def test_a_block_that_differs_is_counted(device):
+    # The host believes in a design that truncates.
+    truncating = PlaneFormat("fp16", 16, 20, rounding="truncate")
+    device.about = About.of((truncating, HADAMARD), 16, 2048)
+    values = np.zeros((8, 16), np.float16)
+    values[5] = np.random.default_rng(0).standard_normal(16)
+    assert (PLANES.compress(values) != truncating.compress(values)).any(axis=1).tolist() == [
+        i == 5 for i in range(8)
+    ]
+    found = Found()
+    check_compression(device, truncating, values, Place.RAW, found)
+    assert (found.mismatches, found.blocks) == (1, 8)
+
+
+@pytest.mark.parametrize("fmt", [PLANES, HADAMARD], ids=lambda fmt: fmt.scheme)
+def test_arrays_of_files_come_back_as_the_golden_model_has_them(device, fmt, tmp_path):
+    values = np.random.default_rng(1).standard_normal((30, 71)).astype(fmt.float_type.array)
+    np.save(tmp_path / "x.npy", values)
+    found = compress_file(device, tmp_path / "x.npy", tmp_path / "x.npz", fmt.scheme, QUIET)
+    assert (found.mismatches, found.blocks) == (0, fmt.blocks(values.size))
+    found = decompress_file(device, tmp_path / "x.npz", tmp_path / "y.npy", QUIET)
+    assert (found.mismatches, found.blocks) == (0, fmt.blocks(values.size))
+    given = np.load(tmp_path / "y.npy").view(values.dtype)
+    assert given.tobytes() == fmt.decompress(fmt.compress(values), values.shape).tobytes()
+
+
+class Noisy:
+    """A port that loses a byte of every so many written, and turns a bit of every so many read."""
+
+    def __init__(self, port):
+        self._port, self._written, self._read = port, 0, 0
+
+    def write(self, content):
+        self._written += 1
+        return self._port.write(content[:9] + content[10:] if self._written % 5 == 0 else content)
+
+    def read(self, size=1):
+        content = bytearray(self._port.read(size))
+        self._read += len(content)
+        if content and self._read > 300:
+            self._read = 0
+            content[-1] ^= 1
+        return bytes(content)
+
+
+def test_frames_that_are_lost_are_sent_again_and_counted(port):
+    device = Device(Link(Noisy(port), 2.0))
+    before = device.verdict().lost
+    values = np.random.default_rng(2).standard_normal((20, 16)).astype(np.float16)
+    found = Found()
+    for first in range(3):
+        check_compression(device, PLANES, values, Place.RAW, found, first=first)
+    assert (found.mismatches, found.blocks) == (0, 60)
+    assert device.link.errors >= 4
+    assert Device(Link(port, simulation.PATIENCE)).verdict().lost > before
+
+
+def test_a_run_that_is_asked_for_again_is_not_done_again(device):
+    values = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float16)
+    device.write(Place.RAW, values.tobytes())
+    device.run(PLANES, Place.RAW, values.nbytes)
+    device.write(Place.RAW, values.tobytes())
+    run = Request(Command.RUN, Place.RAW, count=8)
+    device.link.ask(run)
+    once = device.verdict(), device.read(Place.RAW, values.nbytes)
+    device.link._sequence -= 1
+    device.link.ask(Request(Command.READ, Place.ABOUT, count=1))
+    device.link._sequence -= 1
+    device.link.ask(run)  # the sequence number of the frame before
+    assert (device.verdict(), device.read(Place.RAW, values.nbytes)) == once
+
+
+def test_frames_carry_all_bytes_and_show_their_faults():
+    content = bytes(range(256)) + b"\x7e\x7d\x5e\x7d\x7e"
+    frame = encode(content)
+    assert frame.count(b"\x7e") == 2
+    assert decode(frame[1:-1]) == content
+    for index in range(1, len(frame) - 1):
+        assert decode(frame[1:index] + frame[index + 1 : -1]) is None
+
+
+class Answers:
+    """A port at which another design answers every frame alike."""
+
+    def __init__(self, text):
+        self._text, self._replies = len(text).to_bytes(2, "little") + text, b""
+
+    def write(self, content):
+        request = decode(content.strip(b"\x7e"))
+        self._replies += encode(request[:2] + self._text)
+
+    def read(self, size=1):
+        replies, self._replies = self._replies, b""
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"hello", "the design must say what it is, not b'hello'"),
+        (json.dumps({"name": "blinky", "version": "1"}).encode(), "must be 'bitstash', not 'blinky'"),
+        (
+            ABOUT.text().replace(ABOUT.version.encode(), b"0.0.1"),
+            r"must be of version .*, not '0.0.1': build and load it anew",
+        ),
+    ],
+)
+def test_another_design_is_named(text, message):
+    with pytest.raises(LinkError, match=message):
+        Device(Link(Answers(text), 0.1))
+
+
+class Silence:
+    def write(self, content):
+        pass
+
+    def read(self, size=1):
+        return b""
+
+
+def test_a_port_without_a_board_is_an_error_that_says_so():
+    with pytest.raises(LinkError, match="has not answered in 5 attempts: is the bitstream loaded"):
+        Device(Link(Silence(), 0.01))
+    with pytest.raises(LinkError, match="port must be that of a board, not '/dev/none'"):
+        open_port("/dev/none")
+
+
+def test_formats_that_the_board_has_not_are_named(device, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="has, fp16 in planes, bf16 in hadamard, not float32"):
+        compress_file(device, tmp_path / "x.npy", tmp_path / "x.npz", None, QUIET)
+    np.savez(tmp_path / "z.npz", blocks=np.zeros((1, 20), np.uint8))
+    with pytest.raises(ValueError, match="must be one that compress has written"):
+        decompress_file(device, tmp_path / "z.npz", tmp_path / "z.npy", QUIET)
+    with pytest.raises(LinkError, match="another bitstream has it"):
+        device.format_index(PlaneFormat("fp32", 64, 80))
+
+
+def report(achieved, constraint=50.0):
+    clock = {"achieved": achieved, "constraint": constraint}
+    return {"fmax": {"clk": clock}, "utilization": {"TRELLIS_COMB": {"used": 9, "available": 100}}}
+
+
+def test_a_clock_that_is_missed_is_an_error():
+    assert bitstream.summary(report(60.04), 50e6) == {
+        "luts": 9,
+        "luts_of": 100,
+        "mhz": 60.0,
+        "clock_mhz": 50.0,
+    }
+    with pytest.raises(ToolError, match=r"clock clk must reach 50\.0 MHz, not 49\.9 MHz"):
+        bitstream.summary(report(49.9), 50e6)
+    with pytest.raises(ToolError, match=r"a clock must be constrained to 50\.0 MHz"):
+        bitstream.summary(report(60, 12), 50e6)
+
+
+@pytest.mark.parametrize(("board", "expected"), [(25e6, 50e6), (100e6, 50e6), (12e6, 48e6), (30e6, 45e6)])
+def test_the_clock_is_made_of_the_boards(board, expected):
+    multiplier, divisor, hz = bitstream.clock_of(board)
+    assert hz == board * multiplier / divisor == expected
+    assert board / divisor >= 10e6
+
+
+def test_boards_have_the_pins_of_amaranth_boards():
+    platform = bitstream.platform_of("ulx3s-85f")
+    about = About.of((PLANES,), 16, 2048)
+    constraints = platform.prepare(bitstream.Board(about), "board").files["board.lpf"]
+    constraints = constraints if isinstance(constraints, str) else constraints.decode()
+    for pin, site in (("uart_0__rx__io", "M1"), ("uart_0__tx__io", "L4"), ("clk25_0__io", "G2")):
+        assert f'LOCATE COMP "{pin}" SITE "{site}"' in constraints
+    assert "25000000.0 HZ" in constraints
+    with pytest.raises(ValueError, match=r"board must be one of ulx3s-85f, .*, not 'arty'"):
+        bitstream.platform_of("arty")
+
+
+def test_the_command_needs_a_port():
+    with pytest.raises(SystemExit, match="--port must be given"):
+        main(["board", "selftest"])
