@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -52,10 +53,12 @@ def write(config: Config, path: Path) -> None:
     )
     title = f"{config.name}: blocks of {formats}; {config.bus_bytes}-byte buses"
     write_verilog(path, title, verilog_text(config))
-    path.with_suffix(".sdc").write_text(_header("#", f"constraints of {path.name}") + constraints(config))
+    modules = {part: module_name(config, part) for part in parts(config)}
+    write_constraints(path, "aclk" if "aclk" in ports(config, next(iter(modules))) else "clk")
     bench = path.with_name(f"{path.stem}_tb.sv")
     bench.write_text(_header("//", f"self-checking bench of {path.name}") + testbench(config))
-    path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(config, path))
+    about = "Activation compression in hardware: compressor and decompressor"
+    write_core(path, config.name, about, modules, bench_name(config))
 
 
 def write_verilog(path: Path, title: str, text: str) -> None:
@@ -94,33 +97,56 @@ def lint(path: Path) -> None:
     toolchain.run([*LINT, str(path.with_suffix(".vlt")), str(path)])
 
 
-def constraints(config: Config) -> str:
-    """An SDC file: one clock, and a quarter of its period for what is outside of the ports."""
-    (part, *_) = parts(config)
-    clock = "aclk" if "aclk" in ports(config, part) else "clk"
-    return f"""set period {CLOCK_NS}
+def write_constraints(path: Path, clock: str) -> None:
+    """Write an SDC file: one clock, and a quarter of its period for what is outside of the ports."""
+    text = f"""set period {CLOCK_NS}
 create_clock -name {clock} -period $period [get_ports {clock}]
 set_input_delay -clock {clock} [expr $period / 4] [remove_from_collection [all_inputs] [get_ports {clock}]]
 set_output_delay -clock {clock} [expr $period / 4] [all_outputs]
 """
+    path.with_suffix(".sdc").write_text(_header("#", f"constraints of {path.name}") + text)
 
 
-def core(config: Config, path: Path) -> str:
-    """A FuseSoC core: either engine to be taken or linted, and the bench to be run."""
-    name, bench = re.sub(r"\W", "_", config.name), f"{path.stem}_tb.sv"
+def write_core(path: Path, name: str, about: str, modules: dict[str, str], bench: str | None = None) -> None:
+    """Write a FuseSoC core: each module to be taken or linted and, if there is one, the bench to be run.
+
+    Args:
+        path: of the Verilog.
+        name, about: what FuseSoC calls it, and says of it.
+        modules: those that can be the top, by what they are.
+        bench: the top module of the bench beside it.
+    """
     lints = "".join(
         f"""
   lint_{part}:
     description: Verilator's linter on the {part}
     filesets: [rtl, waivers]
-    toplevel: {module_name(config, part)}
+    toplevel: {module}
     flow: lint
     flow_options: {{tool: verilator, verilator_options: [-Wall, -Wno-MULTITOP]}}
 """
-        for part in parts(config)
+        for part, module in modules.items()
     )
-    return f"""name: "bitstash::{name}:{VERSION}"
-description: "Activation compression in hardware: compressor and decompressor"
+    files, run = "", ""
+    if bench:
+        files = f"""
+  bench:
+    files: [{path.stem}_tb.sv]
+    file_type: systemVerilogSource"""
+        run = f"""
+  sim:
+    description: Both engines against words of the golden model
+    filesets: [rtl, waivers, bench]
+    toplevel: {bench}
+    flow: sim
+    flow_options:
+      tool: verilator
+      mode: binary
+      verilator_options: [--timing, -Wno-fatal, -CFLAGS, -std=c++20]
+"""
+    plain = re.sub(r"\W", "_", name)
+    text = f"""name: "bitstash::{plain}:{VERSION}"
+description: "{about}"
 
 filesets:
   rtl:
@@ -131,25 +157,13 @@ filesets:
     file_type: SDC
   waivers:
     files: [{path.stem}.vlt]
-    file_type: vlt
-  bench:
-    files: [{bench}]
-    file_type: systemVerilogSource
+    file_type: vlt{files}
 
 targets:
   default:
     filesets: [rtl, constraints]
-{lints}
-  sim:
-    description: Both engines against words of the golden model
-    filesets: [rtl, waivers, bench]
-    toplevel: {bench_name(config)}
-    flow: sim
-    flow_options:
-      tool: verilator
-      mode: binary
-      verilator_options: [--timing, -Wno-fatal, -CFLAGS, -std=c++20]
-"""
+{lints}{run}"""
+    path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + text)
 
 
 def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
@@ -160,11 +174,11 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
         "name": config.name,
         "file": path.name,
         "parameters": {
-            **_parameters(config.fmt),
+            **of_format(config.fmt),
             "bus_bytes": bus,
             "interface": config.interface,
         },
-        **({"formats": [_parameters(fmt) for fmt in config.formats]} if config.further else {}),
+        **({"formats": [of_format(fmt) for fmt in config.formats]} if config.further else {}),
         "engines": {
             part: {
                 "module": module_name(config, part),
@@ -177,7 +191,8 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     }
 
 
-def _parameters(fmt: Format) -> dict[str, Any]:
+def of_format(fmt: Format) -> dict[str, Any]:
+    """A format's parameters, the bytes of its raw blocks, and its ratio."""
     return {
         **asdict(fmt),
         "raw_bytes": fmt.raw_bytes,
@@ -185,8 +200,12 @@ def _parameters(fmt: Format) -> dict[str, Any]:
     }
 
 
-def write_presets(configs: list[Config], folder: Path) -> Path:
-    """Write each configuration's Verilog and a manifest of all; return the manifest's path."""
+def write_presets(configs: list[Config], folder: Path, others: Sequence[dict[str, Any]] = ()) -> Path:
+    """Write each configuration's files and a manifest of all; return the manifest's path.
+
+    Args:
+        others: entries of what is in the folder besides.
+    """
     entries = []
     for config in configs:
         path = folder / f"{config.name}.v"
@@ -195,6 +214,6 @@ def write_presets(configs: list[Config], folder: Path) -> Path:
     manifest = folder / "manifest.json"
     lint_note = {"command": " ".join(LINT), "waivers": WAIVERS}
     manifest.write_text(
-        json.dumps({"version": VERSION, "lint": lint_note, "configs": entries}, indent=2) + "\n"
+        json.dumps({"version": VERSION, "lint": lint_note, "configs": [*entries, *others]}, indent=2) + "\n"
     )
     return manifest
