@@ -19,6 +19,7 @@ from .runner import Design, _simulate
 ENGINES = {
     "bypass": MemoryParameters(bus_bytes=16, memory_bytes=16),
     "bypass-narrow": MemoryParameters(bus_bytes=64, memory_bytes=16),
+    "small-quarter": MemoryParameters(formats=(PlaneFormat("bf16", 32, 21),), bus_bytes=16, memory_bytes=4),
     "small": MemoryParameters(formats=(PlaneFormat("bf16", 32, 24),), bus_bytes=16, memory_bytes=16),
     "small-narrow": MemoryParameters(
         formats=(PlaneFormat("bf16", 32, 24), HadamardFormat("bf16", 64, 9)), bus_bytes=32, memory_bytes=16

@@ -6,16 +6,16 @@ import argparse
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from golden import FORMATS, Format, PlaneFormat
+from rtl.memory import MemoryParameters
 
-from . import library, memory, project, release, verilog
+from . import library, memory, parts, project, release, system, verilog
 from .board import command as board_command
 from .board.link import LinkError
 from .config import PRESETS, Config
 from .formal import command as formal_command
-from .parts import KINDS, Part, writers
-from .parts import write as write_part
 from .synth import command as synth_command
 from .toolchain import ToolError
 
@@ -42,13 +42,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     make.add_argument("--interface", help="of the ports: stream, axi, runtime or memory (default: stream)")
     make.add_argument(
+        "--further",
+        action="append",
+        metavar="SCHEME:DTYPE:BLOCK:TARGET[:ROUNDING]",
+        help="another format of the same engine, of interface runtime or memory; can be given several times",
+    )
+    make.add_argument(
         "--memory-bytes", type=int, help="of a memory engine: bytes of the memory's bus (default: the port's)"
     )
     make.add_argument("--memories", action="store_true", default=None, help="delay lines as memories")
-    make.add_argument("--part", choices=KINDS, help="a register slice or the FIFO instead of engines")
+    make.add_argument("--part", choices=parts.KINDS, help="a register slice or the FIFO instead of engines")
     make.add_argument("--width", type=int, help="of a part: bits of a word, with all that travels with it")
     make.add_argument("--depth", type=int, help="of the FIFO: words, a power of two (default: 8)")
-    make.add_argument("--preset", choices=PRESETS, help="one preset instead of a format")
+    make.add_argument("--preset", choices=[*PRESETS, *memory.PRESETS], help="one preset instead of a format")
     make.add_argument(
         "-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)"
     )
@@ -56,8 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser(
         "library", parents=[of_format, of_bus], help="build the library of the verilated backend"
     )
+    build.add_argument(
+        "--preset", choices=memory.PRESETS, help="instead, the libraries of the memory backend"
+    )
     build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
-    build.set_defaults(interface=None)
+    build.set_defaults(interface=None, further=None)
 
     of_registers = commands.add_parser(
         "registers",
@@ -93,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _format(arguments: argparse.Namespace) -> Format:
     given = {name: getattr(arguments, name) for name in OF_FORMAT if getattr(arguments, name) is not None}
-    kind = FORMATS[arguments.scheme or PlaneFormat.scheme]
+    return _make(FORMATS[arguments.scheme or PlaneFormat.scheme], given)
+
+
+def _make(kind: type[Format], given: dict[str, Any]) -> Format:
+    """A format; raises ValueError for what it has no parameter of."""
     known = {field.name for field in fields(kind)}
     for name, value in given.items():
         if name not in known:
@@ -101,21 +114,77 @@ def _format(arguments: argparse.Namespace) -> Format:
     return kind(**given)
 
 
-def _write_part(arguments: argparse.Namespace) -> Path:
+def _part(arguments: argparse.Namespace) -> parts.Part:
     if not arguments.part:
         raise ValueError("--part must be given with --width or --depth")
     if not arguments.width:
         raise ValueError(f"--width must be given for {arguments.part}")
-    part = Part(arguments.part, arguments.width, arguments.depth)
-    path = arguments.output or Path("build/verilog") / f"{part.slug}.v"
-    write_part(part, path)
-    return path
+    return parts.Part(arguments.part, arguments.width, arguments.depth)
+
+
+def _further(text: str) -> Format:
+    """A format as --further has it."""
+    scheme, *values = text.split(":")
+    if scheme not in FORMATS or not 3 <= len(values) <= len(OF_FORMAT):
+        raise ValueError(f"--further must be SCHEME:DTYPE:BLOCK:TARGET[:ROUNDING], not {text!r}")
+    numbered = [int(value) if value.isdigit() else value for value in values]
+    return _make(FORMATS[scheme], dict(zip(OF_FORMAT, numbered, strict=False)))
+
+
+def _formats(arguments: argparse.Namespace) -> tuple[Format, ...]:
+    """All that an engine is to have."""
+    return (_format(arguments), *map(_further, arguments.further or ()))
 
 
 def _config(arguments: argparse.Namespace) -> Config:
-    config = Config(_format(arguments), arguments.bus_bytes or 64, arguments.interface or "stream")
+    fmt, *further = _formats(arguments)
+    config = Config(fmt, arguments.bus_bytes or 64, arguments.interface or "stream", tuple(further))
     verilog.make_component(config, "compressor")  # raises if there is no such engine
     return config
+
+
+def _memory(arguments: argparse.Namespace) -> MemoryParameters:
+    bus = arguments.bus_bytes or 64
+    return MemoryParameters(
+        formats=_formats(arguments), bus_bytes=bus, memory_bytes=arguments.memory_bytes or bus
+    )
+
+
+def _library(arguments: argparse.Namespace) -> Path:
+    """Build a library; what was built."""
+    from torch_bridge.backends import memory_engine, verilated_backend  # Verilog needs no PyTorch
+
+    if arguments.preset:
+        path = arguments.output or memory_engine.library_path(arguments.preset)
+        return system.build(memory.PRESETS[arguments.preset], path.parent)
+    config = _config(arguments)
+    path = arguments.output or verilated_backend.library_path(config.fmt)
+    library.build(config, path)
+    return path
+
+
+def _verilog(arguments: argparse.Namespace, format_given: bool) -> Path:
+    """Write one file, or those of all presets; what was written."""
+    folder, has_memories = Path("build/verilog"), bool(arguments.memories)
+    if arguments.part or arguments.width or arguments.depth:
+        part = _part(arguments)
+        path = arguments.output or folder / f"{part.slug}.v"
+        parts.write(part, path)
+        return path
+    if arguments.interface == "memory" or arguments.preset in memory.PRESETS:
+        parameters = memory.PRESETS[arguments.preset] if arguments.preset else _memory(arguments)
+        path = arguments.output or folder / f"{arguments.preset or memory.slug(parameters)}.v"
+        memory.write(parameters, path)
+        return path
+    if arguments.memory_bytes:
+        raise ValueError(f"--memory-bytes is of --interface memory, not {arguments.interface!r}")
+    if arguments.preset or format_given or arguments.output:
+        config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
+        config = replace(config, memories=has_memories)
+        path = arguments.output or folder / f"{config.name}.v"
+        project.write(config, path)
+        return path
+    return project.write_all(folder, **release.presets(has_memories))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -124,7 +193,7 @@ def main(argv: list[str] | None = None) -> None:
     given = {name for name, value in vars(arguments).items() if value is not None}
     format_given = not given.isdisjoint({"scheme", *OF_FORMAT})
     if arguments.command == "verilog":
-        format_given |= not given.isdisjoint({"bus_bytes", "interface"})
+        format_given |= not given.isdisjoint({"bus_bytes", "interface", "further"})
     if format_given and "preset" in given:
         parser.error("--preset stands for a whole format: give one or the other")
     try:
@@ -149,36 +218,12 @@ def main(argv: list[str] | None = None) -> None:
             print(arguments.output)
             return
         if arguments.command == "library":
-            from torch_bridge.backends.verilated_backend import library_path  # Verilog needs no PyTorch
-
-            config = _config(arguments)
-            path = arguments.output or library_path(config.fmt)
-            library.build(config, path)
-            print(path)
+            print(_library(arguments))
             return
         if arguments.command == "release":
             print(release.write(arguments.output))
             return
-        if arguments.part or arguments.width or arguments.depth:
-            print(_write_part(arguments))
-            return
-        if arguments.interface == "memory":
-            bus = arguments.bus_bytes or 64
-            path = arguments.output or Path("build/verilog/memory.v")
-            memory.write((_format(arguments),), bus, arguments.memory_bytes or bus, path)
-            print(path)
-            return
-        if arguments.memory_bytes:
-            raise ValueError(f"--memory-bytes is of --interface memory, not {arguments.interface!r}")
-        if arguments.preset or format_given or arguments.output:
-            config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
-            config = replace(config, memories=bool(arguments.memories))
-            path = arguments.output or Path("build/verilog") / f"{config.name}.v"
-            project.write(config, path)
-            print(path)
-        else:
-            presets = [replace(config, memories=bool(arguments.memories)) for config in PRESETS.values()]
-            print(project.write_presets(presets, Path("build/verilog"), writers()))
+        print(_verilog(arguments, format_given))
     except (ValueError, ToolError, LinkError) as error:
         sys.exit(f"python -m gen: {error}")
 

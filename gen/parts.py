@@ -85,7 +85,7 @@ PARTS = (
 
 
 def writers(parts: Iterable[Part] = PARTS) -> list[tuple[str, project.Writer]]:
-    """The files of parts, for :func:`gen.project.write_presets`."""
+    """The files of parts, for :func:`gen.project.write_all`."""
     return [(f"{part.slug}.v", partial(write, part)) for part in parts]
 
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,22 +53,22 @@ class Beside:
     Attributes:
         name, description: of the FuseSoC core.
         tops: the modules to be taken or linted, by what they are.
-        bench_top, bench: the self-checking bench's module and text.
         constraints: SDC.
+        bench_top, bench: the self-checking bench's module and text, if there is one.
         needs_memory: its delay lines are instances of a memory, a file of its own.
     """
 
     name: str
     description: str
     tops: dict[str, str]
-    bench_top: str
-    bench: str
     constraints: str
+    bench_top: str = ""
+    bench: str = ""
     needs_memory: bool = False
 
 
-def write(config: Config, path: Path) -> None:
-    """Write the Verilog of a configuration and what stands beside it, and lint it.
+def write(config: Config, path: Path) -> dict[str, Any]:
+    """Write the Verilog of a configuration and what stands beside it, lint it, and return its manifest entry.
 
     Raises:
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
@@ -77,16 +78,18 @@ def write(config: Config, path: Path) -> None:
         for fmt in config.formats
     )
     title = f"{config.name}: blocks of {formats}; {config.bus_bytes}-byte buses"
+    tops = {part: module_name(config, part) for part in parts(config)}
     beside = Beside(
         name=config.name,
         description="Activation compression in hardware: compressor and decompressor",
-        tops={part: module_name(config, part) for part in parts(config)},
+        tops=tops,
         bench_top=bench_name(config),
         bench=testbench(config),
-        constraints=constraints(config),
+        constraints=constraints("aclk" if "aclk" in ports(config, next(iter(tops))) else "clk"),
         needs_memory=config.memories,
     )
     write_beside(path, title, engines_text(config), beside)
+    return manifest_entry(config, path)
 
 
 def write_beside(path: Path, title: str, text: str, beside: Beside) -> None:
@@ -98,8 +101,9 @@ def write_beside(path: Path, title: str, text: str, beside: Beside) -> None:
     write_verilog(path, title, text, (memory,) if beside.needs_memory else ())
     sdc = _header("#", f"constraints of {path.name}") + beside.constraints
     path.with_suffix(".sdc").write_text(sdc)
-    bench = path.with_name(f"{path.stem}_tb.sv")
-    bench.write_text(_header("//", f"self-checking bench of {path.name}") + beside.bench)
+    if beside.bench:
+        bench = path.with_name(f"{path.stem}_tb.sv")
+        bench.write_text(_header("//", f"self-checking bench of {path.name}") + beside.bench)
     path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(beside, path))
 
 
@@ -139,10 +143,8 @@ def lint(path: Path, others: tuple[Path, ...] = ()) -> None:
     toolchain.run([*LINT, str(path.with_suffix(".vlt")), str(path), *map(str, others)])
 
 
-def constraints(config: Config) -> str:
+def constraints(clock: str) -> str:
     """An SDC file: one clock, and a quarter of its period for what is outside of the ports."""
-    (part, *_) = parts(config)
-    clock = "aclk" if "aclk" in ports(config, part) else "clk"
     return f"""set period {CLOCK_NS}
 create_clock -name {clock} -period $period [get_ports {clock}]
 set_input_delay -clock {clock} [expr $period / 4] [remove_from_collection [all_inputs] [get_ports {clock}]]
@@ -151,8 +153,8 @@ set_output_delay -clock {clock} [expr $period / 4] [all_outputs]
 
 
 def core(beside: Beside, path: Path) -> str:
-    """A FuseSoC core: its modules to be taken or linted, and the bench to be run."""
-    name, bench = re.sub(r"\W", "_", beside.name), f"{path.stem}_tb.sv"
+    """A FuseSoC core: its modules to be taken or linted and, if there is one, the bench to be run."""
+    name = re.sub(r"\W", "_", beside.name)
     files = ", ".join([path.name, *([f"{DELAY_MEMORY}.v"] if beside.needs_memory else [])])
     lints = "".join(
         f"""
@@ -165,6 +167,23 @@ def core(beside: Beside, path: Path) -> str:
 """
         for part, top in beside.tops.items()
     )
+    files_of_bench, run = "", ""
+    if beside.bench:
+        files_of_bench = f"""
+  bench:
+    files: [{path.stem}_tb.sv]
+    file_type: systemVerilogSource"""
+        run = f"""
+  sim:
+    description: The bench
+    filesets: [rtl, waivers, bench]
+    toplevel: {beside.bench_top}
+    flow: sim
+    flow_options:
+      tool: verilator
+      mode: binary
+      verilator_options: [--timing, -Wno-fatal, -CFLAGS, -std=c++20]
+"""
     return f"""name: "bitstash::{name}:{VERSION}"
 description: "{beside.description}"
 
@@ -177,25 +196,12 @@ filesets:
     file_type: SDC
   waivers:
     files: [{path.stem}.vlt]
-    file_type: vlt
-  bench:
-    files: [{bench}]
-    file_type: systemVerilogSource
+    file_type: vlt{files_of_bench}
 
 targets:
   default:
     filesets: [rtl, constraints]
-{lints}
-  sim:
-    description: The bench
-    filesets: [rtl, waivers, bench]
-    toplevel: {beside.bench_top}
-    flow: sim
-    flow_options:
-      tool: verilator
-      mode: binary
-      verilator_options: [--timing, -Wno-fatal, -CFLAGS, -std=c++20]
-"""
+{lints}{run}"""
 
 
 def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
@@ -206,12 +212,12 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
         "name": config.name,
         "file": path.name,
         "parameters": {
-            **_parameters(config.fmt),
+            **of_format(config.fmt),
             "bus_bytes": bus,
             "interface": config.interface,
             "memories": config.memories,
         },
-        **({"formats": [_parameters(fmt) for fmt in config.formats]} if config.further else {}),
+        **({"formats": [of_format(fmt) for fmt in config.formats]} if config.further else {}),
         "engines": {
             part: {
                 "module": module_name(config, part),
@@ -224,7 +230,8 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
     }
 
 
-def _parameters(fmt: Format) -> dict[str, Any]:
+def of_format(fmt: Format) -> dict[str, Any]:
+    """A format's entry in the manifest."""
     return {
         **asdict(fmt),
         "raw_bytes": fmt.raw_bytes,
@@ -232,24 +239,22 @@ def _parameters(fmt: Format) -> dict[str, Any]:
     }
 
 
-def write_presets(
-    configs: Iterable[Config], folder: Path, further: Iterable[tuple[str, Writer]] = ()
-) -> Path:
-    """Write the Verilog of configurations and a manifest of all; return the manifest's path.
+def writers(configs: Iterable[Config]) -> list[tuple[str, Writer]]:
+    """The files of configurations, for :func:`write_all`."""
+    return [(f"{config.name}.v", partial(write, config)) for config in configs]
+
+
+def write_all(folder: Path, **sections: Iterable[tuple[str, Writer]]) -> Path:
+    """Write Verilog files and a manifest of all; return the manifest's path.
 
     Args:
-        configs: engines.
         folder: where.
-        further: under which file's name what else is written, and how; see :data:`Writer`.
+        sections: of the manifest: the name of each file, and what writes it; see :data:`Writer`.
     """
-    entries = []
-    for config in configs:
-        path = folder / f"{config.name}.v"
-        write(config, path)
-        entries.append(manifest_entry(config, path))
-    parts = [writer(folder / name) for name, writer in further]
-    manifest = folder / "manifest.json"
+    found = {
+        section: [writer(folder / name) for name, writer in files] for section, files in sections.items()
+    }
     lint_note = {"command": " ".join(LINT), "waivers": WAIVERS}
-    found = {"version": VERSION, "lint": lint_note, "configs": entries, "parts": parts}
-    manifest.write_text(json.dumps(found, indent=2) + "\n")
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps({"version": VERSION, "lint": lint_note, **found}, indent=2) + "\n")
     return manifest

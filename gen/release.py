@@ -6,12 +6,12 @@ import gzip
 import io
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from . import memory, project
-from .config import PRESETS, Config
-from .parts import PARTS, Part, writers
+from . import memory, parts, project
+from .config import PRESETS
 
 _ROOT = Path(__file__).resolve().parent.parent
 # Beside the Verilog, by their places in the archive.
@@ -21,25 +21,33 @@ _DOCUMENTS = (
 )
 
 
-def write(
-    folder: Path, configs: Iterable[Config] = tuple(PRESETS.values()), parts: Iterable[Part] = PARTS
-) -> Path:
+Sections = Mapping[str, Iterable[tuple[str, project.Writer]]]
+
+
+def presets(memories: bool = False) -> Sections:
+    """All files that there are by default, for :func:`gen.project.write_all`; ``memories``: see Config."""
+    configs = [replace(config, memories=memories) for config in PRESETS.values()]
+    return {"configs": [*project.writers(configs), *memory.writers()], "parts": parts.writers()}
+
+
+def write(folder: Path, sections: Sections | None = None) -> Path:
     """Write bitstash-VERSION.tar.gz to a folder and return its path.
 
-    It has the Verilog of engines, register slices, FIFO and memory engine with what stands beside them, the
-    manifest, the datasheets, license and version.
+    It has Verilog with what stands beside it, the manifest, the datasheets, license and version.
+
+    Args:
+        folder: where.
+        sections: the Verilog; by default all presets.
 
     Raises:
         gen.toolchain.ToolError: the linter has a complaint.
     """
-    configs = list(configs)
     name = f"bitstash-{project.VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{name}.tar.gz"
     with tempfile.TemporaryDirectory(dir=folder) as made:
         verilog = Path(made)
-        project.write_presets(configs, verilog, writers(parts))
-        memory.write((configs[0].fmt,), configs[0].bus_bytes, configs[0].bus_bytes, verilog / "memory.v")
+        project.write_all(verilog, **(presets() if sections is None else sections))
         files = {f"verilog/{path.name}": path.read_bytes() for path in verilog.iterdir()}
     files |= {document: (_ROOT / document).read_bytes() for document in _DOCUMENTS}
     files |= {f"docs/waves/{path.name}": path.read_bytes() for path in (_ROOT / "docs/waves").glob("*.svg")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def convert(component: wiring.Component, top: str, memories: bool = False) -> st
 
 
 def describe_ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
-    """A component's ports: direction, width, and of a payload where each of its fields lies."""
+    """A component's ports: direction, width, and of a struct where each of its fields lies."""
     found: dict[str, dict[str, Any]] = {}
     for path, member, _ in component.signature.flatten(component):
         port: dict[str, Any] = {"direction": "input" if member.flow == In else "output"}
@@ -121,11 +122,11 @@ def describe_ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
     return {"clk": clock, "rst": clock | {"note": "synchronous, active high"}} | found
 
 
-def digest(config: object) -> str:
+def digest(config: object, rooms: Sequence[str] = ("golden", "rtl", "gen")) -> str:
     """Changes whenever the Verilog of a configuration may: what is built from it can be kept until then."""
     root = Path(__file__).resolve().parent.parent
-    rooms = [root / room for room in ("golden", "rtl", "gen")]
-    sources = sorted(path for room in rooms for kind in ("*.py", "*.cpp") for path in room.rglob(kind))
+    kinds = ("*.py", "*.cpp", "*.h")
+    sources = sorted(path for room in rooms for kind in kinds for path in (root / room).rglob(kind))
     text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources)]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 

@@ -11,6 +11,10 @@ import torch
 from filelock import FileLock
 
 from cocotb_tests import stimulus
+from gen import system
+from golden import HadamardFormat, PlaneFormat
+from rtl.memory import MemoryParameters
+from torch_bridge.backends import memory_engine
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,4 +62,18 @@ def verilated_library(build) -> Path:
         for arguments in ("", "--scheme hadamard", "--dtype fp16 --block 16 --target 20"):
             command = [sys.executable, "-m", "gen", "library", *arguments.split()]
             subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def memory_system(build) -> Path:
+    """Libraries for the ``memory`` backend, of a small engine; returns $BITSTASH_LIBRARIES."""
+    formats = (PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 64, 16))
+    parameters = MemoryParameters(
+        formats=formats, bus_bytes=16, memory_bytes=16, regions=2, buffers=2, least_slots=16, reads=16
+    )
+    folder = build / "memory"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        system.build(parameters, folder / memory_engine.ENGINE, optimise="-O0")
     return folder

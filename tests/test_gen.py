@@ -4,15 +4,17 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gen import library, project, toolchain, verilog
+from gen import library, memory, project, toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
 from golden import HadamardFormat, PlaneFormat
 from rtl import Engine, RuntimeCompressor
+from rtl.memory import MemoryParameters
 from rtl.stream import word_layout
 
 
@@ -70,7 +72,7 @@ SMALL = {"planes": PlaneFormat("fp16", 16, 20), "hadamard": HadamardFormat("fp16
 def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface):
     fmt = SMALL[scheme]
     config = Config(fmt, bus_bytes=16, interface=interface)
-    manifest = json.loads(project.write_presets([config], tmp_path).read_text())
+    manifest = json.loads(project.write_all(tmp_path, configs=project.writers([config])).read_text())
     assert set(manifest["lint"]["waivers"]) == set(project.WAIVERS)
     (entry,) = manifest["configs"]
     text = (tmp_path / entry["file"]).read_text()
@@ -83,6 +85,45 @@ def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface)
         for name, port in engine["ports"].items():
             bits = f"[{port['width'] - 1}:0] " if port["width"] > 1 else ""
             assert f"  {port['direction']} {bits}{name};" in header[2], name
+
+
+def test_several_formats_share_a_memory_engine(tmp_path, capsys, monkeypatch):
+    made = []
+    monkeypatch.setattr(memory, "write", lambda *arguments: made.append(arguments))
+    path = tmp_path / "x.v"
+    options = "--dtype bf16 --block 32 --target 24 --bus-bytes 32 --memory-bytes 16 --interface memory"
+    further = "--further hadamard:bf16:64:9 --further planes:fp16:64:70:truncate"
+    main(["verilog", *options.split(), *further.split(), "-o", str(path)])
+    assert capsys.readouterr().out.strip() == str(path)
+    formats = (
+        PlaneFormat("bf16", 32, 24),
+        HadamardFormat("bf16", 64, 9),
+        PlaneFormat("fp16", 64, 70, "truncate"),
+    )
+    assert made == [(MemoryParameters(formats=formats, bus_bytes=32, memory_bytes=16), path)]
+    names = "bf16_n32_t24_nearest_bf16_n64_t9_hadamard_fp16_n64_t70_truncate"
+    assert memory.module_name(made[0][0]) == f"bitstash_memory_{names}_b32_m16"
+
+
+def test_a_memory_engine_has_its_files_and_its_place_in_the_manifest(tmp_path):
+    parameters = MemoryParameters(
+        bus_bytes=16, memory_bytes=16, regions=2, buffers=2, least_slots=4, reads=4, bursts=4
+    )
+    path = tmp_path / "x.v"
+    written = project.write_all(tmp_path, configs=[("x.v", partial(memory.write, parameters))])
+    assert "memory engine: bypass; 16-byte port, 16-byte memory" in path.read_text()
+    core = path.with_suffix(".core").read_text()
+    assert f"toplevel: {memory.module_name(parameters)}" in core
+    assert "bench" not in core
+    assert "get_ports aclk" in path.with_suffix(".sdc").read_text()
+    (entry,) = json.loads(written.read_text())["configs"]
+    header = re.search(
+        rf"module {entry['engines']['memory']['module']}\((.*?)\);", path.read_text(), re.DOTALL
+    )
+    assert set(header[1].split(", ")) == set(entry["engines"]["memory"]["ports"])
+    assert entry["parameters"].items() >= {"interface": "memory", "memory_bytes": 16, "regions": 2}.items()
+    formats = memory.manifest_entry(memory.PRESETS["gpt2-fp32-memory-16"], path)["formats"]
+    assert [(fmt["target"], fmt["ratio"]) for fmt in formats] == [(80, 3.2), (32, 16)]
 
 
 @pytest.mark.parametrize("fmt", SMALL.values(), ids=SMALL)
@@ -125,6 +166,13 @@ def test_presets_have_the_formats_that_their_names_say():
     assert {fmt.rounding for fmt in fp32} == {"nearest", "truncate"}
 
 
+def test_memory_presets_have_both_formats_behind_memories_of_two_widths():
+    for parameters in memory.PRESETS.values():
+        ratios = [fmt.raw_bytes / fmt.target for fmt in parameters.formats]
+        assert (ratios, parameters.bus_bytes) == ([3.2, 16], 64)
+    assert [parameters.memory_bytes for parameters in memory.PRESETS.values()] == [64, 16]
+
+
 def test_several_formats_need_the_interface_that_chooses_between_them():
     further = (PlaneFormat("fp16", 16, 20, "truncate"),)
     with pytest.raises(ValueError, match="interface must be runtime for several formats, not 'axi'"):
@@ -149,6 +197,17 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         (["--rounding", "up"], "rounding must be one of nearest, truncate, not 'up'"),
         (["--bus-bytes", "48"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
         (["--scheme", "hadamard", "--rounding", "nearest"], "rounding must not be given for hadamard, not "),
+        (
+            ["--further", "planes:fp32:64"],
+            "--further must be SCHEME:DTYPE:BLOCK:TARGET.*, not 'planes:fp32:64'",
+        ),
+        (["--further", "planes:fp32:64:81", "--interface", "axi"], "interface must be runtime for several "),
+        (
+            ["--further", "hadamard:fp32:128:32:up", "--interface", "memory"],
+            "rounding must not be given for ",
+        ),
+        (["--memory-bytes", "16"], "--memory-bytes is of --interface memory, not None"),
+        (["--memory-bytes", "8", "--interface", "memory"], r"memory_bytes must be one of .*, not 8"),
         (["--interface", "wishbone"], "interface must be one of stream, axi, runtime, not 'wishbone'"),
     ],
 )

@@ -120,7 +120,7 @@ def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
 
 
 def test_a_part_with_wrong_parameters_is_an_error_that_names_them():
-    with pytest.raises(ValueError, match="part must be one of .*, not 'Fifo'"):
+    with pytest.raises(ValueError, match=r"part must be one of .*, not 'Fifo'"):
         parts.Part("Fifo", 8)
     with pytest.raises(ValueError, match="depth must not be given for FullSlice, not 4"):
         parts.Part("FullSlice", 8, 4)
@@ -148,7 +148,11 @@ def test_a_delay_memory_is_a_module_of_its_own_file(tmp_path):
 
 
 def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_path):
-    made = [release.write(tmp_path / name, [SMALL], [parts.Part("FullSlice", 9)]) for name in ("a", "b")]
+    sections = {
+        "configs": project.writers([SMALL]),
+        "parts": parts.writers([parts.Part("FullSlice", 9)]),
+    }
+    made = [release.write(tmp_path / name, sections) for name in ("a", "b")]
     assert made[0].name == f"bitstash-{project.VERSION}.tar.gz"
     assert made[0].read_bytes() == made[1].read_bytes()
     with tarfile.open(made[0]) as archive:
@@ -158,7 +162,7 @@ def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_
     beside = {f"verilog/{SMALL.name}{end}" for end in (".v", ".vlt", ".sdc", ".core", "_tb.sv")}
     beside |= {f"verilog/full_slice_w9{end}" for end in (".v", ".sdc", ".core")}
     assert names >= beside | {"LICENSE", "CHANGELOG.md", "docs/hardware.md", "verilog/manifest.json"}
-    assert {"verilog/memory.v", "docs/waves/compressor.svg"} <= names
+    assert "docs/waves/compressor.svg" in names
 
 
 def lints_and_simulates(folder, slug, lint):

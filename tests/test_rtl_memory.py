@@ -9,7 +9,7 @@ from amaranth.sim import Simulator
 from golden import HadamardFormat, PlaneFormat
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import Dram, MemoryModel, Region
-from rtl.memory import MemoryEngine, MemoryParameters
+from rtl.memory import MemoryParameters
 from rtl.memory.regions import Lookup, Mapper
 from rtl.memory.slots import Slots
 from rtl.memory.unpack import Unpacker
@@ -206,17 +206,22 @@ def test_runs_of_blocks_are_cut_and_errors_stay_with_their_blocks(memory_bytes):
     p, rng = parameters(memory_bytes), random.Random(4)
     unpacker = Unpacker(p)
     runs, beats, expected = [], [], []
-    for _ in range(25):
-        index = rng.randrange(2)
-        size, count, skip = FORMATS[index].target, rng.randint(1, 5), rng.randrange(memory_bytes)
-        number = rng.getrandbits(32)
-        runs.append({"format": index + 1, "count": count - 1, "skip": skip, "number": number})
-        whole = -(-(skip + size * count) // memory_bytes)
-        content = rng.randbytes(whole * memory_bytes)
-        responses = [rng.choices([0, 2, 3], [6, 1, 1])[0] for _ in range(whole)]
-        for i, response in enumerate(responses):
+    index, content, responses, end = 0, b"", [], 0  # of the run before
+    for _ in range(60):
+        continues = end % memory_bytes and rng.random() < 0.5
+        index = index if continues else rng.randrange(2)
+        size, count = FORMATS[index].target, rng.randint(1, 5)
+        skip = end % memory_bytes if continues else rng.randrange(memory_bytes)
+        number, end = rng.getrandbits(32), skip + size * count
+        whole, kept = -(-end // memory_bytes), 1 if continues else 0
+        content = content[-memory_bytes * kept :] * kept + rng.randbytes((whole - kept) * memory_bytes)
+        more = [rng.choices([0, 2, 3], [6, 1, 1])[0] for _ in range(whole - kept)]
+        responses = responses[-1:] * kept + more
+        run = {"format": index + 1, "count": count - 1, "skip": skip, "number": number}
+        runs.append(run | {"beats": whole - kept, "continues": kept})
+        for i in range(kept, whole):
             octets = content[i * memory_bytes :][:memory_bytes]
-            beats.append({"data": int.from_bytes(octets, "little"), "resp": response})
+            beats.append({"data": int.from_bytes(octets, "little"), "resp": responses[i]})
         for b in range(count):
             start = skip + b * size
             worst = max(responses[start // memory_bytes : (start + size - 1) // memory_bytes + 1])
@@ -240,6 +245,29 @@ def test_runs_of_blocks_are_cut_and_errors_stay_with_their_blocks(memory_bytes):
             found.append((octets, word.resp, word.word.first))
             octets = b""
     assert found == expected
+
+
+def test_runs_of_one_block_are_cut_without_a_pause_between():
+    p, rng = parameters(), random.Random(8)
+    unpacker, cycles = Unpacker(p), []
+
+    async def describe(context):
+        run = {"format": 1, "count": 0, "skip": 0, "beats": 2}
+        await send(context, unpacker.run, [run] * 20, rng, pause=0)
+
+    async def source(context):
+        await send(context, unpacker.i, [{"data": 0, "resp": 0}] * 40, rng, pause=0)
+
+    async def sink(context):
+        context.set(unpacker.o.ready, 1)
+        cycle = 0
+        while len(cycles) < 40:
+            *_, valid = await context.tick().sample(unpacker.o.valid)
+            cycle += 1
+            cycles.extend([cycle] if valid else [])
+
+    simulate(unpacker, describe, source, sink)
+    assert cycles == list(range(cycles[0], cycles[0] + 40))
 
 
 def test_bursts_of_one_id_are_answered_in_order_and_others_pass():
@@ -282,11 +310,6 @@ def test_bursts_of_one_id_are_answered_in_order_and_others_pass():
 
     done, gone = set(), set()
     simulate(slots, act)
-
-
-def test_a_memory_of_which_a_page_is_more_than_a_burst_is_refused():
-    with pytest.raises(ValueError, match="memory_bytes must be at least 16, not 4"):
-        MemoryEngine(parameters(4))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """The compressors in the way of complete blocks."""
 
-from amaranth import C, Module, Mux, Signal
+from amaranth import C, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
 from ..ports import COMPRESSORS, core_of
-from ..stream import NUMBER_BITS
+from ..stream import NUMBER_BITS, DelayLine
 from .gather import place_layout, probe_layout, probes
 from .parameters import MemoryParameters
 from .writeout import stored_layout
@@ -22,7 +22,7 @@ class BlockCompressor(wiring.Component):
     """Compresses single blocks of one format, and remembers where each is to be stored.
 
     To the compressor each block is a tensor of its own: what comes behind it does not hold it up, and
-    whatever travels with a block waits in a queue beside.
+    whatever travels with a block waits in a queue beside. A word waits for its turn behind the compressor.
 
     Args:
         index: of the format among the parameters'.
@@ -84,6 +84,15 @@ class BlockCompressor(wiring.Component):
         if isinstance(self._fmt, HadamardFormat):
             m.d.comb += core.i.p.first.eq(self.i.p.number)
 
+        m.submodules.waiting = waiting = DelayLine(len(Value.cast(core.o.payload)), 1)
+        compressed = Signal(core.o.payload.shape())
+        m.d.comb += [
+            waiting.i.valid.eq(core.o.valid),
+            waiting.i.payload.eq(core.o.payload),
+            core.o.ready.eq(waiting.i.ready),
+            Value.cast(compressed).eq(waiting.o.payload),
+        ]
+
         current = Signal(entry)
         first = Signal(init=1)
         gives = self.o.valid & self.o.ready
@@ -92,19 +101,19 @@ class BlockCompressor(wiring.Component):
                 with m.Case(i):
                     m.d.comb += current.eq(entries[i])
         m.d.comb += [
-            self.o.valid.eq(core.o.valid),
-            core.o.ready.eq(self.o.ready),
-            self.o.p.last.eq(core.o.p.last),
-            self.o.p.word.data.eq(core.o.p.data),
-            self.o.p.word.empty.eq(core.o.p.empty),
+            self.o.valid.eq(waiting.o.valid),
+            waiting.o.ready.eq(self.o.ready),
+            self.o.p.last.eq(compressed.last),
+            self.o.p.word.data.eq(compressed.data),
+            self.o.p.word.empty.eq(compressed.empty),
             self.o.p.word.first.eq(first),
             self.o.p.word.address.eq(current.address),
             self.o.p.word.waiting.eq(current.waiting),
         ]
         begins = self.i.valid & self.i.ready & self.i.p.first
-        ends = gives & core.o.p.last
+        ends = gives & compressed.last
         with m.If(gives):
-            m.d.sync += first.eq(core.o.p.last)
+            m.d.sync += first.eq(compressed.last)
         with m.If(begins):
             m.d.sync += newest.eq(newest + 1)
         with m.If(ends):

@@ -1,11 +1,10 @@
 """The memory engine: an AXI4 subordinate towards the accelerator, a manager towards memory."""
 
-from amaranth import C, Cat, ClockDomain, DomainRenamer, Module
+from amaranth import ClockDomain, DomainRenamer, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
-from .gather import BLOCK_UNIT_BITS
 from .map import COUNTERS, MAP_BITS
 from .parameters import MemoryParameters
 from .read import ReadPath
@@ -13,9 +12,6 @@ from .registers import Registers
 from .write import WritePath
 
 __all__ = ["MemoryEngine"]
-
-# A page of 4 KiB is asked for in one burst, which has at most 256 beats.
-_LEAST_MEMORY_BYTES = 16
 
 
 class MemoryEngine(wiring.Component):
@@ -30,16 +26,9 @@ class MemoryEngine(wiring.Component):
         m_axi_*: AXI4 of the memory; all bursts have the ID 0, and are INCR bursts of whole beats.
         s_axil_*: AXI4-Lite of the registers.
         irq: see :class:`rtl.memory.registers.Registers`.
-
-    Raises:
-        ValueError: the memory's bus has less than 16 bytes.
     """
 
     def __init__(self, parameters: MemoryParameters):
-        if parameters.memory_bytes < _LEAST_MEMORY_BYTES:
-            raise ValueError(
-                f"memory_bytes must be at least {_LEAST_MEMORY_BYTES}, not {parameters.memory_bytes}"
-            )
         self.parameters = parameters
         self._port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
         self._below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
@@ -98,10 +87,10 @@ class _Core(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        parameters = self._parameters
         for name, part in self._parts.items():
             m.submodules[name] = part
         write, read, registers = self._parts.values()
+        wiring.connect(m, read.hazards, write.hazards)
         for name, (part, channel) in self._channels.items():
             outer, inner = getattr(self, name), getattr(part, channel)
             into = self.signature.members[name].flow == In
@@ -119,36 +108,20 @@ class _Core(wiring.Component):
             read.drain.eq(registers.drain),
             write.region.eq(registers.region),
             registers.drained.eq(write.drained & read.idle),
-            write.probe.eq(read.probe),
-            write.probe_evicts.eq(read.probe_evicts),
-            read.probed.eq(write.probed),
-            write.stored_probe.eq(read.stored_probe),
-            read.stored_probed.eq(write.stored_probed),
-            read.completed.eq(write.completed),
-            read.completed_place.eq(write.completed_place),
             self.irq.eq(registers.irq),
         ]
 
-        place = write.evicted_place
-        block = Cat(C(0, BLOCK_UNIT_BITS), place.unit, place.page)
-        errors = (
-            (write.undecoded | read.undecoded, write.address, read.undecoded_address, write.undecoded),
-            (write.refused, write.address, write.address, 1),
-            (write.evicted, block, block, 1),
-            (read.invalid, read.address, read.address, 1),
-            (read.failed, read.address, read.address, 1),
-            (write.failed, write.failed_beat << parameters.beat_bits, 0, 1),
-        )
-        for error, (valid, address, other, is_first) in zip(registers.errors, errors, strict=True):
-            m.d.comb += error.valid.eq(valid)
-            with m.If(is_first):
-                m.d.comb += error.address.eq(address)
-            with m.Else():
-                m.d.comb += error.address.eq(other)
-        self._count(m, write, read, registers, [valid for valid, *_ in errors])
+        undecoded, *errors = registers.errors
+        sources = (write.refused, write.evicted, read.invalid, read.failed, write.failed)
+        m.d.comb += [
+            undecoded.valid.eq(write.undecoded.valid | read.undecoded.valid),
+            undecoded.address.eq(Mux(write.undecoded.valid, write.undecoded.address, read.undecoded.address)),
+            *(error.eq(source) for error, source in zip(errors, sources, strict=True)),
+        ]
+        self._count(m, write, read, registers)
         return m
 
-    def _count(self, m, write, read, registers, errors) -> None:
+    def _count(self, m, write, read, registers) -> None:
         moves = {name: getattr(self, name).valid & getattr(self, name).ready for name in self._channels}
         stalls = {name: getattr(self, name).valid & ~getattr(self, name).ready for name in self._channels}
         is_busy = ~read.idle | ~write.idle
@@ -162,7 +135,7 @@ class _Core(wiring.Component):
             "MEMORY_WRITE_BYTES": _ones(self.m_axi_w.p.strb, moves["m_axi_w"]),
             "BLOCKS_READ": read.block_read,
             "BLOCKS_WRITTEN": write.block_written,
-            "ERRORS_SEEN": sum(errors),
+            "ERRORS_SEEN": sum(error.valid for error in registers.errors),
             "BUSY": is_busy,
             "READ_STALLED": stalls["s_axi_r"],
             "WRITE_STALLED": stalls["s_axi_w"],

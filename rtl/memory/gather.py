@@ -16,7 +16,15 @@ from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
 from .regions import format_number_bits
 
-__all__ = ["BLOCK_UNIT_BITS", "Gather", "block_layout", "probe_layout"]
+__all__ = [
+    "BLOCK_UNIT_BITS",
+    "Gather",
+    "address_of_place",
+    "block_layout",
+    "place_layout",
+    "probe_layout",
+    "probes",
+]
 
 # Blocks begin at multiples of so many bytes: the smallest raw block.
 BLOCK_UNIT_BITS = 5
@@ -25,6 +33,11 @@ BLOCK_UNIT_BITS = 5
 def place_layout(parameters: MemoryParameters) -> data.StructLayout:
     """Which block: the number of its page, and where in the page it begins in units of 32 bytes."""
     return data.StructLayout({"page": parameters.page_bits, "unit": PAGE_BITS - BLOCK_UNIT_BITS})
+
+
+def address_of_place(place) -> Value:
+    """Of a block's first byte."""
+    return Cat(C(0, BLOCK_UNIT_BITS), place.unit, place.page)
 
 
 def block_layout(parameters: MemoryParameters) -> data.StructLayout:

@@ -4,14 +4,14 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.bursts import BurstKind
+from golden.bursts import PAGE, BurstKind
 
 from .channels import axi4_channels
-from .gather import BLOCK_UNIT_BITS, place_layout, probe_layout
+from .gather import BLOCK_UNIT_BITS, place_layout
+from .hazards import Hazards, error_layout
 from .parameters import PAGE_BITS, MemoryParameters
 from .regions import Lookup, Mapper, format_number_bits, found_layout, region_layout
 from .walker import burst_layout, container_mask, span_mask
-from .writeout import range_layout
 
 __all__ = ["Plan", "read_layout", "run_layout"]
 
@@ -44,6 +44,8 @@ def run_layout(parameters: MemoryParameters) -> data.StructLayout:
         count: of blocks or words, less one.
         skip: bytes of the first beat before the first block.
         number: of the first block.
+        beats: that come of blocks.
+        continues: the first block begins with what the run of blocks before left of its last beat.
     """
     return data.StructLayout(
         {
@@ -51,6 +53,8 @@ def run_layout(parameters: MemoryParameters) -> data.StructLayout:
             "count": 8,
             "skip": range(max(parameters.memory_bytes, 2)),
             "number": 32,
+            "beats": range(2 * PAGE // parameters.memory_bytes + 1),
+            "continues": 1,
         }
     )
 
@@ -59,8 +63,9 @@ class Plan(wiring.Component):
     """Asks memory for the blocks and words of read bursts, in the order of the bursts.
 
     A burst is a run of blocks; a WRAP burst that goes round in more than one block or word is two. A burst
-    whose first block is the last one planned does not ask for it again. In bypass memory is asked in the
-    cycle after the burst was taken, else in the second.
+    whose first block is the last one planned does not ask for it again, nor one that begins where the run
+    before ended for the beat that they share. In bypass memory is asked in the cycle after the burst was
+    taken, else in the second.
 
     Blocks that are on their way to memory are waited for, first as blocks and then as beats of memory: a
     block moves one way only, so that none is missed in between.
@@ -71,16 +76,17 @@ class Plan(wiring.Component):
         mar: of the memory.
         bursts: the bursts, for their replies.
         runs: what memory was asked for.
-        probe, probe_evicts, probed, stored_probe, stored_probed: see :class:`rtl.memory.write.WritePath`.
-        completed, completed_place: a block was written anew.
-        forget: the block planned last may be another one by now.
+        hazards: see :class:`rtl.memory.hazards.Hazards`.
+        forget: what was planned last may be something else by now.
         drain: take no bursts.
         idle: none is here.
-        undecoded, address: no region answers for the burst with this address.
+        undecoded: no region answers for a burst.
     """
 
     def __init__(self, parameters: MemoryParameters):
         self._parameters = parameters
+        # Of the number of a beat within the longest burst.
+        self._burst_bits = min(PAGE_BITS - parameters.beat_bits, 8)
         port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
         below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
         super().__init__(
@@ -90,18 +96,11 @@ class Plan(wiring.Component):
                 "mar": Out(stream.Signature(below["ar"])),
                 "bursts": Out(stream.Signature(burst_layout(read_layout(parameters)))),
                 "runs": Out(stream.Signature(run_layout(parameters))),
-                "probe": Out(probe_layout(parameters)),
-                "probe_evicts": Out(1),
-                "probed": In(1),
-                "stored_probe": Out(range_layout(parameters)),
-                "stored_probed": In(1),
-                "completed": In(1),
-                "completed_place": In(place_layout(parameters)),
+                "hazards": Out(Hazards(parameters)),
                 "forget": In(1),
                 "drain": In(1),
                 "idle": Out(1),
-                "undecoded": Out(1),
-                "address": Out(parameters.address_bits),
+                "undecoded": Out(error_layout(parameters)),
             }
         )
 
@@ -139,10 +138,10 @@ class Plan(wiring.Component):
             first_place.unit.eq(start[BLOCK_UNIT_BITS:]),
             last_place.page.eq(page),
             last_place.unit.eq(end[BLOCK_UNIT_BITS:]),
-            self.probe.page.eq(page),
-            self.probe.first.eq(first_place.unit),
-            self.probe.last.eq(last_place.unit),
-            self.probe_evicts.eq(valid & blocks),
+            self.hazards.blocks.page.eq(page),
+            self.hazards.blocks.first.eq(first_place.unit),
+            self.hazards.blocks.last.eq(last_place.unit),
+            self.hazards.evicts.eq(valid & blocks),
         ]
         asks = ~is_kept | (start != end)  # for anything at all
 
@@ -152,15 +151,15 @@ class Plan(wiring.Component):
         can_end = self.bursts.ready | ~is_final
         fetch_free = ~has_fetch | self._fetch_ends
         goes = Signal()
-        bypass_asks = in_bypass & ~has_fetch & can_end & self.runs.ready
+        self._bypass_goes, self._bypass_ends = Signal(), Signal()
         m.d.comb += [
             goes.eq(
                 valid
                 & can_end
                 & Mux(
                     in_bypass,
-                    ~has_fetch & self.runs.ready & self.mar.ready,
-                    ~blocks | (~self.probed & (fetch_free | ~asks)),
+                    self._bypass_goes,
+                    ~blocks | (~self.hazards.has_block & (fetch_free | ~asks)),
                 )
             ),
             finishes.eq(goes & is_final),
@@ -173,8 +172,8 @@ class Plan(wiring.Component):
             self.bursts.p.about.page.eq(page),
             self.bursts.p.about.hit.eq(found.hit),
             self.bursts.p.about.format.eq(found.format),
-            self.undecoded.eq(finishes & ~found.hit),
-            self.address.eq(burst.addr),
+            self.undecoded.valid.eq(finishes & ~found.hit),
+            self.undecoded.address.eq(burst.addr),
             self.idle.eq(~valid & ~has_fetch),
         ]
         kept_before = Signal()
@@ -185,11 +184,12 @@ class Plan(wiring.Component):
                 m.d.sync += [last_planned.eq(last_place), has_planned.eq(1)]
         # Also what is planned in this very cycle may be written before memory is asked.
         new_place = Mux(goes & blocks, last_place, last_planned)
-        with m.If(self.forget | (self.completed & (Value.cast(self.completed_place) == new_place))):
+        completed = self.hazards.completed
+        with m.If(self.forget | (completed.valid & (Value.cast(completed.place) == new_place))):
             m.d.sync += has_planned.eq(0)
         with m.If(self._fetch_ends):
             m.d.sync += has_fetch.eq(0)
-        self._ask(m, fetch, has_fetch, bypass_asks, found, first, last)
+        self._ask(m, fetch, has_fetch, in_bypass, can_end, found, first, last)
         with m.If(goes & blocks & asks):
             m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
         return m
@@ -224,9 +224,12 @@ class Plan(wiring.Component):
             {
                 "first": parameters.address_bits - parameters.beat_bits,
                 "last": parameters.address_bits - parameters.beat_bits,
+                "after": parameters.beat_bits,  # bytes of the last beat up to the end of the last block
                 "run": run_layout(parameters),
                 "asked": 1,
                 "cleared": 1,
+                "continues": 1,
+                "is_old": 1,  # the last beat was written since
             }
         )
         fetch, has_fetch = Signal(layout), Signal()
@@ -248,6 +251,7 @@ class Plan(wiring.Component):
             stop.eq(mapper.address + size - 1),
             following.first.eq(mapper.address[parameters.beat_bits :]),
             following.last.eq(stop[parameters.beat_bits :]),
+            following.after.eq(stop + 1),
             following.run.format.eq(found.format),
             following.run.count.eq(count),
             following.run.skip.eq(mapper.address[: parameters.beat_bits]),
@@ -255,54 +259,101 @@ class Plan(wiring.Component):
         ]
         return fetch, has_fetch
 
-    def _ask(self, m, fetch, has_fetch, bypass_asks, found, first, last) -> None:
-        """Bursts of memory; those of blocks split where they cross 4 KiB."""
+    def _ask(self, m, fetch, has_fetch, in_bypass, may_ask, found, first, last) -> None:
+        """Bursts of memory, of so many beats that none crosses 4 KiB; runs go along with their first."""
         parameters = self._parameters
-        page = PAGE_BITS - parameters.beat_bits
-        crosses = fetch.first[page:] != fetch.last[page:]
-        beats = Signal(page)
         address, length = Signal(parameters.address_bits), Signal(8)
         m.d.comb += [
             self.mar.p.addr.eq(address),
             self.mar.p.len.eq(length),
-            self.stored_probe.first.eq(fetch.first),
-            self.stored_probe.last.eq(fetch.last),
-            beats.eq(Mux(crosses, ~fetch.first[:page], fetch.last[:page] - fetch.first[:page])),
             self.mar.p.size.eq(parameters.beat_bits),
             self.mar.p.burst.eq(BurstKind.INCR),
             self.mar.p.cache.eq(0b0010),
+            self.hazards.beats.first.eq(fetch.first),
+            self.hazards.beats.last.eq(fetch.last),
         ]
-        word, more = parameters.word_bits, exact_ratio_bits(parameters)
-        words = Signal(PAGE_BITS - word)
-        m.d.comb += words.eq(last[word:] - first[word:])
+        asks = self.mar.valid & self.mar.ready
+        begins, beats, ends = self._blocks_of_memory(m, fetch, has_fetch, asks)
+        clear = fetch.cleared | ~self.hazards.has_beat
+        needs_none = self._continues & (fetch.first == fetch.last)
+        goes = has_fetch & clear & (fetch.asked | self.runs.ready)
         with m.If(has_fetch):
-            clear = fetch.cleared | ~self.stored_probed
             m.d.comb += [
-                self.mar.valid.eq(clear & (fetch.asked | self.runs.ready)),
-                address.eq(fetch.first << parameters.beat_bits),
+                self.mar.valid.eq(goes & ~needs_none),
+                address.eq(begins << parameters.beat_bits),
                 length.eq(beats),
-                self.runs.valid.eq(self.mar.valid & self.mar.ready & ~fetch.asked),
+                self.runs.valid.eq(goes & (asks | needs_none) & ~fetch.asked),
                 self.runs.payload.eq(fetch.run),
-                self._fetch_ends.eq(self.mar.valid & self.mar.ready & ~crosses),
+                self.runs.p.beats.eq(fetch.last - begins + 1),
+                self.runs.p.continues.eq(self._continues),
+                self._fetch_ends.eq(goes & (needs_none | (asks & ends))),
             ]
             with m.If(clear):
-                m.d.sync += fetch.cleared.eq(1)
-            with m.If(self.mar.valid & self.mar.ready):
-                m.d.sync += [
-                    fetch.asked.eq(1),
-                    fetch.first.eq(Cat(C(0, page), fetch.first[page:] + 1)),
-                ]
+                m.d.sync += [fetch.cleared.eq(1), fetch.continues.eq(self._continues)]
+            with m.If(asks):
+                m.d.sync += [fetch.asked.eq(1), fetch.first.eq(begins + beats + 1)]
         with m.Else():
-            m.d.comb += [
-                self.mar.valid.eq(bypass_asks),
-                address.eq(
-                    Cat(C(0, word), first[word:], (found.stored + found.offset)[: parameters.page_bits])
-                ),
-                length.eq(Cat(C((1 << more) - 1, more), words)),
-                self.runs.valid.eq(bypass_asks & self.mar.ready),
-                self.runs.p.format.eq(0),
-                self.runs.p.count.eq(words),
+            self._ask_bypass(m, in_bypass, may_ask, asks, found, first, last, address, length)
+
+    def _blocks_of_memory(self, m, fetch, has_fetch, asks):
+        """The first beat to ask for and how many more of its burst, and whether no burst follows.
+
+        A beat that two runs share is asked for once, if nothing was written to it in between.
+        """
+        rest_beat, rest_after, has_rest = Signal.like(fetch.first), Signal.like(fetch.after), Signal()
+        same = has_rest & (rest_beat == fetch.first) & (rest_after == fetch.run.skip)
+        self._continues = continues = Signal()
+        begins, beats, ends = Signal.like(fetch.first), Signal(8), Signal()
+        span = self._burst_bits
+        m.d.comb += [
+            continues.eq(~fetch.asked & Mux(fetch.cleared, fetch.continues, same)),
+            begins.eq(fetch.first + continues),
+            ends.eq(begins[span:] == fetch.last[span:]),
+            beats.eq(Mux(ends, fetch.last[:span] - begins[:span], ~begins[:span])),
+        ]
+        packed = self.hazards.packed
+        writes_last = packed.valid & (packed.beat == fetch.last)
+        with m.If(has_fetch & (fetch.cleared | ~self.hazards.has_beat) & writes_last):
+            m.d.sync += fetch.is_old.eq(1)
+        with m.If(packed.valid & (packed.beat == rest_beat)):
+            m.d.sync += has_rest.eq(0)
+        with m.If(self._fetch_ends):
+            m.d.sync += [
+                rest_beat.eq(fetch.last),
+                rest_after.eq(fetch.after),
+                has_rest.eq((fetch.after != 0) & ~fetch.is_old & ~writes_last),
             ]
+        with m.If(self.forget):
+            m.d.sync += has_rest.eq(0)
+        return begins, beats, ends
+
+    def _ask_bypass(self, m, in_bypass, may_ask, asks, found, first, last, address, length) -> None:
+        """Words in bypass, in the cycle in which their range is known."""
+        parameters = self._parameters
+        word, more = parameters.word_bits, exact_ratio_bits(parameters)
+        window_bits = self._burst_bits + parameters.beat_bits
+        begins, words = Signal(PAGE_BITS), Signal(PAGE_BITS - word)
+        stop, is_first = Signal(PAGE_BITS), C(1, 1)
+        m.d.comb += [begins.eq(first), stop.eq(last), self._bypass_ends.eq(1)]
+        if window_bits < PAGE_BITS:  # a page is several bursts
+            window, begun = Signal(PAGE_BITS - window_bits), Signal()
+            is_first = ~begun
+            with m.If(begun):
+                m.d.comb += begins.eq(window << window_bits)
+            with m.If(begins[window_bits:] != last[window_bits:]):
+                m.d.comb += [stop.eq(begins | ((1 << window_bits) - 1)), self._bypass_ends.eq(0)]
+            with m.If(asks):
+                m.d.sync += [window.eq(begins[window_bits:] + 1), begun.eq(~self._bypass_ends)]
+        m.d.comb += [
+            words.eq(stop[word:] - begins[word:]),
+            self.mar.valid.eq(in_bypass & may_ask & (self.runs.ready | ~is_first)),
+            address.eq(Cat(C(0, word), begins[word:], (found.stored + found.offset)[: parameters.page_bits])),
+            length.eq(Cat(C((1 << more) - 1, more), words)),
+            self.runs.valid.eq(asks & is_first),
+            self.runs.p.format.eq(0),
+            self.runs.p.count.eq(last[word:] - first[word:]),
+            self._bypass_goes.eq(asks & self._bypass_ends),
+        ]
 
     def _by_format(self, number: Value, of) -> Value:
         """What follows from the bits of an address within a format's raw block."""

@@ -16,14 +16,13 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .channels import axi4_channels
-from .gather import place_layout, probe_layout
+from .hazards import Hazards, error_layout
 from .parameters import MemoryParameters
 from .plan import Plan
 from .queue import Queue
 from .regions import region_layout
 from .reply import Reply
 from .unpack import Decompressors, Joiner, Unpacker
-from .writeout import range_layout
 
 __all__ = ["ReadPath"]
 
@@ -35,14 +34,13 @@ class ReadPath(wiring.Component):
         regions: all of them.
         ar, r: of the accelerator's AXI4.
         mar, mr: of the memory's.
-        probe, probe_evicts, probed, stored_probe, stored_probed, completed, completed_place: see
-            :class:`rtl.memory.write.WritePath`.
+        hazards: see :class:`rtl.memory.hazards.Hazards`.
         drain: take no bursts, and forget what was read.
         moves, bytes: a beat is taken on ``r``, with so many bytes.
         block_read: a block's last word left the decompressors.
         idle: there are no unanswered bursts.
-        undecoded, undecoded_address: no region answers for this address.
-        invalid, failed, address: see :class:`rtl.memory.reply.Reply`.
+        undecoded: no region answers for a burst.
+        invalid, failed: see :class:`rtl.memory.reply.Reply`.
     """
 
     def __init__(self, parameters: MemoryParameters):
@@ -56,23 +54,13 @@ class ReadPath(wiring.Component):
                 "r": Out(stream.Signature(port["r"])),
                 "mar": Out(stream.Signature(below["ar"])),
                 "mr": In(stream.Signature(below["r"])),
-                "probe": Out(probe_layout(parameters)),
-                "probe_evicts": Out(1),
-                "probed": In(1),
-                "stored_probe": Out(range_layout(parameters)),
-                "stored_probed": In(1),
-                "completed": In(1),
-                "completed_place": In(place_layout(parameters)),
+                "hazards": Out(Hazards(parameters)),
                 "drain": In(1),
                 "moves": Out(1),
                 "bytes": Out(7),
                 "block_read": Out(1),
                 "idle": Out(1),
-                "undecoded": Out(1),
-                "undecoded_address": Out(parameters.address_bits),
-                "invalid": Out(1),
-                "failed": Out(1),
-                "address": Out(parameters.address_bits),
+                **{name: Out(error_layout(parameters)) for name in ("undecoded", "invalid", "failed")},
             }
         )
 
@@ -86,6 +74,7 @@ class ReadPath(wiring.Component):
         m.submodules.reply = reply = Reply(parameters)
         wiring.connect(m, wiring.flipped(self.ar), plan.ar)
         wiring.connect(m, plan.mar, wiring.flipped(self.mar))
+        wiring.connect(m, plan.hazards, wiring.flipped(self.hazards))
         wiring.connect(m, plan.bursts, bursts.i)
         wiring.connect(m, plan.runs, runs.i)
         wiring.connect(m, bursts.o, reply.bursts)
@@ -95,22 +84,14 @@ class ReadPath(wiring.Component):
             self.r.valid.eq(reply.r.valid),
             reply.r.ready.eq(self.r.ready),
             plan.regions.eq(self.regions),
-            *(
-                getattr(self, name).eq(getattr(plan, name))
-                for name in ("probe", "probe_evicts", "stored_probe", "undecoded")
-            ),
-            *(
-                getattr(plan, name).eq(getattr(self, name))
-                for name in ("probed", "stored_probed", "completed", "completed_place", "drain")
-            ),
-            plan.forget.eq(self.drain | reply.invalid | reply.failed),
-            self.undecoded_address.eq(plan.address),
+            plan.drain.eq(self.drain),
+            plan.forget.eq(self.drain | reply.invalid.valid | reply.failed.valid),
+            self.undecoded.eq(plan.undecoded),
             self.moves.eq(reply.moves),
             self.bytes.eq(reply.bytes),
             self.block_read.eq(reply.values.valid & reply.values.ready & reply.values.p.last),
             self.invalid.eq(reply.invalid),
             self.failed.eq(reply.failed),
-            self.address.eq(reply.address),
             self.idle.eq(plan.idle & reply.idle),
         ]
 
@@ -136,7 +117,6 @@ class ReadPath(wiring.Component):
             unpacker.i.p.data.eq(self.mr.p.data),
             unpacker.i.p.resp.eq(self.mr.p.resp),
             unpacker.i.valid.eq(self.mr.valid & ~in_bypass),
-            decompressors.format.eq(runs.o.p.format),
             runs.o.ready.eq(joiner.run.ready | unpacker.run.ready),
             self.mr.ready.eq(joiner.i.ready | unpacker.i.ready),
         ]

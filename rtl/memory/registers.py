@@ -7,16 +7,12 @@ from amaranth.lib.wiring import In, Out
 from golden.bursts import Response
 
 from .channels import axi4_lite_channels
+from .hazards import error_layout
 from .map import COUNTERS, ERRORS, IDENTITY, MAP_BITS, TIMEOUT_CYCLES, address_of
 from .parameters import MemoryParameters
 from .regions import region_layout, stored_pages
 
-__all__ = ["Registers", "error_layout"]
-
-
-def error_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """An error of one kind, with its address."""
-    return data.StructLayout({"valid": 1, "address": parameters.address_bits})
+__all__ = ["Registers"]
 
 
 class Registers(wiring.Component):

@@ -8,6 +8,7 @@ from amaranth.utils import exact_log2
 from golden.bursts import Response
 
 from .channels import axi4_channels
+from .hazards import error_layout
 from .parameters import MemoryParameters
 from .plan import read_layout
 from .walker import Walker, burst_layout, span_mask
@@ -27,8 +28,8 @@ class Reply(wiring.Component):
         values: words of blocks, see :class:`rtl.memory.unpack.Decompressors`.
         words: in bypass, see :class:`rtl.memory.unpack.Joiner`.
         r: of the accelerator.
-        invalid, failed, address: a block was invalid; or memory answered an error for it, or for a word of
-            bypass; and the address of the block or word, once for each.
+        invalid, failed: a block was invalid; or memory answered an error for it, or for a word of bypass;
+            once for each.
         moves, bytes: a beat is taken, with so many bytes.
         idle: there is nothing to answer.
     """
@@ -44,9 +45,8 @@ class Reply(wiring.Component):
                 "values": In(stream.Signature(data.StructLayout(values))),
                 "words": In(stream.Signature(data.StructLayout(word))),
                 "r": Out(stream.Signature(port["r"])),
-                "invalid": Out(1),
-                "failed": Out(1),
-                "address": Out(parameters.address_bits),
+                "invalid": Out(error_layout(parameters)),
+                "failed": Out(error_layout(parameters)),
                 "moves": Out(1),
                 "bytes": Out(7),
                 "idle": Out(1),
@@ -150,9 +150,9 @@ class Reply(wiring.Component):
         once = Mux(is_block, is_new, beat.leaves)
         is_invalid = is_block & not_valid.bit_select(chosen, 1)
         m.d.comb += [
-            self.invalid.eq(fails & once & is_invalid),
-            self.failed.eq(fails & once & ~is_invalid),
-            self.address.eq(Cat(block, about.page)),
+            self.invalid.valid.eq(fails & once & is_invalid),
+            self.failed.valid.eq(fails & once & ~is_invalid),
+            *(error.address.eq(Cat(block, about.page)) for error in (self.invalid, self.failed)),
             self.idle.eq(~walker.o.valid & ~self.bursts.valid & ~self.r.valid),
         ]
         return m

@@ -18,27 +18,33 @@ __all__ = ["Decompressors", "Joiner", "Unpacker"]
 _INSIDE = 8
 
 
+def cut_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """A word of a block that was cut from beats: see :class:`Unpacker`."""
+    word = word_layout(parameters.bus_bytes, first=True)
+    return data.StructLayout({"word": word, "format": format_number_bits(parameters), "resp": 2})
+
+
 class Unpacker(wiring.Component):
-    """Cuts the beats of a run of blocks into words of single blocks.
+    """Cuts the beats of runs of blocks into words of single blocks.
 
     A word is offered in the cycle after the beat with its last byte was taken. A beat a cycle, or a word.
+    What a run leaves of its last beat is kept: the next run may continue with it.
 
     Members:
-        run: what the beats hold; taken with the last word.
+        run: what the beats hold; taken with the last of them, or when nothing is left to wait for.
         i: beats, with memory's response.
-        o: words of blocks, each a tensor of its own, see :func:`rtl.stream.word_layout`; ``resp``, in a
-            block's last word, is the gravest of the responses of its beats.
+        o: words of blocks, each a tensor of its own, see :func:`rtl.stream.word_layout`; ``format`` of the
+            block; ``resp``, in its last word, is the gravest of the responses of its beats.
     """
 
     def __init__(self, parameters: MemoryParameters):
         self._parameters = parameters
         beat = data.StructLayout({"data": 8 * parameters.memory_bytes, "resp": 2})
-        word = data.StructLayout({"word": word_layout(parameters.bus_bytes, first=True), "resp": 2})
         super().__init__(
             {
                 "run": In(stream.Signature(run_layout(parameters))),
                 "i": In(stream.Signature(beat)),
-                "o": Out(stream.Signature(word)),
+                "o": Out(stream.Signature(cut_layout(parameters))),
             }
         )
 
@@ -47,85 +53,106 @@ class Unpacker(wiring.Component):
         parameters = self._parameters
         grain, bus, beat = parameters.grain, parameters.bus_bytes, parameters.memory_bytes
         grain_bits, bus_grains, beat_grains = exact_log2(grain), bus // grain, beat // grain
-        most = max(fmt.target for fmt in parameters.formats) // grain
 
-        target = Signal(range(most + 1))
-        for i, fmt in enumerate(parameters.formats):
-            with m.If(self.run.p.format == i + 1):
-                m.d.comb += target.eq(fmt.target // grain)
-
-        # In grains: what is in the buffer, and what of the block was given.
+        # The run that is being cut, and in grains: what is in the buffer, and what of the block was given.
+        begun, whole = Signal(), Signal()  # there is one; all of its beats were taken
+        now = Signal(run_layout(parameters))  # `count`, `number`, `beats`: of what is left of it
         buffer = Signal(8 * (bus - grain + beat))  # zero above the level
         level = Signal(range(bus_grains + beat_grains))
-        given = Signal(range(most + 1))
-        blocks = Signal(8)  # that were given
-        begun = Signal()  # the first beat of the run was taken
+        target = self._target(m, now.format, "target")
+        left, need = Signal.like(target), Signal(range(bus_grains + 1))
+        given = Signal.like(target)
         response, rest_response = Signal(2), Signal(2)  # of the block's beats so far, and of the last one
-
-        left, need = Signal(range(most + 1)), Signal(range(bus_grains + 1))
-        ends_block, ends_run, gives = Signal(), Signal(), Signal()
-        gravest = Signal(2)
+        ends_block, ends_run, gives, gravest = Signal(), Signal(), Signal(), Signal(2)
         m.d.comb += [
             left.eq(target - given),
             ends_block.eq(left <= bus_grains),
             need.eq(Mux(ends_block, left, bus_grains)),
-            ends_run.eq(ends_block & (blocks == self.run.p.count)),
-            self.o.valid.eq(self.run.valid & begun & (level >= need)),
+            ends_run.eq(ends_block & (now.count == 0)),
+            self.o.valid.eq(begun & (level >= need)),
+            self.o.p.format.eq(now.format),
             self.o.p.word.data.eq(buffer & self._bytes_below(need)),
             self.o.p.word.last.eq(ends_block),
             self.o.p.word.empty.eq((bus_grains - need) << grain_bits),
-            self.o.p.word.first.eq(self.run.p.number + blocks),
+            self.o.p.word.first.eq(now.number),
             gravest.eq(Mux(response > rest_response, response, rest_response)),
             self.o.p.resp.eq(gravest),
             gives.eq(self.o.valid & self.o.ready),
-            self.run.ready.eq(gives & ends_run),
         ]
+        with m.If(gives):
+            m.d.sync += given.eq(Mux(ends_block, 0, given + bus_grains))
+            with m.If(ends_block):
+                m.d.sync += [response.eq(0), now.count.eq(now.count - 1), now.number.eq(now.number + 1)]
 
-        # After a word is given: what is left, and what the next one needs. A beat is taken if it is needed,
-        # so that no more than one has bytes of another block.
-        level_left, need_left = Signal.like(level), Signal.like(need)
+        # After a word is given: what is left, and what the next one needs.
+        free = Signal()
+        level_left, need_left, after = Signal.like(level), Signal.like(need), Signal.like(left)
         buffer_left = Signal.like(buffer)
-        after = Signal.like(left)
-        m.d.comb += [level_left.eq(level), need_left.eq(need), buffer_left.eq(buffer)]
+        m.d.comb += [
+            free.eq(~begun | (gives & ends_run)),
+            level_left.eq(level),
+            buffer_left.eq(buffer),
+            after.eq(left),
+        ]
         with m.If(gives):
             m.d.comb += [
                 after.eq(Mux(ends_block, target, left - bus_grains)),
-                need_left.eq(Mux(ends_run, 0, Mux(after <= bus_grains, after, bus_grains))),
-                level_left.eq(Mux(ends_run, 0, level - need)),
-                buffer_left.eq(Mux(ends_run, 0, buffer >> (need << (grain_bits + 3)))),
+                level_left.eq(level - need),
+                buffer_left.eq(buffer >> (need << (grain_bits + 3))),
             ]
-            m.d.sync += given.eq(Mux(ends_block, 0, given + bus_grains))
-            with m.If(ends_block):
-                m.d.sync += [blocks.eq(Mux(ends_run, 0, blocks + 1)), response.eq(0)]
-            with m.If(ends_run):
-                m.d.sync += begun.eq(0)
-        takes = Signal()
+        with m.If(free):
+            m.d.comb += after.eq(self._target(m, self.run.p.format, "next_target"))
+            with m.If(self.run.valid & ~self.run.p.continues):
+                m.d.comb += [level_left.eq(0), buffer_left.eq(0)]
+        m.d.comb += need_left.eq(Mux(after <= bus_grains, after, bus_grains))
+
+        # A beat is taken if it is needed, so that no more than one has bytes of another block.
+        wants, takes, starts = Signal(), Signal(), Signal()
         m.d.comb += [
-            self.i.ready.eq(self.run.valid & (level_left < need_left)),
-            takes.eq(self.i.valid & self.i.ready),
+            wants.eq((level_left < need_left) & Mux(free, self.run.valid, ~whole)),
+            self.i.ready.eq(wants),
+            takes.eq(self.i.valid & wants),
+            starts.eq(free & self.run.valid & (takes | ~wants)),
+            self.run.ready.eq(Mux(free, starts & (self.run.p.beats == takes), takes & (now.beats == 1))),
         ]
+        with m.If(free):
+            m.d.sync += begun.eq(starts)
+            with m.If(starts):
+                m.d.sync += [now.eq(self.run.payload), now.beats.eq(self.run.p.beats - takes)]
+                m.d.sync += whole.eq(self.run.ready)
+        with m.Elif(takes):
+            m.d.sync += [now.beats.eq(now.beats - 1), whole.eq(self.run.ready)]
         m.d.sync += [level.eq(level_left), buffer.eq(buffer_left)]
         with m.If(takes):
-            skip = Mux(begun, 0, self.run.p.skip >> grain_bits)
+            skip = Mux(free & ~self.run.p.continues, self.run.p.skip >> grain_bits, 0)
             piece = Signal(8 * beat)
             m.d.comb += piece.eq(self.i.p.data >> (skip << (grain_bits + 3)))
             places = buffer_left
             for at in range(bus_grains):
                 places = places | Mux(level_left == at, piece << (8 * grain * at), 0)
+            # The beat before belongs to the block that goes on or begins only if it left something.
+            goes_on = begun & ~(gives & ends_block)
             m.d.sync += [
-                begun.eq(1),
                 buffer.eq(places),
                 level.eq(level_left + beat_grains - skip),
                 rest_response.eq(self.i.p.resp),
+                response.eq(Mux(goes_on, gravest, Mux(level_left != 0, rest_response, 0))),
             ]
-            # The beat before belongs to the next block only if it left something.
-            with m.If(gives & ends_block):
-                m.d.sync += response.eq(Mux(level_left != 0, rest_response, 0))
-            with m.Elif(begun):
-                m.d.sync += response.eq(gravest)
-        with m.Elif(gives & ends_block & (level_left == 0)):
+        with m.Elif(
+            (gives & ends_block & (level_left == 0)) | (free & self.run.valid & ~self.run.p.continues)
+        ):
             m.d.sync += rest_response.eq(0)
         return m
+
+    def _target(self, m: Module, number, name: str) -> Signal:
+        """Grains of a format's block."""
+        parameters = self._parameters
+        targets = [fmt.target // parameters.grain for fmt in parameters.formats]
+        target = Signal(range(max(targets) + 1), name=name)
+        for i, size in enumerate(targets):
+            with m.If(number == i + 1):
+                m.d.comb += target.eq(size)
+        return target
 
     def _bytes_below(self, grains):
         """A mask of the data of so many grains."""
@@ -192,20 +219,16 @@ class Decompressors(wiring.Component):
     """Decompresses blocks of several formats, and gives them in the order in which they came.
 
     Members:
-        format: of the block at ``i``.
         i: words of blocks, as of :class:`Unpacker`.
         o: words of values: ``data``, ``last`` of its block, ``resp``, memory's response, and ``invalid``.
-        idle: none is here.
     """
 
     def __init__(self, parameters: MemoryParameters):
         self._parameters = parameters
-        word = data.StructLayout({"word": word_layout(parameters.bus_bytes, first=True), "resp": 2})
         values = {"data": 8 * parameters.bus_bytes, "last": 1, "resp": 2, "invalid": 1}
         super().__init__(
             {
-                "format": In(format_number_bits(parameters)),
-                "i": In(stream.Signature(word)),
+                "i": In(stream.Signature(cut_layout(parameters))),
                 "o": Out(stream.Signature(data.StructLayout(values))),
             }
         )
@@ -219,7 +242,7 @@ class Decompressors(wiring.Component):
         has_room = ~self.i.p.word.last | order.i.ready
         m.d.comb += [
             order.i.valid.eq(takes & self.i.p.word.last),
-            order.i.p.format.eq(self.format),
+            order.i.p.format.eq(self.i.p.format),
             order.i.p.resp.eq(self.i.p.resp),
             self.o.p.resp.eq(order.o.p.resp),
             order.o.ready.eq(self.o.valid & self.o.ready & self.o.p.last),
@@ -227,7 +250,7 @@ class Decompressors(wiring.Component):
         for i, fmt in enumerate(parameters.formats):
             kind = core_of(DECOMPRESSORS, fmt)
             m.submodules[f"decompressor{i}"] = core = kind(fmt, parameters.bus_bytes)
-            is_its = self.format == i + 1
+            is_its = self.i.p.format == i + 1
             m.d.comb += core.i.valid.eq(self.i.valid & is_its & has_room)
             for name, _ in core.i.p.shape():
                 m.d.comb += core.i.p[name].eq(self.i.p.word[name])

@@ -18,13 +18,14 @@ from golden.bursts import BurstKind
 
 from .channels import axi4_channels
 from .compress import BlockCompressor
-from .gather import Gather, place_layout, probe_layout
+from .gather import Gather, address_of_place
+from .hazards import Hazards, error_layout
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
 from .regions import Lookup, Mapper, found_layout, region_layout
 from .slots import Slots
 from .walker import Walker
-from .writeout import Cutter, Packer, WriteOut, range_layout
+from .writeout import Cutter, Packer, WriteOut
 
 __all__ = ["WritePath"]
 
@@ -43,14 +44,10 @@ class WritePath(wiring.Component):
         drain, region: let no burst begin; evict the open blocks of a region.
         drained: none of the region is open, and of what was taken nothing is under way but open blocks.
         idle: nothing is under way but open blocks.
-        probe, probe_evicts, probed: blocks that a read asks for; to evict those that are open and have bytes
-            that were answered; whether the read must wait for one.
-        stored_probe, stored_probed: beats of memory that a read asks for; whether it must wait for one.
-        undecoded, refused: a burst is answered with an error; its address is ``address``.
-        address: of the burst that begins.
-        evicted, evicted_place: a block is dropped.
-        failed, failed_beat: memory answered a burst with an error; its first beat.
-        completed, completed_place: a block is complete, and reads see another one from now on.
+        hazards: see :class:`rtl.memory.hazards.Hazards`.
+        undecoded, refused: a burst is answered with an error.
+        evicted: a block is dropped.
+        failed: memory answered a burst with an error; where its first beat is.
         block_written: a block's last word went to the packer.
     """
 
@@ -58,6 +55,7 @@ class WritePath(wiring.Component):
         self._parameters = parameters
         port = axi4_channels(parameters.address_bits, parameters.bus_bytes, parameters.id_bits)
         below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
+        error = error_layout(parameters)
         super().__init__(
             {
                 "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
@@ -72,20 +70,8 @@ class WritePath(wiring.Component):
                 "region": In(range(parameters.regions)),
                 "drained": Out(1),
                 "idle": Out(1),
-                "probe": In(probe_layout(parameters)),
-                "probe_evicts": In(1),
-                "probed": Out(1),
-                "stored_probe": In(range_layout(parameters)),
-                "stored_probed": Out(1),
-                "undecoded": Out(1),
-                "refused": Out(1),
-                "address": Out(parameters.address_bits),
-                "evicted": Out(1),
-                "evicted_place": Out(place_layout(parameters)),
-                "failed": Out(1),
-                "failed_beat": Out(parameters.address_bits - parameters.beat_bits),
-                "completed": Out(1),
-                "completed_place": Out(place_layout(parameters)),
+                "hazards": In(Hazards(parameters)),
+                **{name: Out(error) for name in ("undecoded", "refused", "evicted", "failed")},
                 "block_written": Out(1),
             }
         )
@@ -140,9 +126,10 @@ class WritePath(wiring.Component):
             walker.i.p.about.refused.eq(~found.hit | is_refused),
             slots.open.eq(begins),
             slots.id.eq(burst.id),
-            self.address.eq(burst.addr),
-            self.undecoded.eq(begins & ~found.hit),
-            self.refused.eq(begins & is_refused),
+            self.undecoded.valid.eq(begins & ~found.hit),
+            self.undecoded.address.eq(burst.addr),
+            self.refused.valid.eq(begins & is_refused),
+            self.refused.address.eq(burst.addr),
         ]
 
         # A beat goes where its burst belongs.
@@ -184,15 +171,14 @@ class WritePath(wiring.Component):
                 gather.i.p.data.eq(self.w.p.data),
                 gather.i.p.strb.eq(self.w.p.strb),
                 passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready))),
-                gather.probe.eq(self.probe),
-                gather.probe_evicts.eq(self.probe_evicts),
+                gather.probe.eq(self.hazards.blocks),
+                gather.probe_evicts.eq(self.hazards.evicts),
                 gather.timeout.eq(self.timeout),
                 gather.evict_region.eq(self.drain & ~walker.o.valid),
                 gather.region.eq(self.region),
-                self.evicted.eq(gather.evicted.valid),
-                self.evicted_place.eq(gather.evicted.place),
-                self.completed.eq(gather.completed.valid),
-                self.completed_place.eq(gather.completed.place),
+                self.evicted.valid.eq(gather.evicted.valid),
+                self.evicted.address.eq(address_of_place(gather.evicted.place)),
+                self.hazards.completed.eq(gather.completed),
             ]
             compressors = self._compress(m, gather, packer)
             slverr |= gather.evicted.waiting
@@ -216,14 +202,16 @@ class WritePath(wiring.Component):
             slots.slverr.eq(slverr),
             slots.decerr.eq(decerr),
             slots.held.eq(held),
-            self.probed.eq(probed),
+            self.hazards.has_block.eq(probed),
             packer.hurry.eq(hurry),
             out.hurry.eq(hurry & packer.idle & ~walker.o.valid & ~ahead.o.valid),
-            packer.probe.eq(self.stored_probe),
-            out.probe.eq(self.stored_probe),
-            self.stored_probed.eq(packer.probed | out.probed),
-            self.failed.eq(out.failed),
-            self.failed_beat.eq(out.failed_beat),
+            packer.probe.eq(self.hazards.beats),
+            out.probe.eq(self.hazards.beats),
+            self.hazards.has_beat.eq(packer.probed | out.probed),
+            self.hazards.packed.valid.eq(packer.o.valid & packer.o.ready),
+            self.hazards.packed.beat.eq(packer.o.p.beat),
+            self.failed.valid.eq(out.failed),
+            self.failed.address.eq(out.failed_beat << parameters.beat_bits),
             self.idle.eq(~walker.o.valid & ~ahead.o.valid & idle & slots.idle),
             self.drained.eq(self.drain & ~walker.o.valid & idle & ~region_open),
         ]
@@ -255,7 +243,7 @@ class WritePath(wiring.Component):
                 compressor.i.p.address.eq(mapper.address),
                 compressor.i.p.place.eq(block.place),
                 compressor.i.p.waiting.eq(block.waiting),
-                compressor.probe.eq(self.probe),
+                compressor.probe.eq(self.hazards.blocks),
             ]
             with m.If(is_its):
                 m.d.comb += gather.o.ready.eq(compressor.i.ready)

@@ -2,9 +2,10 @@
 
 A backend takes values as a flat tensor and gives the stored bytes, and back. ``golden`` is the NumPy
 model itself, ``cpu`` the same as machine code, ``triton`` kernels for CUDA, ``torch`` vectorised torch
-operations on any device, ``verilated`` the generated Verilog, simulated. ``auto`` takes for each tensor the
-fastest that needs nothing built: ``cpu`` on a CPU where Numba is installed, ``triton`` on CUDA where Triton
-is, ``torch`` elsewhere.
+operations on any device, ``verilated`` the generated Verilog, simulated. ``memory`` keeps what it
+compresses behind a simulated memory engine, where blocks have the numbers of its regions; ``regions`` is
+``golden`` with these numbers. ``auto`` takes for each tensor the fastest that needs nothing built: ``cpu``
+on a CPU where Numba is installed, ``triton`` on CUDA where Triton is, ``torch`` elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from golden import Format
 
+from . import memory_system, region_backend
 from .base import Backend
 from .cpu_backend import CpuBackend
 from .dtypes import StashFormat
@@ -78,6 +80,8 @@ _BACKENDS: dict[str, Callable[[Any], Backend]] = {
     "cpu": CpuBackend,
     "torch": TorchBackend,
     "verilated": VerilatedBackend,
+    "regions": region_backend.golden,
+    "memory": memory_system.backend,
     "triton": _triton,
 }
 NAMES = tuple(_BACKENDS)
@@ -91,8 +95,8 @@ def get(name: str, fmt: StashFormat) -> Backend:
         fmt: a format of the fixed mode; quantisation has one backend, whatever the name.
 
     Raises:
-        ValueError: there is no such backend, or the format is lossless.
-        FileNotFoundError: "verilated", and its library is not built; the message says how.
+        ValueError: there is no such backend, the format is lossless, or the memory's engine lacks it.
+        FileNotFoundError: "verilated" or "memory", and its library is not built; the message says how.
         ImportError: "triton" or "cpu", and Triton or Numba is not installed; the message says how.
 
     Example:

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from golden import HadamardFormat, PlaneFormat
 
+from ..backends import memory_system
 from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
@@ -193,11 +194,12 @@ def run(
         "train_loss", one per step; "val_curve", pairs of step and validation loss; "val_loss", the last
         of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether
         Ctrl-C ended it early, in which case the rest is what was done until then. Without compression raw
-        and stored bytes are equal.
+        and stored bytes are equal. With backend "memory" there are also "accelerator_bytes", "memory_bytes",
+        "cycles" and "cycles_without", of the last step, as of :class:`memory_system.Moved`.
 
     Raises:
         ValueError: an option is not one of its values, or the checkpoint is of a run with others.
-        FileNotFoundError: there is no such data file, or no library for backend "verilated".
+        FileNotFoundError: there is no such data file, or no library for backend "verilated" or "memory".
     """
     subject = subject or subject_of(options)
     scheme = options.make_scheme()
@@ -214,6 +216,8 @@ def run(
     watched: list[Any] = []
     measure_at = {round((i + 1) * options.steps / options.validations) for i in range(options.validations)}
     bytes_of_step = (0, 0, 0)
+    system = memory_system.system() if scheme.compresses and options.backend == "memory" else None
+    moved = system.moved() if system is not None else None
     interrupted = False
 
     if checkpoint and checkpoint.exists():
@@ -254,6 +258,9 @@ def run(
                 seconds.append(time.perf_counter() - start)
                 if stash is not None:
                     bytes_of_step = (stash.raw_bytes, stash.stored_bytes, stash.offloaded_bytes)
+                if system is not None:
+                    moved = system.moved()
+                    bar.print(f"step {step + 1}: {moved}")
                 if step + 1 in measure_at:
                     val_curve.append((step + 1, validate(model, options, subject.held_out, subject.length)))
                     if watch is not None:
@@ -278,6 +285,8 @@ def run(
     }
     if scheme.compresses:
         config["target"] = options.format.target
+    if moved is not None:
+        config |= asdict(moved)
     return config | {
         "ratio": raw / stored if stored else None,
         "raw_bytes": raw,

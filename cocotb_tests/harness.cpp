@@ -1,0 +1,551 @@
+// Random bursts on the Verilated engine, against the model of reference.h; built and called by harness.py.
+//
+// One after the other they may be all that AXI4 allows. Of several masters at once each has places of its own,
+// whose blocks it writes whole, if in several bursts, so that nothing depends on who was first.
+
+#include <deque>
+#include <map>
+#include <string>
+
+#include "machine.h"
+#include "reference.h"
+
+namespace {
+
+// Pages of a region: the first ones are written and read; one refuses writes, and one has what cannot be read.
+// Between them lies one that is left alone, for neighbours share beats of memory.
+constexpr unsigned kPages = 8, kOpen = 4, kRefusing = 5, kFailing = 7;
+constexpr uint64_t kReach = 32 * kPage;  // from one region to the next
+constexpr uint64_t kRoom = 16 * kPage;   // of their stored bytes
+constexpr unsigned kMost = 8;            // regions
+constexpr unsigned kRecent = 8;          // bursts to tell of when one went wrong
+constexpr unsigned kMasters = BUFFERS < 8 ? BUFFERS : 8;
+constexpr uint64_t kOwn = kOpen * kPage / 8;  // bytes of each master in each region
+
+unsigned log2_of(unsigned number) {
+    unsigned power = 0;
+    while (1u << power < number) ++power;
+    return power;
+}
+
+const unsigned kBusSize = log2_of(BUS_BYTES);
+
+struct Write {
+    Burst burst;
+    std::vector<uint8_t> words;
+    std::vector<uint64_t> strobes;
+};
+
+// What a burst has to become.
+struct Expected {
+    unsigned region;
+    std::vector<uint8_t> words, responses;  // of a read
+    unsigned master;
+};
+
+class Harness {
+   public:
+    uint64_t bursts[kMost + 1] = {}, mismatches[kMost + 1] = {};  // by region; the last are those that hit none
+    std::string message;  // of the first mismatches
+
+    Harness(const std::vector<Codec> &codecs, uint64_t seed, unsigned latency)
+        : codecs_(codecs),
+          machine_({(codecs.size() + 1) * kRoom, latency, 1, 0, 0}),
+          model_(codecs, (codecs.size() + 1) * kRoom,
+                 [this](uint64_t beat) { return int(machine_.dram.response(beat)); }),
+          random_(seed),
+          latency_(latency) {
+        for (unsigned i = 0; i <= codecs.size(); ++i) {
+            const unsigned format = (i + 1) % (codecs.size() + 1);  // bypass is the last
+            const unsigned place = codecs.size() - i;
+            model_.regions.push_back({i * kReach, kPages * kPage, place * kRoom, format, true});
+            const Region &region = model_.regions.back();
+            if (!machine_.enable(i, region.base, region.size, region.stored, format)) throw Broken("no region");
+            fill(region);
+        }
+        std::memcpy(machine_.dram.content(), model_.memory.data(), model_.memory.size());
+        machine_.set(TIMEOUT, 1u << 30);
+    }
+
+    // Bursts that each wait for the one before, or until that one waits for a block.
+    void sequential(uint64_t count) {
+        for (uint64_t i = 0; i < count; ++i) {
+            if (i % 256 == 0) check_errors();
+            if (i % 64 == 0) set_pauses();
+            if (random_.chance(0.004)) reopen();
+            random_.chance(0.5) ? one_read() : one_write();
+            for (unsigned gap = random_.chance(0.3) ? random_.below(40) : 0; gap; --gap) machine_.step();
+        }
+        finish();
+    }
+
+    // Bursts of several masters at once.
+    void concurrent(uint64_t count) {
+        std::vector<Master> masters(kMasters);
+        uint64_t started = 0;
+        unsigned idle = 0;
+        while (started < count || !expected_.empty()) {
+            if (started % 64 == 0) set_pauses();
+            for (unsigned m = 0; m < kMasters; ++m) {
+                if (masters[m].open == 0 && masters[m].todo.empty() && started < count && random_.chance(0.2)) {
+                    started += begin(masters[m], m);
+                }
+                if (!masters[m].todo.empty() && random_.chance(0.3)) {
+                    send(m, masters[m].todo.front());
+                    masters[m].todo.pop_front();
+                    ++masters[m].open;
+                }
+            }
+            machine_.step();
+            const size_t before = expected_.size();
+            compare([&](const Expected &expected) { --masters[expected.master].open; });
+            if (++idle > 100000) throw Broken("the engine hangs");
+            if (before != expected_.size()) idle = 0;
+        }
+        finish();
+    }
+
+    // Bytes a cycle read and written at once in bursts of `size`, and the share of memory's beats beyond the
+    // stored bytes.
+    void rates(unsigned index, unsigned size, double *three) {
+        const Region &region = model_.regions[index];
+        const unsigned count = 128 * kPage / size;
+        std::map<size_t, bool> reads;
+        quiet();
+        const auto before = machine_.dram.statistics();
+        for (unsigned i = 0; i < count; ++i) {
+            Burst burst = whole(region.base + uint64_t(i) * size % (2 * kPage), size);
+            burst.cache = 3;
+            Write write = content_of(burst, 1);
+            reads[machine_.master.write(burst, std::move(write.words), std::move(write.strobes))] = false;
+            burst.address += 2 * kPage;
+            reads[machine_.master.read(burst)] = true;
+        }
+        std::vector<uint64_t> ends[2];
+        while (machine_.master.writes() || machine_.master.reads()) {
+            machine_.until([&] { return machine_.master.has_done(); });
+            for (auto &[ticket, outcome] : machine_.master.take()) ends[reads[ticket]].push_back(machine_.cycles());
+        }
+        quiet();
+        // Without the first quarter, in which the pipelines fill.
+        for (unsigned way = 0; way < 2; ++way) {
+            const uint64_t cycles = ends[way].back() - ends[way][count / 4];
+            three[1 - way] = double(count - count / 4 - 1) * size / cycles;
+        }
+        const auto after = machine_.dram.statistics();
+        const double beats = after.read_beats - before.read_beats + after.written_beats - before.written_beats;
+        const Codec *codec = region.format ? &codecs_[region.format - 1] : nullptr;
+        const double stored = 2.0 * count * size * (codec ? double(codec->target) / codec->raw : 1);
+        three[2] = beats * MEMORY_BYTES / stored - 1;
+    }
+
+    // Cycles that a read of one word adds to memory's own.
+    unsigned added_latency(unsigned index) {
+        quiet();
+        const unsigned raw = model_.regions[index].format ? codecs_[model_.regions[index].format - 1].raw : 0;
+        machine_.master.read(whole(model_.regions[index].base + 3 * kPage + raw, BUS_BYTES));
+        machine_.until([&] { return !machine_.master.reads(); });
+        machine_.master.take();
+        const auto &dram = machine_.dram;
+        return dram.asked_at - machine_.master.asked_at + machine_.master.answered_at - dram.answered_at;
+    }
+
+   private:
+    struct Master {
+        std::deque<std::pair<bool, Write>> todo;  // whether it is a read
+        unsigned open = 0;
+    };
+
+    // Blocks of random values; where reads fail, also some that no encoder makes.
+    void fill(const Region &region) {
+        std::vector<uint8_t> raw(kPage);
+        for (uint64_t address = 0; address < region.size;) {
+            for (uint8_t &byte : raw) byte = random_.next();
+            if (region.format == 0) {
+                std::copy(raw.begin(), raw.end(), model_.memory.begin() + region.stored + address);
+                address += kPage;
+                continue;
+            }
+            const Codec &codec = codecs_[region.format - 1];
+            const uint32_t number = address / codec.raw;
+            uint8_t *stored = &model_.memory[region.stored + number * codec.target];
+            if (address >= kFailing * kPage && random_.chance(0.3)) {
+                for (unsigned i = 0; i < codec.target; ++i) stored[i] = random_.next();
+            } else {
+                codec.compress(region.format, number, raw.data(), stored);
+            }
+            address += codec.raw;
+        }
+        const Codec *codec = region.format ? &codecs_[region.format - 1] : nullptr;
+        const auto place = [&](unsigned page) {
+            return region.stored + page * kPage / (codec ? codec->raw : 1) * (codec ? codec->target : 1);
+        };
+        auto &faults = machine_.dram.faults;
+        faults.push_back({place(kRefusing), place(kRefusing + 1), kSlvErr});
+        faults.push_back({place(kFailing) + 3 * MEMORY_BYTES, place(kFailing) + 3 * MEMORY_BYTES + 1, kSlvErr});
+        faults.push_back({place(kFailing) + 9 * MEMORY_BYTES, place(kFailing) + 9 * MEMORY_BYTES + 1, kDecErr});
+    }
+
+    void set_pauses() {
+        const double shares[] = {0, 0, 0.2, 0.7};
+        auto &pauses = machine_.master.pauses;
+        for (double *pause : {&pauses.aw, &pauses.w, &pauses.ar, &pauses.b, &pauses.r, &machine_.dram.pause}) {
+            *pause = shares[random_.below(4)];
+        }
+    }
+
+    static Burst whole(uint64_t address, unsigned bytes) {
+        Burst burst;
+        burst.address = address;
+        burst.beats = bytes / BUS_BYTES;
+        burst.size = kBusSize;
+        return burst;
+    }
+
+    // Any burst that AXI4 allows, whose first byte lies in a range within a page.
+    Burst any_burst(uint64_t low, uint64_t high, bool stays) {
+        Burst burst;
+        burst.size = random_.chance(0.6) ? kBusSize : random_.below(kBusSize + 1);
+        burst.id = random_.below(4);
+        burst.cache = 2 + random_.chance(0.3);
+        const uint64_t step = uint64_t{1} << burst.size;
+        burst.address = low + random_.below(high - low);
+        const unsigned draw = random_.below(12);
+        burst.kind = draw == 0 ? kFixed : draw < 4 ? kWrap : kIncr;
+        if (burst.kind == kWrap) {
+            burst.address -= burst.address % step;
+            burst.beats = 2u << random_.below(4);
+            while (stays && burst.beats * step > high - low) burst.beats /= 2;
+            if (burst.beats < 2) burst.kind = kIncr, burst.beats = 1;
+        } else if (burst.kind == kFixed) {
+            burst.beats = 1 + random_.below(16);
+        } else {
+            const uint64_t end = stays ? high : burst.address / kPage * kPage + kPage;
+            const uint64_t most = (end - burst.address + burst.address % step) / step;
+            const unsigned some[] = {1, 2, 3, 8, 16, 64, 256};
+            burst.beats = std::max<uint64_t>(1, std::min<uint64_t>(most, some[random_.below(7)]));
+        }
+        return burst;
+    }
+
+    // Random values for a burst, of whose lanes a share is strobed.
+    Write content_of(const Burst &burst, double share) {
+        Write write{burst, std::vector<uint8_t>(burst.beats * BUS_BYTES), std::vector<uint64_t>(burst.beats)};
+        for (size_t i = 0; i + 8 <= write.words.size(); i += 8) {
+            const uint64_t bits = random_.next();
+            std::memcpy(&write.words[i], &bits, 8);
+        }
+        for (unsigned beat = 0; beat < burst.beats; ++beat) {
+            const uint64_t low = burst.at(beat) / BUS_BYTES * BUS_BYTES;
+            for (uint64_t byte = burst.at(beat); byte < burst.end(beat); ++byte) {
+                if (share >= 1 || random_.chance(share)) write.strobes[beat] |= uint64_t{1} << (byte - low);
+            }
+        }
+        return write;
+    }
+
+    // Where a burst of the sequential kind may begin.
+    uint64_t somewhere(bool writes) {
+        const Region &region = model_.regions[random_.below(model_.regions.size())];
+        if (random_.chance(0.03)) return region.base + region.size + random_.below(kPage);
+        const unsigned draw = random_.below(100);
+        const unsigned page = draw < 5 ? kRefusing : draw < 15 && !writes ? kFailing : random_.below(kOpen);
+        uint64_t start = region.base + page * kPage;
+        start += random_.chance(0.3) ? random_.below(kPage) : random_.below(2) * 0x400 + random_.below(0x180);
+        return random_.chance(0.4) ? start / 512 * 512 : start;  // whole blocks, perhaps
+    }
+
+    unsigned region_of(const Burst &burst) const {
+        const Region *region = model_.at(burst.address);
+        return region ? unsigned(region - model_.regions.data()) : kMost;
+    }
+
+    bool is_refused(const Burst &burst) const {
+        return region_of(burst) < kMost && burst.address % kReach / kPage == kRefusing;
+    }
+
+    void one_read() {
+        const uint64_t start = somewhere(false);
+        const Burst burst = any_burst(start, start + 1, false);
+        expect_read(burst, 0);
+        settle();
+    }
+
+    void one_write() {
+        const uint64_t start = somewhere(true);
+        const Burst burst = any_burst(start, start + 1, false);
+        const double shares[] = {1, 1, 1, 0.5, 0};
+        // What shares a burst of memory with a write that fails, fails as well.
+        if (is_refused(burst)) quiet();
+        const uint64_t before = model_.stored;
+        const size_t ticket = send_write(content_of(burst, shares[random_.below(5)]), 0);
+        // What was written and is not answered may be seen by the next read, or not.
+        const bool may_be_seen = model_.stored != before && !model_.answers.count(ticket);
+        settle();
+        if (is_refused(burst) || may_be_seen) quiet();
+    }
+
+    void expect_read(const Burst &burst, unsigned master) {
+        const unsigned region = region_of(burst);
+        const size_t ticket = machine_.master.read(burst);
+        auto [words, responses] = model_.read(burst);
+        expected_[ticket] = {region, std::move(words), std::move(responses), master};
+        ++bursts[region];
+        remember("read, ", text(burst));
+    }
+
+    size_t send_write(Write write, unsigned master) {
+        const unsigned region = region_of(write.burst);
+        const Burst burst = write.burst;
+        const size_t ticket = machine_.master.write(burst, write.words, write.strobes);
+        model_.write(ticket, burst, write.words, write.strobes);
+        expected_[ticket] = {region, {}, {}, master};
+        ++bursts[region];
+        remember("write, ", text(burst));
+        return ticket;
+    }
+
+    void send(unsigned master, std::pair<bool, Write> &burst) {
+        if (burst.first) {
+            expect_read(burst.second.burst, master);
+        } else {
+            send_write(std::move(burst.second), master);
+        }
+    }
+
+    // Until all is answered that the model has answered.
+    void settle() {
+        auto &master = machine_.master;
+        machine_.until([&] {
+            return master.sent_all() && !master.reads() && master.writes() <= model_.unanswered();
+        });
+        compare([](const Expected &) {});
+    }
+
+    void quiet() {
+        machine_.until([this] { return machine_.dram.is_idle(); });
+        for (unsigned i = 0; i < 200 + 4 * latency_; ++i) machine_.step();
+    }
+
+    template <class Seen>
+    void compare(Seen seen) {
+        if (!machine_.master.has_done()) return;
+        for (auto &[ticket, outcome] : machine_.master.take()) {
+            const auto found = expected_.find(ticket);
+            const std::string wrong = difference(ticket, outcome, found->second);
+            if (!wrong.empty()) complain(found->second.region, outcome.burst, wrong);
+            seen(found->second);
+            expected_.erase(found);
+        }
+    }
+
+    // What is wrong with what a burst became, if anything.
+    std::string difference(size_t ticket, const Outcome &outcome, const Expected &expected) {
+        if (!outcome.is_read) {
+            const auto answer = model_.answers.find(ticket);
+            if (answer == model_.answers.end()) return "answered too early";
+            const int response = answer->second;
+            model_.answers.erase(answer);
+            if (outcome.responses[0] == response) return "";
+            return std::string(name_of(outcome.responses[0])) + ", not " + name_of(response);
+        }
+        for (unsigned beat = 0; beat < outcome.burst.beats; ++beat) {
+            const std::string where = " in beat " + std::to_string(beat);
+            if (outcome.responses[beat] != expected.responses[beat]) {
+                return name_of(outcome.responses[beat]) + where + ", not " + name_of(expected.responses[beat]);
+            }
+            const uint64_t start = outcome.burst.at(beat), count = outcome.burst.end(beat) - start;
+            const size_t at = beat * BUS_BYTES + start % BUS_BYTES;
+            for (size_t i = at; i < at + count; ++i) {
+                if (outcome.words[i] == expected.words[i]) continue;
+                return hex(outcome.words[i]) + " in lane " + std::to_string(i % BUS_BYTES) + where + ", not " +
+                       hex(expected.words[i]);
+            }
+        }
+        return "";
+    }
+
+    static std::string text(const Burst &burst) {
+        const char *const kinds[] = {"FIXED", "INCR", "WRAP"};
+        return std::string(kinds[burst.kind]) + " of " + std::to_string(burst.beats) + " beats of " +
+               std::to_string(1u << burst.size) + " at " + hex(burst.address) + ", ID " + std::to_string(burst.id) +
+               (burst.cache & 1 ? ", bufferable" : "");
+    }
+
+    void remember(const char *what, const std::string &more) {
+        recent_.push_back("    " + std::string(what) + more + " in cycle " + std::to_string(machine_.cycles()) + "\n");
+        if (recent_.size() > kRecent) recent_.pop_front();
+    }
+
+    void complain(unsigned region, const Burst &burst, const std::string &wrong) {
+        if (++mismatches[region] > 3) return;
+        message += text(burst) + ": " + wrong + ", after\n";
+        for (const std::string &line : recent_) message += line;
+    }
+
+    // A region is disabled, which evicts its open blocks, and enabled again.
+    void reopen() {
+        const unsigned index = random_.below(model_.regions.size());
+        Region &region = model_.regions[index];
+        remember("disable region ", std::to_string(index));
+        model_.disable(region);
+        machine_.disable(index);
+        region.enabled = true;
+        if (!machine_.enable(index, region.base, region.size, region.stored, region.format)) {
+            throw Broken("region " + std::to_string(index) + " does not answer again");
+        }
+        settle();
+        clear_errors();
+    }
+
+    // Compare the error registers, and clear them. What is kept of the last reads is displaced: an error that is
+    // not met again is not recorded again.
+    void check_errors() {
+        quiet();
+        const uint32_t kinds = machine_.get(ERRORS);
+        for (unsigned kind = 0; kind < ERROR_KINDS; ++kind) {
+            const auto error = model_.errors.find(kind);
+            const bool is_there = kinds >> kind & 1;
+            const uint64_t low = machine_.get(ERROR_ADDRESS_LOW + kind * ERROR_ADDRESS_STRIDE);
+            const uint64_t high = machine_.get(ERROR_ADDRESS_HIGH + kind * ERROR_ADDRESS_STRIDE);
+            const bool is_any = kind == kWrite || (kind == kEvicted && model_.evicts_any);
+            const bool is_equal = is_any || !is_there || error == model_.errors.end() ||
+                                  error->second == (high << 32 | low);
+            if (is_there == (error != model_.errors.end()) && is_equal) continue;
+            ++mismatches[kMost];
+            message += std::string("ERRORS: ") + kErrorNames[kind] + " is " + (is_there ? "" : "not ") + "set, at " +
+                       hex(high << 32 | low) + "; the model's " +
+                       (error == model_.errors.end() ? "none" : hex(error->second)) + "\n";
+        }
+        clear_errors();
+        for (const Region &region : model_.regions) expect_read(whole(region.base + kPage, 512), 0), settle();
+        model_.errors.clear();
+    }
+
+    void clear_errors() {
+        quiet();
+        machine_.set(ERRORS, (1u << ERROR_KINDS) - 1);
+        model_.errors.clear();
+        model_.evicts_any = false;
+    }
+
+    // Evict what is open, and compare the memories. Which block is evicted first is the engine's choice, and so is
+    // which of several masters' errors is the first.
+    void finish() {
+        set_pauses();
+        for (unsigned i = 0; i < model_.regions.size(); ++i) {
+            model_.disable(model_.regions[i]);
+            machine_.disable(i);
+        }
+        settle();
+        clear_errors();
+        const uint8_t *content = machine_.dram.content();
+        for (unsigned i = 0; i < model_.regions.size(); ++i) {
+            Region &region = model_.regions[i];
+            const auto *expected = &model_.memory[region.stored];
+            const auto differ = std::mismatch(expected, expected + kRoom, content + region.stored);
+            if (differ.first != expected + kRoom) {
+                ++mismatches[i];
+                message += "memory at " + hex(differ.first - &model_.memory[0]) + " differs\n";
+            }
+            region.enabled = machine_.enable(i, region.base, region.size, region.stored, region.format);
+        }
+    }
+
+    // Something for a master to do, in places of its own; how many bursts it is.
+    unsigned begin(Master &master, unsigned number) {
+        const Region &region = model_.regions[random_.below(model_.regions.size())];
+        const uint64_t low = region.base + number * kOwn;
+        if (random_.chance(0.04)) {  // what is refused
+            Burst burst = any_burst(region.base + region.size, region.base + region.size + kPage, false);
+            burst.id = number;
+            master.todo.push_back({random_.chance(0.5), content_of(burst, 1)});
+        } else if (random_.chance(0.5)) {
+            Burst burst = any_burst(low, low + kOwn, true);
+            burst.id = number;
+            master.todo.push_back({true, {burst, {}, {}}});
+        } else {
+            begin_write(master, number, region, low);
+        }
+        return master.todo.size();
+    }
+
+    // Whole blocks, in up to three bursts.
+    void begin_write(Master &master, unsigned number, const Region &region, uint64_t low) {
+        const unsigned raw = region.format ? codecs_[region.format - 1].raw : BUS_BYTES;
+        const unsigned most = kOwn / raw, first = random_.below(most);
+        const uint64_t start = low + first * raw, end = start + (1 + random_.below(most - first)) * raw;
+        const unsigned pieces = 1 + random_.below(3);
+        Burst burst;
+        burst.id = number;
+        burst.cache = 2 + random_.chance(0.5);
+        for (uint64_t at = start; at < end;) {
+            burst.size = random_.chance(0.7) ? kBusSize : random_.below(kBusSize + 1);
+            if (at % (1u << burst.size) || end - at < 1u << burst.size) burst.size = 0;
+            const uint64_t left = (end - at) >> burst.size;
+            const bool is_last = master.todo.size() + 1 >= pieces;
+            const uint64_t beats = is_last || left < 2 ? left : 1 + random_.below(left - 1);
+            burst.beats = std::min<uint64_t>(beats, 256);
+            burst.address = at;
+            master.todo.push_back({false, content_of(burst, 1)});
+            at += uint64_t(burst.beats) << burst.size;
+        }
+    }
+
+    std::vector<Codec> codecs_;
+    Machine machine_;
+    Reference model_;
+    Random random_;
+    unsigned latency_;
+    std::deque<std::string> recent_;
+    std::map<size_t, Expected> expected_;
+};
+
+// Run something of a harness; -1 if the simulated hardware broke.
+template <class Job>
+int run(Harness &harness, Job job) {
+    try {
+        job();
+        return 0;
+    } catch (const Broken &broken) {
+        harness.message += std::string(broken.what()) + "\n";
+        return -1;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void *bitstash_harness_new(const Codec *codecs, size_t count, uint64_t seed, unsigned latency) {
+    return new Harness({codecs, codecs + count}, seed, latency);
+}
+void bitstash_harness_delete(void *harness) { delete static_cast<Harness *>(harness); }
+
+const char *bitstash_harness_message(void *harness) { return static_cast<Harness *>(harness)->message.c_str(); }
+
+// Bursts so far and those that went wrong, nine of each: of each region, and of none.
+void bitstash_harness_counts(void *handle, uint64_t *bursts, uint64_t *mismatches) {
+    const Harness &harness = *static_cast<Harness *>(handle);
+    std::copy(std::begin(harness.bursts), std::end(harness.bursts), bursts);
+    std::copy(std::begin(harness.mismatches), std::end(harness.mismatches), mismatches);
+}
+
+int bitstash_harness_run(void *handle, uint64_t sequential, uint64_t concurrent) {
+    Harness &harness = *static_cast<Harness *>(handle);
+    return run(harness, [&] {
+        if (sequential) harness.sequential(sequential);
+        if (concurrent) harness.concurrent(concurrent);
+    });
+}
+
+// Bytes a cycle read and written at once, the share of memory's beats beyond the stored bytes, and the cycles
+// that a read adds.
+int bitstash_harness_measure(void *handle, unsigned region, unsigned size, double *four) {
+    Harness &harness = *static_cast<Harness *>(handle);
+    return run(harness, [&] {
+        four[3] = harness.added_latency(region);
+        harness.rates(region, size, four);
+    });
+}
+}

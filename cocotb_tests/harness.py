@@ -1,0 +1,188 @@
+"""``python -m cocotb_tests.harness``: random bursts on Verilated memory engines, by the million.
+
+They are made and checked in C++: harness.cpp draws them, reference.h says what must come of them. What
+becomes of a block is golden's word, by the backend ``cpu``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gen import memory, system
+from golden import Format
+from rtl.memory import MemoryParameters
+from torch_bridge import backends
+from torch_bridge.backends.dtypes import TORCH_DTYPES
+
+from .runner import BenchError
+
+SOURCES = [Path(__file__).with_name(name) for name in ("harness.cpp", "reference.h")]
+LATENCY = 100  # of the memory, in cycles, when rates are measured
+BURST = 1024  # bytes, likewise
+
+_COMPRESS = ctypes.CFUNCTYPE(None, ctypes.c_uint, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+_DECOMPRESS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Codec(ctypes.Structure):
+    _fields_ = (
+        ("raw", ctypes.c_uint),
+        ("target", ctypes.c_uint),
+        ("compress", _COMPRESS),
+        ("decompress", _DECOMPRESS),
+    )
+
+
+class _Codecs:
+    """What becomes of blocks, as functions that C++ can call."""
+
+    def __init__(self, formats: tuple[Format, ...]) -> None:
+        self._backends = [backends.get("cpu", fmt) for fmt in formats]
+        compress, decompress = _COMPRESS(self._compress), _DECOMPRESS(self._decompress)
+        self.array = (_Codec * len(formats))(
+            *(_Codec(fmt.raw_bytes, fmt.target, compress, decompress) for fmt in formats)
+        )
+
+    def _compress(self, number_of_format: int, number: int, raw: int, stored: int) -> None:
+        codec = self._backends[number_of_format - 1]
+        values = torch.from_numpy(_octets(raw, codec.fmt.raw_bytes)).view(TORCH_DTYPES[codec.fmt.dtype])
+        _octets(stored, codec.fmt.target)[:] = codec.compress(values, number)[0].numpy()
+
+    def _decompress(self, number_of_format: int, number: int, stored: int, raw: int) -> int:
+        codec = self._backends[number_of_format - 1]
+        block = torch.from_numpy(_octets(stored, codec.fmt.target)).view(1, -1)
+        try:
+            values = codec.decompress(block, codec.fmt.block, number)
+        except ValueError:
+            return 0
+        _octets(raw, codec.fmt.raw_bytes)[:] = values.view(torch.uint8).numpy()
+        return 1
+
+
+def _octets(address: int, count: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
+
+
+def build(parameters: MemoryParameters, folder: Path) -> Path:
+    """The library of an engine's harness; done before for the same sources, it is left as it is."""
+    system.build_model(parameters, folder)
+    path, stamp = folder / "libharness.so", folder / "harness.digest"
+    sources = [*SOURCES, *sorted(system.SOURCES.glob("*.h"))]
+    texts = [(folder / "model.digest").read_text(), *(source.read_text() for source in sources)]
+    made = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    if not path.exists() or not stamp.exists() or stamp.read_text() != made:
+        system.link(SOURCES[0], folder, path)
+        stamp.write_text(made)
+    return path
+
+
+class Harness:
+    """An engine with random bursts.
+
+    Args:
+        path: of its library.
+        formats: that it has; behind their regions there is one in bypass.
+        seed: of what is random.
+        latency: of the memory, in cycles.
+    """
+
+    def __init__(self, path: Path, formats: tuple[Format, ...], seed: int, latency: int) -> None:
+        library = self._library = ctypes.CDLL(str(path.resolve()))
+        library.bitstash_harness_new.restype = ctypes.c_void_p
+        library.bitstash_harness_message.restype = ctypes.c_char_p
+        self._codecs = _Codecs(formats)
+        self._count = len(formats) + 1
+        new = library.bitstash_harness_new
+        self._handle = ctypes.c_void_p(
+            new(self._codecs.array, ctypes.c_size_t(len(formats)), ctypes.c_uint64(seed), latency)
+        )
+
+    def __del__(self) -> None:
+        self._library.bitstash_harness_delete(self._handle)
+
+    def run(self, sequential: int, concurrent: int) -> tuple[list[int], list[int]]:
+        """So many bursts one after the other and of several masters at once.
+
+        Returns:
+            bursts and mismatches of each region; those that hit none are the last one's.
+
+        Raises:
+            BenchError: the engine hangs, or breaks a rule of AXI.
+        """
+        self._check(
+            self._library.bitstash_harness_run(
+                self._handle, ctypes.c_uint64(sequential), ctypes.c_uint64(concurrent)
+            )
+        )
+        bursts, mismatches = (ctypes.c_uint64 * 9)(), (ctypes.c_uint64 * 9)()
+        self._library.bitstash_harness_counts(self._handle, bursts, mismatches)
+        return tuple([*n[: self._count - 1], n[self._count - 1] + n[8]] for n in (bursts, mismatches))
+
+    def measure(self, region: int) -> dict[str, float]:
+        """Rates of bursts of :data:`BURST` bytes read and written at once, and what a read of a word adds."""
+        four = (ctypes.c_double * 4)()
+        self._check(self._library.bitstash_harness_measure(self._handle, region, BURST, four))
+        names = ("read_bytes_per_cycle", "write_bytes_per_cycle", "excess_bytes", "read_latency_added")
+        return dict(zip(names, (*four[:3], int(four[3])), strict=True))
+
+    @property
+    def message(self) -> str:
+        """What went wrong first."""
+        return self._library.bitstash_harness_message(self._handle).decode()
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise BenchError(self.message)
+
+
+def run(
+    name: str, parameters: MemoryParameters, folder: Path, bursts: int, seed: int
+) -> list[dict[str, Any]]:
+    """Rows of an engine: one for each of its formats, and one of bypass.
+
+    Args:
+        bursts: random ones, half of them one after the other.
+
+    Raises:
+        BenchError: a burst became something else than it must, the engine hangs, or breaks a rule of AXI.
+    """
+    path = build(parameters, folder / name)
+    harness = Harness(path, parameters.formats, seed, latency=12)
+    counted, wrong = harness.run(bursts // 2, bursts - bursts // 2)
+    if any(wrong):
+        raise BenchError(f"{name}, seed {seed}: {sum(wrong)} of {sum(counted)} bursts\n{harness.message}")
+    measured = Harness(path, parameters.formats, seed, LATENCY)
+    names = [*(fmt.scheme for fmt in parameters.formats), "bypass"]
+    return [
+        {
+            "config": name,
+            "part": "memory",
+            "region": region,
+            "bursts": counted[i],
+            "mismatches": wrong[i],
+            **measured.measure(i),
+        }
+        for i, region in enumerate(names)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cocotb_tests.harness", description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(memory.PRESETS), help="presets (default: all)")
+    parser.add_argument("--bursts", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        for row in run(name, memory.PRESETS[name], Path("build/harness"), arguments.bursts, arguments.seed):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

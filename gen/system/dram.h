@@ -1,0 +1,211 @@
+// A DRAM with its controller, as far as the engine can tell: an AXI4 subordinate.
+//
+// An address or a whole write is answered `latency` cycles later; then a beat moves every `interval` cycles in
+// either direction. In every `refresh_period` cycles there are `refresh_cycles` in which none moves. Bursts of
+// one ID are answered in their order; which ID comes first is drawn by lot.
+
+#pragma once
+
+#include <sys/mman.h>
+
+#include <array>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "Vengine.h"
+#include "bursts.h"
+
+struct DramFigures {
+    uint64_t bytes;  // from address 0 on; what lies beyond answers DECERR
+    unsigned latency, interval, refresh_period, refresh_cycles;
+};
+
+class Dram {
+   public:
+    // Beats that moved, and cycles in which one could not for a refresh.
+    struct Statistics {
+        uint64_t read_beats = 0, written_beats = 0, refreshing = 0;
+    };
+    struct Fault {
+        uint64_t low, high;
+        Response response;
+    };
+
+    std::vector<Fault> faults;  // places, by their first byte and the one behind the last
+    double pause = 0;           // share of the cycles in which a channel moves nothing, besides
+    uint64_t asked_at = 0, answered_at = 0;  // the cycles of the last AR, and of the last beat of R
+
+    explicit Dram(const DramFigures &figures) : figures_(figures), random_(1) {
+        // Cleared, and of no size before it is written.
+        void *content = mmap(nullptr, figures.bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (content == MAP_FAILED) throw std::runtime_error("no " + std::to_string(figures.bytes) + " bytes");
+        content_ = static_cast<uint8_t *>(content);
+    }
+    ~Dram() { munmap(content_, figures_.bytes); }
+    Dram(const Dram &) = delete;
+
+    uint8_t *content() { return content_; }
+    const Statistics &statistics() const { return statistics_; }
+
+    // What it offers in this cycle.
+    void drive(Vengine &m, uint64_t now) {
+        const bool refreshes = figures_.refresh_period && now % figures_.refresh_period < figures_.refresh_cycles;
+        statistics_.refreshing += refreshes;
+        m.m_axi_arready = asked_ < kMost && !random_.chance(pause);
+        m.m_axi_awready = writes_.size() < kMost && !random_.chance(pause);
+        m.m_axi_wready = !refreshes && now >= next_write_ && !random_.chance(pause);
+        if (!r_offered_ && !refreshes && now >= next_read_ && !random_.chance(pause)) offer_read(m, now);
+        if (!b_offered_ && !random_.chance(pause)) offer_answer(m, now);
+        m.m_axi_rvalid = r_offered_;
+        m.m_axi_bvalid = b_offered_;
+    }
+
+    // What moved in it.
+    void sample(const Vengine &m, uint64_t now) {
+        if (m.m_axi_arvalid && m.m_axi_arready) {
+            reads_[m.m_axi_arid].push_back({burst_of(m.m_axi_araddr, m.m_axi_arlen, m.m_axi_arsize,
+                                                     m.m_axi_arburst),
+                                            0, now + figures_.latency});
+            ++asked_;
+            asked_at = now;
+        }
+        if (r_offered_ && m.m_axi_rready) {
+            ++statistics_.read_beats;
+            answered_at = now;
+            next_read_ = now + figures_.interval;
+            r_offered_ = false;
+            if (m.m_axi_rlast) --asked_;
+        }
+        if (b_offered_ && m.m_axi_bready) b_offered_ = false;
+        if (m.m_axi_awvalid && m.m_axi_awready) {
+            writes_.push_back({burst_of(m.m_axi_awaddr, m.m_axi_awlen, m.m_axi_awsize, m.m_axi_awburst),
+                               m.m_axi_awid});
+        }
+        if (m.m_axi_wvalid && m.m_axi_wready) {
+            ++statistics_.written_beats;
+            next_write_ = now + figures_.interval;
+            Beat beat{{}, uint64_t{m.m_axi_wstrb}, bool(m.m_axi_wlast)};
+            std::memcpy(beat.data.data(), m.m_axi_wdata.data(), MEMORY_BYTES);
+            data_.push_back(beat);
+        }
+        while (!writes_.empty() && data_.size() >= writes_.front().burst.beats) finish_write(now);
+    }
+
+    bool is_idle() const { return !asked_ && writes_.empty() && data_.empty() && !answers_; }
+
+    // What a beat answers.
+    Response response(uint64_t address) const {
+        int worst = address + MEMORY_BYTES > figures_.bytes ? kDecErr : kOkay;
+        for (const Fault &fault : faults) {
+            if (fault.low < address + MEMORY_BYTES && address < fault.high && fault.response > worst) {
+                worst = fault.response;
+            }
+        }
+        return Response(worst);
+    }
+
+   private:
+    static constexpr size_t kMost = 64;  // bursts that it takes before it answers one, in either direction
+    static constexpr int kIds = 2;
+
+    struct Read {
+        Burst burst;
+        unsigned done;
+        uint64_t from;
+    };
+    struct Write {
+        Burst burst;
+        uint8_t id;
+    };
+    struct Answer {
+        Response response;
+        uint64_t from;
+    };
+    struct Beat {
+        std::array<uint8_t, MEMORY_BYTES> data;
+        uint64_t strobes;
+        bool last;
+    };
+
+    static Burst burst_of(uint64_t address, unsigned len, unsigned size, unsigned kind) {
+        const uint64_t span = uint64_t(len + 1) * MEMORY_BYTES;
+        if (kind != kIncr || 1u << size != MEMORY_BYTES || address % MEMORY_BYTES) {
+            throw Broken("a burst to memory at " + hex(address) + " is not of whole beats");
+        }
+        if (address / kPage != (address + span - 1) / kPage) {
+            throw Broken("a burst to memory at " + hex(address) + " crosses 4 KiB");
+        }
+        return {address, len + 1, size, kIncr};
+    }
+
+    // An ID drawn from those whose oldest burst has waited long enough; -1 if there is none.
+    template <class Queues>
+    int draw(const Queues &queues, uint64_t now) {
+        int found = -1;
+        for (int id = 0, count = 0; id < kIds; ++id) {
+            if (!queues[id].empty() && queues[id].front().from <= now && random_.below(++count) == 0) found = id;
+        }
+        return found;
+    }
+
+    void offer_read(Vengine &m, uint64_t now) {
+        const int id = draw(reads_, now);
+        if (id < 0) return;
+        Read &read = reads_[id].front();
+        const uint64_t address = read.burst.at(read.done);
+        const Response answer = response(address);
+        auto *data = reinterpret_cast<uint8_t *>(m.m_axi_rdata.data());
+        if (answer == kOkay) {
+            std::memcpy(data, content_ + address, MEMORY_BYTES);
+        } else {
+            std::memset(data, 0xAD, MEMORY_BYTES);
+        }
+        r_offered_ = true;
+        m.m_axi_rid = id;
+        m.m_axi_rresp = answer;
+        m.m_axi_rlast = ++read.done == read.burst.beats;
+        if (m.m_axi_rlast) reads_[id].pop_front();
+    }
+
+    void finish_write(uint64_t now) {
+        const Write write = writes_.front();
+        writes_.pop_front();
+        int worst = kOkay;
+        for (unsigned beat = 0; beat < write.burst.beats; ++beat, data_.pop_front()) {
+            const Beat &from = data_.front();
+            if (from.last != (beat + 1 == write.burst.beats)) throw Broken("WLAST to memory is wrong");
+            const uint64_t address = write.burst.at(beat);
+            const Response answer = response(address);
+            if (answer > worst) worst = answer;
+            for (unsigned i = 0; answer == kOkay && i < MEMORY_BYTES; ++i) {
+                if (from.strobes >> i & 1) content_[address + i] = from.data[i];
+            }
+        }
+        written_[write.id].push_back({Response(worst), now + figures_.latency});
+        ++answers_;
+    }
+
+    void offer_answer(Vengine &m, uint64_t now) {
+        const int id = draw(written_, now);
+        if (id < 0) return;
+        b_offered_ = true;
+        m.m_axi_bid = id;
+        m.m_axi_bresp = written_[id].front().response;
+        written_[id].pop_front();
+        --answers_;
+    }
+
+    DramFigures figures_;
+    Random random_;
+    uint8_t *content_;
+    Statistics statistics_;
+    std::array<std::deque<Read>, kIds> reads_;
+    std::deque<Write> writes_;
+    std::deque<Beat> data_;
+    std::array<std::deque<Answer>, kIds> written_;
+    bool r_offered_ = false, b_offered_ = false;
+    size_t asked_ = 0, answers_ = 0;
+    uint64_t next_read_ = 0, next_write_ = 0;
+};

@@ -1,0 +1,81 @@
+// The Verilated engine between an accelerator and a DRAM, cycle by cycle.
+
+#pragma once
+
+#include <memory>
+
+#include "Vengine.h"
+#include "dram.h"
+#include "lite.h"
+#include "master.h"
+#include "verilated.h"
+
+class Machine {
+   public:
+    Dram dram;
+    Master master;
+
+    explicit Machine(const DramFigures &figures) : dram(figures), model_(new Vengine(&context_)) {
+        model_->aresetn = 0;
+        for (int i = 0; i < 4; ++i) step();
+        model_->aresetn = 1;
+    }
+
+    uint64_t cycles() const { return cycle_; }
+
+    void step() {
+        Vengine &m = *model_;
+        master.drive(m);
+        dram.drive(m, cycle_);
+        lite_.drive(m);
+        m.aclk = 0;
+        m.eval();
+        master.sample(m, cycle_);
+        dram.sample(m, cycle_);
+        lite_.sample(m);
+        m.aclk = 1;
+        m.eval();
+        ++cycle_;
+    }
+
+    // Go on until a condition holds.
+    template <class Condition>
+    void until(Condition condition) {
+        for (unsigned i = 0; !condition(); ++i, step()) {
+            if (i == kMostIdleCycles) throw Broken("the engine hangs in cycle " + std::to_string(cycle_));
+        }
+    }
+
+    // Write a register.
+    Response set(unsigned offset, uint32_t value) {
+        lite_.write(offset, value);
+        until([this] { return !lite_.is_busy(); });
+        return lite_.response;
+    }
+
+    uint32_t get(unsigned offset) {
+        lite_.read(offset);
+        until([this] { return !lite_.is_busy(); });
+        return lite_.data;
+    }
+
+    // Let a region answer, or not; format 0 is bypass. Whether it does now, or no more.
+    bool enable(unsigned region, uint64_t base, uint64_t size, uint64_t stored, unsigned format) {
+        const unsigned at = region * REGION_STRIDE;
+        int worst = set(REGION_BASE + at, base / kPage);
+        worst |= set(REGION_SIZE + at, size / kPage);
+        worst |= set(REGION_STORED + at, stored / kPage);
+        worst |= set(REGION_CONTROL + at, ENABLE | format << FORMAT_LOW);
+        return worst == kOkay && get(REGION_CONTROL + at) & USABLE;
+    }
+    bool disable(unsigned region) { return set(REGION_CONTROL + region * REGION_STRIDE, 0) == kOkay; }
+
+   private:
+    // More cycles than this without an answer can only be a hang.
+    static constexpr unsigned kMostIdleCycles = 100000;
+
+    VerilatedContext context_;
+    std::unique_ptr<Vengine> model_;
+    Lite lite_;
+    uint64_t cycle_ = 0;
+};

@@ -1,0 +1,43 @@
+"""What reads ask of writes: whether bytes that they need are still on their way to memory."""
+
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from .gather import place_layout, probe_layout
+from .parameters import MemoryParameters
+from .writeout import range_layout
+
+__all__ = ["Hazards", "error_layout"]
+
+
+class Hazards(wiring.Signature):
+    """Between reads, whose side this is, and writes.
+
+    Members:
+        blocks: that a read asks for.
+        evicts: evict those of them that are open and have bytes that were answered.
+        has_block: the read must wait for one of them.
+        beats: of memory that a read asks for.
+        has_beat: the read must wait for one of them.
+        completed: a block is complete, and reads see another one from now on.
+        packed: a beat of blocks goes to memory, and what is known of it is old.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        beat = parameters.address_bits - parameters.beat_bits
+        super().__init__(
+            {
+                "blocks": Out(probe_layout(parameters)),
+                "evicts": Out(1),
+                "has_block": In(1),
+                "beats": Out(range_layout(parameters)),
+                "has_beat": In(1),
+                "completed": In(data.StructLayout({"valid": 1, "place": place_layout(parameters)})),
+                "packed": In(data.StructLayout({"valid": 1, "beat": beat})),
+            }
+        )
+
+
+def error_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """An error of one kind, with its address."""
+    return data.StructLayout({"valid": 1, "address": parameters.address_bits})
