@@ -76,7 +76,7 @@ class Model:
 
 
 def _write_rtl(config: Config, part: str, path: Path) -> list[Path]:
-    path.write_text(verilog_text(config))
+    path.write_text(verilog_text(config, part))
     return []
 
 

@@ -35,7 +35,7 @@ def write_gates(config: Config, part: str, path: Path) -> None:
         path: of the Verilog netlist; its source and Yosys' log are left beside it.
     """
     source = path.with_suffix(".rtl.v")
-    source.write_text(verilog_text(config))
+    source.write_text(verilog_text(config, part))
     commands = [
         f"read_verilog {source}",
         f"synth -flatten -top {module_name(config, part)}",

@@ -35,10 +35,10 @@ module {top}_source #(parameter WIDTH = 1, parameter WORDS = 1) (
       index <= 0;
       valid <= 0;
     end else if (valid && ready) begin
-      index <= index < WORDS - 1 ? index + 1 : index;
-      valid <= index < WORDS - 1 && noise[1:0] != 0;
+      index <= index + 1;
+      valid <= index + 1 < WORDS && noise[1:0] != 0;
     end else if (!valid)
-      valid <= (index < WORDS - 1 || WORDS == 1) && noise[0];
+      valid <= index < WORDS && noise[0];
   end
 endmodule
 """

@@ -75,14 +75,14 @@ def module_name(config: Config, part: str) -> str:
     return f"bitstash_{part}_{config.slug}"
 
 
-def verilog_text(config: Config) -> str:
-    """Self-contained Verilog of all engines of a configuration."""
-    return engines_text(config) + ("\n" + DELAY_MEMORY_TEXT) * config.memories
+def verilog_text(config: Config, *of: str) -> str:
+    """Self-contained Verilog of the engines of a configuration; ``of``: of these parts only."""
+    return engines_text(config, *of) + ("\n" + DELAY_MEMORY_TEXT) * config.memories
 
 
-def engines_text(config: Config) -> str:
+def engines_text(config: Config, *of: str) -> str:
     """The same without the module of delay memories."""
-    return "\n".join(_text_and_ports(config, part)[0] for part in parts(config))
+    return "\n".join(_text_and_ports(config, part)[0] for part in of or parts(config))
 
 
 @cache

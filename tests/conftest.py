@@ -53,13 +53,18 @@ def activations(build) -> Path:
 def verilated_library(build) -> Path:
     """Libraries for the ``verilated`` backend; returns $BITSTASH_LIBRARIES.
 
-    One of each scheme's default format, and one of blocks that share a bus word.
+    One of each scheme's default format, narrow so that they are built soon, and one of blocks that share a
+    bus word.
     """
     folder = build / "verilated"
     folder.mkdir(exist_ok=True)
     environment = os.environ | {"BITSTASH_LIBRARIES": str(folder)}
     with FileLock(folder / "lock"):
-        for arguments in ("", "--scheme hadamard", "--dtype fp16 --block 16 --target 20"):
+        for arguments in (
+            "--bus-bytes 16",
+            "--scheme hadamard --bus-bytes 16",
+            "--dtype fp16 --block 16 --target 20",
+        ):
             command = [sys.executable, "-m", "gen", "library", *arguments.split()]
             subprocess.run(command, env=environment, cwd=ROOT, check=True)
     return folder
