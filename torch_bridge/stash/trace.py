@@ -58,6 +58,7 @@ class Trace(TorchDispatchMode):
     Attributes:
         before: called with each operation's name and arguments before it runs. What an operation needs of
             its inputs for the backward pass is saved just before.
+        follows_modules: as given.
         has_unseen_copies: whether copies of parameters and buffers, as autocast makes them, are only told by
             watching.
 
@@ -73,6 +74,7 @@ class Trace(TorchDispatchMode):
         self._origins = StorageMap()
         self._records = records
         self._names = {part: name for name, part in module.named_modules()} if follow_modules else {}
+        self.follows_modules = follow_modules
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
         self.before: Callable[[str, tuple[Any, ...]], None] | None = None
