@@ -20,8 +20,8 @@ from ..offload import Handle, Offload, Step
 from ..policy import Policy, Rule
 from .codecs import Codecs
 from .derive import Derived, Planner
-from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
-from .layout import Geometry, Region, is_plain
+from .entries import Entry, Joint, Memory, Packed, Raw, Sharded, Source, Waiting
+from .layout import Geometry, Region, is_plain, local_of
 from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
@@ -247,13 +247,19 @@ class Stash:
             return self._tally.report()
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
+    def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting | Sharded:
         """The pack hook: what autograd keeps in place of a tensor."""
-        if not is_plain(tensor):
+        if is_plain(tensor):
+            return self._pack_plain(tensor)
+        local = local_of(tensor)
+        if local is tensor or not is_plain(local):
             nbytes = tensor.numel() * tensor.element_size()
             with self._lock:
                 self._count(tensor, "", None, "not a plain strided tensor", nbytes, nbytes)
             return Raw(tensor.detach(), None)
+        return Sharded(tensor, self._pack_plain(local))
+
+    def _pack_plain(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
         if self._waits and not _opt_out.holds:
             waiting = Waiting(tensor, self._trace.module)
             self._waiting.tensors.append(waiting)
@@ -283,8 +289,13 @@ class Stash:
         return waiting.packed
 
     @uncompiled
-    def unpack(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
+    def unpack(self, packed: Raw | Packed | Waiting | Sharded) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
+        if isinstance(packed, Sharded):
+            return packed.wrap(self._unpack_plain(packed.packed))
+        return self._unpack_plain(packed)
+
+    def _unpack_plain(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
         if type(packed) is Raw and self._step is None:
             return packed.tensor()
         with self._lock, _apart():

@@ -16,6 +16,6 @@ Context = Callable[[torch.nn.Module], AbstractContextManager[Stash]]
 
 def context(**options: Any) -> Context:
     """:func:`compress_activations` of a model to come; what is wrong with the options is raised at once."""
-    compress = partial(compress_activations, **options)
+    compress: Context = partial(compress_activations, **options)
     compress(torch.nn.Module())
     return compress
