@@ -319,7 +319,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def strided(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an operation's arguments that are memory with strides; of DTensors the local parts."""
+    """The tensors among an operation's arguments that are memory with strides; of DTensors local parts."""
     return map(local_of, filter(_is_strided, _tensors(value)))
 
 
