@@ -4,7 +4,7 @@
 
 Every rank writes FOLDER/RANK.json: for each parallelism and each kind of hooks the losses of some steps, the
 bytes of two matrices between the last forward and backward pass, and the rows of the bridge's last report;
-and as "gathered" what derive_from_gathered found.
+as "gathered" what derive_from_gathered found, and as "tensor parallel" what train_split found.
 """
 
 import json
@@ -20,8 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_bridge import Policy, Rule, compress_activations
@@ -128,9 +135,73 @@ def derive_from_gathered(gathered_before: bool) -> list[list[float]]:
     return found
 
 
+class Feedforward(nn.Module):
+    """A block that a tensor-parallel plan splits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.Linear(96, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def split(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Columns, then rows; between blocks a rank has half of every sequence. All of it are DTensors."""
+    plan = {
+        "norm": SequenceParallel(use_local_output=False),
+        "up": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+    for block in net:
+        parallelize_module(block, mesh, plan)
+    return net
+
+
+def local_reference(model: nn.Module) -> torch.autograd.graph.saved_tensors_hooks:
+    """The plain stash of what this rank has of DTensors."""
+    weights = nn.ParameterList([nn.Parameter(local(parameter)) for parameter in model.parameters()])
+    plain = reference(weights, COARSE, lambda tensor: tensor.shape[-1] == 1, min_values=2)
+
+    def pack(tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, DTensor):
+            return plain.pack_hook(tensor), None
+        rest = (tensor.device_mesh, tensor.placements)
+        return plain.pack_hook(local(tensor)), (rest, {"shape": tensor.shape, "stride": tensor.stride()})
+
+    def unpack(packed: Any) -> torch.Tensor:
+        found, whole = plain.unpack_hook(packed[0]), packed[1]
+        return found if whole is None else DTensor.from_local(found, *whole[0], run_check=False, **whole[1])
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def local(tensor: DTensor) -> torch.Tensor:
+    with torch.no_grad():
+        found = tensor.to_local()
+        return found.trigger_wait() if hasattr(found, "trigger_wait") else found
+
+
+def train_split() -> dict[str, Any]:
+    """By kind of hooks: each parameter's gradient, summed in parts; and the rows of the bridge's report."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    for hooks in ("bridge", "reference", "exact"):
+        torch.manual_seed(0)
+        model = split(nn.Sequential(Feedforward(), Feedforward()), mesh)
+        x = distribute_tensor(torch.randn(BATCH, LENGTH, WIDTH), mesh, [Shard(1)])
+        with local_reference(model) if hooks == "reference" else HOOKS[hooks](model) as stash:
+            loss = model(x).redistribute(placements=[Replicate()]).to_local().square().mean()
+        loss.backward()
+        found[hooks] = [local(parameter.grad).flatten().tolist() for parameter in model.parameters()]
+        if hooks == "bridge":
+            found["rows"] = [asdict(row) for row in stash.report().rows]
+    return found
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     results = {p: {h: train(p, h) for h in HOOKS} for p in PARALLEL}
     results["gathered"] = [derive_from_gathered(gathered_before) for gathered_before in (False, True)]
+    results["tensor parallel"] = train_split()
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

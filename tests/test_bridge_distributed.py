@@ -82,3 +82,14 @@ def test_activations_are_stashed_alike(ranks):
 
     assert activations("fsdp") == activations("ddp") == activations("fsdp, kept after forward")
     assert any(kept == "compressed" for _, kept, _ in activations("ddp"))
+
+
+def test_of_a_tensor_parallel_model_each_rank_stashes_what_it_has(ranks):
+    for rank in ranks:
+        found = rank["tensor parallel"]
+        assert found["bridge"] == found["reference"]
+        assert found["bridge"] != found["exact"]
+        kept = {row["kept"] for row in found["rows"]}
+        assert kept == {"compressed", "norm statistics", "parameter"}
+        wide = [row["shape"] for row in found["rows"] if row["op"] in ("addmm", "gelu")]
+        assert [shape[-1] for shape in wide] == [96 // 2, 96 // 2]

@@ -1,5 +1,5 @@
 """A policy from what compressing does to the gradient of a model."""
 
-from .calibration import calibrate
+from .calibration import Calibration, calibrate
 
-__all__ = ["calibrate"]
+__all__ = ["Calibration", "calibrate"]

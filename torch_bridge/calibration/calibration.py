@@ -102,41 +102,83 @@ def calibrate(
         ValueError: no choice fits the budget, and the message says what would; or there are no formats, or
             lossless ones.
     """
-    if not formats or any(fmt.target is None for fmt in formats):
-        raise ValueError(f"formats must be some with a target, not {list(formats)!r}")
     if budget < 1:
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
-    batches = batch if isinstance(batch, list) else [batch]
-    runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
-    measured = min(formats, key=lambda fmt: abs(_bits(fmt) - _MEASURED_BITS))
-    finest = max(formats, key=_bits)
-    blind = next((fmt for fmt in formats if isinstance(fmt, HadamardFormat)), finest)
+    return Calibration(model, batch, formats, loss).policy(budget)
 
-    # There is no choice about what is exact, or needs signs that a Hadamard format loses. What can be derived
-    # takes no bits; what it starts from errs for both.
-    settled = [
-        rule
-        for rule in Policy.default(blind).rules
-        if rule.why == SIGNS_AND_ZEROS or (isinstance(rule.keep, str) and rule.why != LOG_SOFTMAX)
-    ]
-    kinds = _stored(runs, _survey(runs, formats), settled)
-    exact = [run.gradients(Policy(settled)) for run in runs]
-    for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
-        alone = Policy([*settled, kind.rule(measured)])
-        error = sum(
-            _relative_error(run.gradients(alone), gradients)
-            for run, gradients in zip(runs, exact, strict=True)
-        ) / len(runs)
-        noise = kind.options[measured][1]
-        # What this rate stores without loss may lose at others: then all of it might matter.
-        kind.effect = error / noise if noise else 1 / kind.power if kind.power else 0
 
-    defaults = Policy.default(finest).rules
-    all_raw = Policy([*settled, *(kind.rule(None) for kind in kinds), *defaults])
-    fixed = max(run.stashed_bytes(all_raw) for run in runs) - sum(kind.raw_bytes for kind in kinds)
-    chosen = _choose(kinds, formats, budget - fixed, fixed)
-    rules = (kind.rule(one, kind.error_of(one)) for kind, one in zip(kinds, chosen, strict=True))
-    return Policy([*settled, *rules, *defaults])
+class Calibration:
+    """What :func:`calibrate` measures; it serves for any number of budgets.
+
+    Args:
+        model, batch, formats, loss: as of :func:`calibrate`.
+
+    Attributes:
+        least, most: bytes of the smallest budget that can be met, and of one with which all that could be
+            compressed stays raw.
+    """
+
+    least: int
+    most: int
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        batch: Any,
+        formats: Sequence[Format] = FORMATS,
+        loss: Loss | None = None,
+    ) -> None:
+        if not formats or any(fmt.target is None for fmt in formats):
+            raise ValueError(f"formats must be some with a target, not {list(formats)!r}")
+        batches = batch if isinstance(batch, list) else [batch]
+        runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
+        measured = min(formats, key=lambda fmt: abs(_bits(fmt) - _MEASURED_BITS))
+        finest = max(formats, key=_bits)
+        blind = next((fmt for fmt in formats if isinstance(fmt, HadamardFormat)), finest)
+
+        # There is no choice about what is exact, or needs signs that a Hadamard format loses. What can be
+        # derived takes no bits; what it starts from errs for both.
+        settled = [
+            rule
+            for rule in Policy.default(blind).rules
+            if rule.why == SIGNS_AND_ZEROS or (isinstance(rule.keep, str) and rule.why != LOG_SOFTMAX)
+        ]
+        kinds = _stored(runs, _survey(runs, formats), settled)
+        exact = [run.gradients(Policy(settled)) for run in runs]
+        for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
+            error = _mean_error(runs, exact, Policy([*settled, kind.rule(measured)]))
+            noise = kind.options[measured][1]
+            # What this rate stores without loss may lose at others: then all of it might matter.
+            kind.effect = error / noise if noise else 1 / kind.power if kind.power else 0
+
+        self._runs, self._formats, self._settled, self._kinds = runs, formats, settled, kinds
+        self._exact = exact
+        self._defaults = Policy.default(finest).rules
+        all_raw = Policy([*settled, *(kind.rule(None) for kind in kinds), *self._defaults])
+        self.most = max(run.stashed_bytes(all_raw) for run in runs)
+        self._fixed = self.most - sum(kind.raw_bytes for kind in kinds)
+        smallest = sum(min(kind.raw_bytes, *map(kind.bytes_of, formats)) for kind in kinds)
+        self.least = round(self._fixed + smallest)
+
+    def policy(self, budget: int) -> Policy:
+        """The policy for a budget in bytes; raises ValueError if no choice fits it."""
+        chosen = _choose(self._kinds, self._formats, budget - self._fixed, self._fixed)
+        rules = (kind.rule(one, kind.error_of(one)) for kind, one in zip(self._kinds, chosen, strict=True))
+        return Policy([*self._settled, *rules, *self._defaults])
+
+    def error(self, policy: Policy) -> float:
+        """The gradient error of a policy on the batches, as it is when all of it is compressed at once."""
+        return _mean_error(self._runs, self._exact, policy) ** 0.5
+
+    def stashed_bytes(self, policy: Policy) -> int:
+        """Of the batch that takes the most."""
+        return max(run.stashed_bytes(policy) for run in self._runs)
+
+
+def _mean_error(runs: list[_Run], exact: list[list[torch.Tensor]], policy: Policy) -> float:
+    """Squared, over the runs."""
+    errors = (_relative_error(run.gradients(policy), own) for run, own in zip(runs, exact, strict=True))
+    return sum(errors) / len(runs)
 
 
 def _bits(fmt: Format) -> float:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_bridge train``, ``demo`` and ``compare``."""
+"""The command line: ``python -m torch_bridge train``, ``demo``, ``compare`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from .. import backends
 from ..backends.quant_format import BITS
 from ..schemes import schemes
 from ..schemes.pool import KERNELS
-from . import compare, train
+from ..schemes.schemes import FORMATS
+from . import compare, explain, train
 
 INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the result is the exit status."""
-    parser = _parser()
+def main(arguments: Sequence[str] | None = None, package: str = "torch_bridge") -> int:
+    """Run a command of ``python -m package``; the result is the exit status."""
+    parser = _parser(package)
     options = parser.parse_args(arguments)
     try:
         return options.command(options, parser)
@@ -34,10 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_bridge", description="Train through the compressor."
-    )
+def _parser(package: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {package}", description="Train through the compressor.")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     command = commands.add_parser("train", help="train a GPT-2", formatter_class=_Formatter)
@@ -110,6 +109,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--offload-dir", type=Path, metavar="DIR", default=task.offload_dir, help="on an SSD")
     add("--offload-amount", type=_amount, metavar="BYTES", default=task.amount, help="of a step")
     add("--out", type=Path, metavar="DIR", default=Path("build/rok"), help="directory")
+
+    command = commands.add_parser(
+        "explain",
+        help="where a model's activation memory goes, and what could be done: a page of plots",
+        formatter_class=_Formatter,
+    )
+    command.set_defaults(command=_explain)
+    add = command.add_argument
+    add("what", help="a job's options or a Hugging Face config, as JSON, or module:function")
+    add("--scheme", choices=FORMATS, default="hadamard", help="format of what is not derived")
+    add("--bits", type=_number(float, 1), default=2.0, metavar="BITS", help="of a value of 32")
+    add("--batch", type=_number(int, 1), default=4, help="sequences, for a Hugging Face config")
+    add("--length", type=_number(int, 1), default=128, help="tokens of each, for a Hugging Face config")
+    add("--budgets", action=argparse.BooleanOptionalAction, default=True, help="measure smaller stashes")
+    add("--out", type=Path, metavar="FILE.html", default=Path("build/explain.html"), help="the page")
     return parser
 
 
@@ -170,6 +184,18 @@ def _compare(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         compare.compare(task, given.model, given.scheme, given.batch, given.out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    return 0
+
+
+def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        fmt = explain.format_of(given.scheme, given.bits)
+        job = explain.load(given.what, given.batch, given.length)
+        report = explain.explain(job, fmt, given.out, budgets=given.budgets)
+    except (ValueError, OSError, ImportError) as error:
+        parser.error(str(error))
+    raw, stored = report.raw_bytes / 1e6, report.stored_bytes / 1e6
+    print(f"{raw:.1f} MB saved, {stored:.1f} MB kept; wrote {given.out}")
     return 0
 
 

@@ -68,6 +68,31 @@ def _on_cuda(step: Callable[[], Iterator[Any]]) -> Peak:
 
 
 def _on_cpu(step: Callable[[], Iterator[Any]]) -> Peak:
+    line = timeline(step)
+    return Peak(line.kept, max(line.live), line.between)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Bytes that a step on a CPU had allocated, over those before it, in the order of time.
+
+    Attributes:
+        when: nanoseconds of each change since the first, which is the beginning.
+        live: bytes from then on.
+        middle: when the backward pass began.
+        kept: bytes then.
+        between: what the step yielded.
+    """
+
+    when: list[int]
+    live: list[int]
+    middle: int
+    kept: int
+    between: Any
+
+
+def timeline(step: Callable[[], Iterator[Any]]) -> Timeline:
+    """Run a step on a CPU and record its memory; the step is as of :func:`measure`."""
     middle, between = 0, None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         for between in step():  # noqa: B007
@@ -80,7 +105,9 @@ def _on_cpu(step: Callable[[], Iterator[Any]]) -> Peak:
     ]
     changes.sort(key=lambda change: change[0])
     kept = sum(size for when, size in changes if when < middle)
-    return Peak(kept, max(accumulate((size for _, size in changes), initial=0)), between)
+    start = min([middle, *(when for when, _ in changes[:1])])
+    live = list(accumulate((size for _, size in changes), initial=0))
+    return Timeline([0, *(when - start for when, _ in changes)], live, middle - start, kept, between)
 
 
 def _flat(events: list[Any]) -> Iterator[Any]:

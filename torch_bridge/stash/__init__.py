@@ -1,6 +1,7 @@
 """The hooks: compressed bytes in place of the tensors that autograd saves."""
 
-from .report import Report, Row
+from .report import Report
+from .rows import Row
 from .stash import Stash, compress_activations, keep_activations
 
 __all__ = ["Report", "Row", "Stash", "compress_activations", "keep_activations"]

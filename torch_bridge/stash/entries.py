@@ -327,6 +327,23 @@ class Packed:
         self.entry, self.geometry = entry, geometry
 
 
+class Sharded:
+    """What autograd holds for a DTensor: what became of its local part, and how to wrap that again."""
+
+    __slots__ = ("_kind", "_parts", "_rest", "_size", "_stride", "packed")
+
+    def __init__(self, tensor: torch.Tensor, packed: Raw | Packed | Waiting) -> None:
+        self.packed, self._kind = packed, type(tensor)
+        names, self._rest = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        self._parts = {name: getattr(tensor, name) for name in names if name != "_local_tensor"}
+        self._size, self._stride = tensor.shape, tensor.stride()
+
+    def wrap(self, local: torch.Tensor) -> torch.Tensor:
+        """The DTensor of a local part."""
+        parts = self._parts | {"_local_tensor": local}
+        return self._kind.__tensor_unflatten__(parts, self._rest, self._size, self._stride)  # type: ignore
+
+
 class Waiting:
     """What autograd holds for a tensor until it is known which operation saves it.
 

@@ -244,3 +244,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor._is_zerotensor()
         and not tensor.is_quantized
     )
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What a rank has of a DTensor, of any other the tensor itself."""
+    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+        return tensor
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.trigger_wait() if hasattr(local, "trigger_wait") else local  # a collective's result

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-COMPRESSED, BITS, DERIVED = "compressed", "bits", "derived"
-
-
-@dataclass(frozen=True)
-class Row:
-    """Saved tensors that are alike: same operation, shape, dtype and treatment.
-
-    Attributes:
-        op: operation that produced them, "" if it was not seen.
-        shape, dtype: of the tensor that was saved first.
-        kept: "compressed", "bits" (of a tensor with two values), "derived" (from others), or the reason why
-            the tensor stayed raw.
-        counted: whether the totals count it; parameters and buffers are in neither.
-        tensors: how many there are, each storage and version counted once.
-        raw_bytes: bytes of all of them as they were.
-        stored_bytes: bytes of all of them as they are kept.
-        seconds: that were spent so far to compute them anew.
-    """
-
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-    kept: str
-    counted: bool
-    tensors: int
-    raw_bytes: int
-    stored_bytes: int
-    seconds: float = 0.0
+from .rows import DERIVED, Row, merged
 
 
 @dataclass(frozen=True)
@@ -72,8 +46,18 @@ class Report:
         """Spent so far to compute it anew; on a GPU to give it the work."""
         return sum(row.seconds for row in self.rows)
 
+    def save(self, path: str | Path) -> None:
+        """Write it as a page of plots and tables, a single file that needs no network.
+
+        Raises:
+            ModuleNotFoundError: plotly is not installed, which draws the plots.
+        """
+        from . import page, plots
+
+        page.write(Path(path), "Saved tensors", plots.sections(self.rows))
+
     def table(self) -> Table:
-        """The report as a table of rich."""
+        """The report as a table of rich, with all modules together."""
         table = Table(title="saved tensors")
         for heading in ("operation", "shape", "dtype", "kept"):
             table.add_column(heading, overflow="fold")
@@ -82,7 +66,7 @@ class Report:
         seconds = self.derived_seconds
         if seconds:
             table.add_column("seconds", justify="right", no_wrap=True)
-        for row in self.rows:
+        for row in merged(self.rows):
             shape = " x ".join(map(str, row.shape)) or "scalar"
             cells = [row.op, shape, row.dtype, row.kept if row.counted else f"{row.kept} (not counted)"]
             cells += [str(row.tensors), *_sizes(row.raw_bytes, row.stored_bytes)]
@@ -113,25 +97,28 @@ class Tally:
     """Counts saved tensors into rows. Holds numbers and names, never a tensor."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, tuple[int, ...], str, str, bool], Sums] = {}
+        self._sums: dict[tuple[str, tuple[int, ...], str, str, bool, str], Sums] = {}
         self.raw_bytes = 0
         self.stored_bytes = 0
 
-    def add(
-        self, op: str, shape: tuple[int, ...], dtype: str, kept: str, counted: bool, raw: int, stored: int
+    def sums(
+        self, op: str, shape: tuple[int, ...], dtype: str, kept: str, counted: bool, module: str = ""
     ) -> Sums:
-        """Add a tensor to the sums of its row."""
-        key = op, shape, dtype, kept, counted
+        """Those of a row."""
+        key = op, shape, dtype, kept, counted, module
         sums = self._sums.get(key)
         if sums is None:
             sums = self._sums[key] = Sums()
+        return sums
+
+    def add(self, sums: Sums, raw: int, stored: int, counted: bool) -> None:
+        """Add a tensor to its row."""
         sums.tensors += 1
         sums.raw_bytes += raw
         sums.stored_bytes += stored
         if counted:
             self.raw_bytes += raw
             self.stored_bytes += stored
-        return sums
 
     def more(self, sums: Sums, raw: int) -> None:
         """More bytes of a tensor that was added, of which none are stored."""
@@ -141,7 +128,10 @@ class Tally:
     def report(self) -> Report:
         found = self._sums.items()
         return Report(
-            tuple(Row(op, tuple(shape), *rest, *astuple(sums)) for (op, shape, *rest), sums in found)
+            tuple(
+                Row(op, tuple(shape), dtype, kept, counted, **asdict(sums), module=module)
+                for (op, shape, dtype, kept, counted, module), sums in found
+            )
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from ..offload import Handle, Offload, Step
 from ..policy import Policy, Rule
 from .codecs import Codecs
 from .derive import Derived, Planner
-from .entries import Entry, Joint, Memory, Packed, Raw, Source, Waiting
-from .layout import Geometry, Region, is_plain
+from .entries import Entry, Joint, Memory, Packed, Raw, Sharded, Source, Waiting
+from .layout import Geometry, Region, is_plain, local_of
 from .origin import Origin
-from .report import BITS, COMPRESSED, DERIVED, Report, Sums, Tally
+from .report import Report, Sums, Tally
+from .rows import BITS, COMPRESSED, DERIVED
 from .trace import Trace, call, strided
 from .uncompiled import tell_compiler, uncompiled
 
@@ -45,6 +46,7 @@ def compress_activations(
     min_values: int = 1024,
     verify: bool = False,
     offload: Offload | None = None,
+    by_module: bool = False,
 ) -> AbstractContextManager[Stash]:
     """Stash compressed blocks instead of the activations that the forward pass saves for backward.
 
@@ -72,6 +74,7 @@ def compress_activations(
             :class:`CorruptionError`, which names tensor and block.
         offload: where to keep what is stashed, compressed or not, and every other tensor of at least
             ``min_values``, in place of their memory.
+        by_module: have the report tell modules apart; policies whose rules name modules do so anyway.
 
     Raises:
         ValueError: there is no such backend, or the format is lossless, whose blocks vary in size.
@@ -91,21 +94,21 @@ def compress_activations(
     if isinstance(policy, StashFormat):
         policy = Policy.default(policy)
     codecs = Codecs(policy, backend)
-    return _compressing(model, policy, codecs, min_values, verify, offload)
+    trace = partial(Trace, model, by_module or policy.names_modules, policy.derives)
+    return _compressing(trace, policy, codecs, min_values, verify, offload)
 
 
 @contextmanager
 def _compressing(
-    model: torch.nn.Module,
+    make_trace: Callable[[], Trace],
     policy: Policy,
     codecs: Codecs,
     min_values: int,
     verify: bool,
     offload: Offload | None,
 ) -> Iterator[Stash]:
-    trace = Trace(model, policy.names_modules, policy.derives)
-    names = policy.names_operations or policy.names_modules
-    watches = names or policy.derives or trace.has_unseen_copies
+    trace = make_trace()
+    watches = policy.names_operations or policy.derives or trace.follows_modules or trace.has_unseen_copies
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step)
     if policy.names_savers:
@@ -201,6 +204,7 @@ class Stash:
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
         self._tally = Tally()
+        self._module = ""  # where what is stashed just now was saved
         self._waits = policy.names_savers
         self._too_small = f"under {min_values} values"
         self._planner = Planner(trace)
@@ -243,13 +247,19 @@ class Stash:
             return self._tally.report()
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
+    def pack(self, tensor: torch.Tensor) -> Raw | Packed | Waiting | Sharded:
         """The pack hook: what autograd keeps in place of a tensor."""
-        if not is_plain(tensor):
+        if is_plain(tensor):
+            return self._pack_plain(tensor)
+        local = local_of(tensor)
+        if local is tensor or not is_plain(local):
             nbytes = tensor.numel() * tensor.element_size()
             with self._lock:
                 self._count(tensor, "", None, "not a plain strided tensor", nbytes, nbytes)
             return Raw(tensor.detach(), None)
+        return Sharded(tensor, self._pack_plain(local))
+
+    def _pack_plain(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
         if self._waits and not _opt_out.holds:
             waiting = Waiting(tensor, self._trace.module)
             self._waiting.tensors.append(waiting)
@@ -279,8 +289,13 @@ class Stash:
         return waiting.packed
 
     @uncompiled
-    def unpack(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
+    def unpack(self, packed: Raw | Packed | Waiting | Sharded) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
+        if isinstance(packed, Sharded):
+            return packed.wrap(self._unpack_plain(packed.packed))
+        return self._unpack_plain(packed)
+
+    def _unpack_plain(self, packed: Raw | Packed | Waiting) -> torch.Tensor:
         if type(packed) is Raw and self._step is None:
             return packed.tensor()
         with self._lock, _apart():
@@ -293,6 +308,7 @@ class Stash:
             return packed.entry.memory.view(self._values(packed.entry), packed.geometry)
 
     def _pack(self, tensor: torch.Tensor, module: str, saved_by: str) -> Raw | Packed:
+        self._module = module
         origin, geometry = self._trace.origin(tensor), Geometry.of(tensor)
         region = geometry.region
         source = origin.source(tensor, tensor._version)
@@ -472,9 +488,10 @@ class Stash:
         self, tensor: torch.Tensor, op: str, constant: str | None, kept: str, raw: int, stored: int
     ) -> Sums:
         op = op or (tensor.grad_fn.name() if tensor.grad_fn else "")
-        return self._tally.add(
-            op, _shape(tensor), _name_of(tensor.dtype), kept, constant is None, raw, stored
-        )
+        counted, dtype = constant is None, _name_of(tensor.dtype)
+        sums = self._tally.sums(op, _shape(tensor), dtype, kept, counted, self._module)
+        self._tally.add(sums, raw, stored, counted)
+        return sums
 
     def _values(self, entry: Entry) -> torch.Tensor:
         """The memory that has an entry's values; the last few are kept."""

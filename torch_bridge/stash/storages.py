@@ -21,7 +21,7 @@ class StorageRef:
     __slots__ = ("address",)
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.address: int = storage._weak_ref()
+        self.address: int = storage._weak_ref()  # type: ignore[assignment]
 
     def __del__(self, free: Any = _free) -> None:  # which is gone when the interpreter ends
         free(self.address)
@@ -32,4 +32,4 @@ class StorageRef:
 
     @property
     def is_dead(self) -> bool:
-        return torch.UntypedStorage._expired(self.address)
+        return torch.UntypedStorage._expired(self.address)  # type: ignore[return-value]

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from .layout import is_plain
+from .layout import is_plain, local_of
 from .origin import Operand, Origin, Recipe, StorageMap
 from .recipe import OPERATIONS, Operation
 from .uncompiled import uncompiled
@@ -58,6 +58,7 @@ class Trace(TorchDispatchMode):
     Attributes:
         before: called with each operation's name and arguments before it runs. What an operation needs of
             its inputs for the backward pass is saved just before.
+        follows_modules: as given.
         has_unseen_copies: whether copies of parameters and buffers, as autocast makes them, are only told by
             watching.
 
@@ -73,6 +74,7 @@ class Trace(TorchDispatchMode):
         self._origins = StorageMap()
         self._records = records
         self._names = {part: name for name, part in module.named_modules()} if follow_modules else {}
+        self.follows_modules = follow_modules
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
         self.before: Callable[[str, tuple[Any, ...]], None] | None = None
@@ -95,7 +97,9 @@ class Trace(TorchDispatchMode):
     def _add_constant(self, tensor: torch.Tensor, kind: str) -> Origin | None:
         if tensor.layout is not _STRIDED or torch.nn.parameter.is_lazy(tensor):
             return None
-        return self._origins.add(tensor.untyped_storage(), constant=kind)
+        local = local_of(tensor)
+        origin = self._origins.add(local.untyped_storage(), constant=kind)
+        return origin if local is tensor else None
 
     def __enter__(self) -> Trace:
         # Autocast keeps its copies of weights: those made before now were made unseen.
@@ -144,7 +148,7 @@ class Trace(TorchDispatchMode):
 
     def origin(self, tensor: torch.Tensor) -> Origin:
         """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
-        storage = tensor.untyped_storage()
+        storage = local_of(tensor).untyped_storage()
         origin = self._origins.get(storage)
         if origin is None:
             constant = "parameter copy" if _is_copy_of_parameter(tensor) else None
@@ -176,7 +180,7 @@ class Trace(TorchDispatchMode):
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.layout is _STRIDED:
-                storage = output.untyped_storage()
+                storage = local_of(output).untyped_storage()
                 if traits.is_copy and args and _is_strided(args[0]):
                     source = self.origin(args[0])
                     constant = f"{source.constant.removesuffix(' copy')} copy" if source.constant else None
@@ -189,7 +193,7 @@ class Trace(TorchDispatchMode):
     def _note_write(self, tensor: torch.Tensor, name: str) -> None:
         if tensor.layout is not _STRIDED:
             return
-        storage = tensor.untyped_storage()
+        storage = local_of(tensor).untyped_storage()
         before = self._origins.get(storage)
         origin = self._origins.add(storage, name, writes=before.writes + 1 if before else 1)
         if before is not None and before.constant in _OWN:
@@ -315,8 +319,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def strided(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an operation's arguments that are memory with strides."""
-    return filter(_is_strided, _tensors(value))
+    """The tensors among an operation's arguments that are memory with strides; of DTensors local parts."""
+    return map(local_of, filter(_is_strided, _tensors(value)))
 
 
 def _is_strided(value: Any) -> bool:

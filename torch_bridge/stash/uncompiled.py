@@ -31,7 +31,7 @@ def uncompiled(function: F) -> F:
             disabled.append(torch.compiler.disable(function))
         return disabled[0](*args, **kwargs)
 
-    _codes.append(run.__code__)
+    _codes.append(run.__code__)  # type: ignore[attr-defined]
     return run  # type: ignore[return-value]
 
 

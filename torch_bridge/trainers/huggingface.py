@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ import torch
 from ..backends.dtypes import StashFormat
 from ..offload import Offload
 from ..policy import Policy
-from ..stash import Stash, compress_activations
+from ..stash import Stash
+from .context import context
 
 
 class CompressActivationsMixin:
@@ -47,15 +47,9 @@ class CompressActivationsMixin:
         offload: Offload | None = None,
         **kwargs: Any,
     ) -> None:
-        self._compress = partial(
-            compress_activations,
-            policy=policy,
-            backend=backend,
-            min_values=min_values,
-            verify=verify,
-            offload=offload,
+        self._compress = context(
+            policy=policy, backend=backend, min_values=min_values, verify=verify, offload=offload
         )
-        self._compress(torch.nn.Module())  # what is wrong with an argument shows here
         super().__init__(*args, **kwargs)
         self.stash: Stash | None = None
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..backends.dtypes import StashFormat
 from ..offload import Offload
 from ..policy import Policy
-from ..stash import Stash, compress_activations
+from ..stash import Stash
+from .context import context
 
 
 def _package() -> str:
@@ -56,15 +55,9 @@ class CompressActivations(Callback):
         verify: bool = False,
         offload: Offload | None = None,
     ) -> None:
-        self._compress = partial(
-            compress_activations,
-            policy=policy,
-            backend=backend,
-            min_values=min_values,
-            verify=verify,
-            offload=offload,
+        self._compress = context(
+            policy=policy, backend=backend, min_values=min_values, verify=verify, offload=offload
         )
-        self._compress(torch.nn.Module())  # what is wrong with an argument shows here
         self._step: Callable[..., Any] | None = None
         self.stash: Stash | None = None
 

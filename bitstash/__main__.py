@@ -1,0 +1,5 @@
+import sys
+
+from torch_bridge.job.cli import main
+
+sys.exit(main(package="bitstash"))

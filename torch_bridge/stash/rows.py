@@ -1,0 +1,58 @@
+"""What a report says of saved tensors, kind by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+COMPRESSED, BITS, DERIVED = "compressed", "bits", "derived"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Saved tensors that are alike: same operation, shape, dtype, treatment and module.
+
+    Attributes:
+        op: operation that produced them, "" if it was not seen.
+        shape, dtype: of the tensor that was saved first.
+        kept: "compressed", "bits" (of a tensor with two values), "derived" (from others), or the reason why
+            the tensor stayed raw.
+        counted: whether the totals count it; parameters and buffers are in neither.
+        tensors: how many there are, each storage and version counted once.
+        raw_bytes: bytes of all of them as they were.
+        stored_bytes: bytes of all of them as they are kept.
+        seconds: that were spent so far to compute them anew.
+        module: in whose forward pass the first of them was saved, if modules are told apart; "" is the model
+            itself.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    kept: str
+    counted: bool
+    tensors: int
+    raw_bytes: int
+    stored_bytes: int
+    seconds: float = 0.0
+    module: str = ""
+
+
+def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows with all modules together."""
+    found: dict[tuple[str, tuple[int, ...], str, str, bool], Row] = {}
+    for row in rows:
+        key = row.op, row.shape, row.dtype, row.kept, row.counted
+        one = found.get(key)
+        found[key] = replace(row, module="") if one is None else _sum(one, row)
+    return tuple(found.values())
+
+
+def _sum(one: Row, other: Row) -> Row:
+    return replace(
+        one,
+        tensors=one.tensors + other.tensors,
+        raw_bytes=one.raw_bytes + other.raw_bytes,
+        stored_bytes=one.stored_bytes + other.stored_bytes,
+        seconds=one.seconds + other.seconds,
+    )
