@@ -120,7 +120,7 @@ def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
 
 
 def test_a_part_with_wrong_parameters_is_an_error_that_names_them():
-    with pytest.raises(ValueError, match="part must be one of .*, not 'Fifo'"):
+    with pytest.raises(ValueError, match=r"part must be one of .*, not 'Fifo'"):
         parts.Part("Fifo", 8)
     with pytest.raises(ValueError, match="depth must not be given for FullSlice, not 4"):
         parts.Part("FullSlice", 8, 4)

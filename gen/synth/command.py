@@ -24,6 +24,9 @@ PLACED = (("gpt2-fp32-3.2x", 16), ("gpt2-fp32-3.2x", 64))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="these presets instead of a format")
     parser.add_argument("--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths)")
+    parser.add_argument(
+        "--memories", action="store_true", help="delay lines as memories, whose bits are no gates"
+    )
     parser.add_argument("--gates-only", action="store_true", help="no place and route, which takes minutes")
     parser.add_argument("--paths", action="store_true", help="also print the longest paths")
     parser.add_argument(
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         SystemExit: Ctrl-C, or the end of a time limit; what was started has ended.
     """
     configs = [
-        replace(config, bus_bytes=width)
+        replace(config, bus_bytes=width, memories=arguments.memories)
         for config in ([Config(fmt)] if fmt else [PRESETS[name] for name in arguments.preset or PRESETS])
         for width in arguments.bus_bytes or BUS_BYTES
     ]
