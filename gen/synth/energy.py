@@ -192,15 +192,15 @@ class Netlist:
         values |= dict.fromkeys((bit for bits in self.ports.values() for bit in bits), 0) | values
         values |= dict.fromkeys((pins[cell.output] for cell, pins in self._registers), 0)
         toggles: Counter[Bit] = Counter()
+        before: dict[Bit, int] = {}
         for cycle in range(_RESET + _WARM_UP + _MEASURED):
-            before = dict(values)
-            for name, bits in drive(
-                cycle - _RESET, lambda port: [values[bit] for bit in self.ports[port]]
-            ).items():
+            driven = drive(cycle - _RESET, lambda port: [values[bit] for bit in self.ports[port]])
+            for name, bits in driven.items():
                 values.update(zip(self.ports[name], bits, strict=True))
             self._step(values, mask)
             if cycle >= _RESET + _WARM_UP:
                 toggles.update({bit: (now ^ before[bit]).bit_count() for bit, now in values.items()})
+            before = dict(values)
             following = [(pins[cell.output], values[pins[cell.data]]) for cell, pins in self._registers]
             values.update(following)
         return self._energy({bit: count / STREAMS / _MEASURED for bit, count in toggles.items()})
@@ -243,7 +243,7 @@ def of_stream(netlist: Netlist, words: Sequence[Sequence[int]]) -> Energy:
     mask = (1 << STREAMS) - 1
     payload = len(netlist.ports["i__payload"])
     count = len(words[0])
-    columns = [_columns([stream[index] for stream in words], payload) for index in range(count)]
+    offered = [columns([stream[index] for stream in words], payload) for index in range(count)]
     index = 0
 
     def drive(cycle: int, output: Callable[[str], list[int]]) -> dict[str, list[int]]:
@@ -255,13 +255,13 @@ def of_stream(netlist: Netlist, words: Sequence[Sequence[int]]) -> Energy:
             "rst": [mask - runs],
             "i__valid": [runs],
             "o__ready": [runs],
-            "i__payload": columns[index],
+            "i__payload": offered[index],
         }
 
     return netlist.run(drive)
 
 
-def _columns(words: Sequence[int], width: int) -> list[int]:
+def columns(words: Sequence[int], width: int) -> list[int]:
     """For each bit of a word, that bit of all words."""
     texts = [format(word, f"0{width}b")[::-1] for word in words]
     return [int("".join(column)[::-1], 2) for column in zip(*texts, strict=True)]
