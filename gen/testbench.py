@@ -27,7 +27,7 @@ module {top}_source #(parameter WIDTH = 1, parameter WORDS = 1) (
   reg [WIDTH-1:0] words [0:WORDS-1];
   reg [15:0] noise;
   integer index;
-  assign payload = words[index];
+  assign payload = words[index < WORDS ? index : 0];
   always @(posedge clk) begin
     noise <= {{noise[14:0], noise[15] ^ noise[13] ^ noise[12] ^ noise[10]}};
     if (rst) begin
@@ -35,10 +35,10 @@ module {top}_source #(parameter WIDTH = 1, parameter WORDS = 1) (
       index <= 0;
       valid <= 0;
     end else if (valid && ready) begin
-      index <= index < WORDS - 1 ? index + 1 : index;
-      valid <= index < WORDS - 1 && noise[1:0] != 0;
+      index <= index + 1;
+      valid <= index + 1 < WORDS && noise[1:0] != 0;
     end else if (!valid)
-      valid <= (index < WORDS - 1 || WORDS == 1) && noise[0];
+      valid <= index < WORDS && noise[0];
   end
 endmodule
 """
