@@ -27,7 +27,7 @@ module {top}_source #(parameter WIDTH = 1, parameter WORDS = 1) (
   reg [WIDTH-1:0] words [0:WORDS-1];
   reg [15:0] noise;
   integer index;
-  assign payload = words[index];
+  assign payload = words[index < WORDS ? index : 0];
   always @(posedge clk) begin
     noise <= {{noise[14:0], noise[15] ^ noise[13] ^ noise[12] ^ noise[10]}};
     if (rst) begin

@@ -49,6 +49,8 @@ DELAY_MEMORY_TEXT = f"""module {DELAY_MEMORY} #(
   end
 endmodule
 """
+# The same as a box that synthesis leaves alone.
+DELAY_MEMORY_BOX = f"(* blackbox *) {DELAY_MEMORY_TEXT.partition('  reg')[0]}endmodule\n"
 
 
 def parts(config: Config) -> dict[str, Any]:

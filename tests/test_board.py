@@ -18,7 +18,7 @@ from gen.toolchain import ToolError
 from golden import HadamardFormat, PlaneFormat
 from rtl.selftest import Command, Place
 
-PLANES, HADAMARD = PlaneFormat("fp16", 16, 20), HadamardFormat("bf16", 64, 16)
+PLANES, HADAMARD = PlaneFormat("fp16", 16, 20), HadamardFormat("fp32", 64, 16)
 ABOUT = About.of((PLANES, HADAMARD), bus_bytes=16, memory_bytes=2048)
 QUIET = Progress(disable=True)
 
@@ -39,9 +39,9 @@ def device(port):
 
 def test_all_blocks_that_go_through_the_board_are_the_golden_models(device):
     assert device.about == ABOUT
-    found = selftest(device, 300, QUIET)
+    found = selftest(device, 200, QUIET)
     for fmt, of_format in found.items():
-        assert (of_format.mismatches, of_format.blocks >= 300) == (0, True), fmt
+        assert (of_format.mismatches, of_format.blocks >= 200) == (0, True), fmt
         assert of_format.taken / of_format.cycles > 8  # of 16; short runs have to fill the pipeline
     assert device.link.errors == 0
 
@@ -85,7 +85,7 @@ class Noisy:
     def read(self, size=1):
         content = bytearray(self._port.read(size))
         self._read += len(content)
-        if content and self._read > 300:
+        if content and self._read > 900:
             self._read = 0
             content[-1] ^= 1
         return bytes(content)
@@ -96,10 +96,10 @@ def test_frames_that_are_lost_are_sent_again_and_counted(port):
     before = device.verdict().lost
     values = np.random.default_rng(2).standard_normal((20, 16)).astype(np.float16)
     found = Found()
-    for first in range(3):
+    for first in range(4):
         check_compression(device, PLANES, values, Place.RAW, found, first=first)
-    assert (found.mismatches, found.blocks) == (0, 60)
-    assert device.link.errors >= 4
+    assert (found.mismatches, found.blocks) == (0, 80)
+    assert device.link.errors >= 3
     assert Device(Link(port, simulation.PATIENCE)).verdict().lost > before
 
 
@@ -174,14 +174,14 @@ def test_a_port_without_a_board_is_an_error_that_says_so():
 
 
 def test_formats_that_the_board_has_not_are_named(device, tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match="has, fp16 in planes, bf16 in hadamard, not float32"):
+    np.save(tmp_path / "x.npy", np.zeros(3, np.float64))
+    with pytest.raises(ValueError, match="has, fp16 in planes, fp32 in hadamard, not float64"):
         compress_file(device, tmp_path / "x.npy", tmp_path / "x.npz", None, QUIET)
     np.savez(tmp_path / "z.npz", blocks=np.zeros((1, 20), np.uint8))
     with pytest.raises(ValueError, match="must be one that compress has written"):
         decompress_file(device, tmp_path / "z.npz", tmp_path / "z.npy", QUIET)
     with pytest.raises(LinkError, match="another bitstream has it"):
-        device.format_index(PlaneFormat("fp32", 64, 80))
+        device.format_index(PlaneFormat("bf16", 64, 80))
 
 
 def report(achieved, constraint=50.0):
@@ -202,7 +202,7 @@ def test_a_clock_that_is_missed_is_an_error():
         bitstream.summary(report(60, 12), 50e6)
 
 
-@pytest.mark.parametrize(("board", "expected"), [(25e6, 50e6), (100e6, 50e6), (12e6, 48e6), (30e6, 45e6)])
+@pytest.mark.parametrize(("board", "expected"), [(25e6, 50e6), (100e6, 50e6), (12e6, 48e6), (30e6, 50e6)])
 def test_the_clock_is_made_of_the_boards(board, expected):
     multiplier, divisor, hz = bitstream.clock_of(board)
     assert hz == board * multiplier / divisor == expected

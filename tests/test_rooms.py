@@ -31,6 +31,7 @@ ROOMS["torch_bridge.job"] = {room for room in ROOMS if not room.startswith("rtl"
 ROOMS["torch_bridge"] = {room for room in ROOMS if not room.startswith("rtl")}
 ROOMS["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}
 ROOMS["rtl.memory"] = {*ROOMS["rtl.ports"], "rtl.ports"}
+ROOMS["rtl.selftest"] = {*ROOMS["rtl.ports"], "rtl.ports"}
 ROOMS["rtl"] = {room for room in ROOMS if room.startswith("rtl.")}
 ROOMS["bitstash"] = {"golden", "torch_bridge", "torch_bridge.job"}
 ROOMS["gen"] = {"golden", "torch_bridge.backends", *(room for room in ROOMS if room.startswith("rtl"))}

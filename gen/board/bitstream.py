@@ -88,6 +88,11 @@ class Board(Elaboratable):
             p_CLKOP_CPHASE=feedback - 1,
             p_CLKOP_ENABLE="ENABLED",
             p_FEEDBK_PATH="CLKOP",
+            # As Project Trellis' ecppll has them.
+            a_ICP_CURRENT="12",
+            a_LPF_RESISTOR="8",
+            a_MFG_ENABLE_FILTEROPAMP="1",
+            a_MFG_GMCREF_SEL="2",
             i_CLKI=pin.i,
             i_CLKFB=ClockSignal(),
             i_RST=0,
@@ -97,12 +102,14 @@ class Board(Elaboratable):
             o_LOCK=locked,
         )
         m.submodules.reset = ResetSynchronizer(~locked)
-        uart = platform.request("uart")
+        uart = platform.request("uart", dir="-")
+        m.submodules.rx = rx = io.Buffer("i", uart.rx)
+        m.submodules.tx = tx = io.Buffer("o", uart.tx)
         about = self._about
         m.submodules.selftest = selftest = SelfTest(
             about.formats, about.bus_bytes, round(hz / BAUD), about.text(), about.memory_bytes
         )
-        m.d.comb += [selftest.rx.eq(uart.rx.i), uart.tx.o.eq(selftest.tx)]
+        m.d.comb += [selftest.rx.eq(rx.i), tx.o.eq(selftest.tx)]
         return m
 
 

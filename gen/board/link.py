@@ -82,6 +82,8 @@ class Link:
         for _ in range(_ATTEMPTS):
             self._port.write(frame)
             for reply in self._replies():
+                if reply is None:
+                    break
                 if reply[:2] == bytes((self._sequence, request.command)):
                     return reply[2:]
             self.errors += 1
@@ -90,8 +92,8 @@ class Link:
             "the board's port?"
         )
 
-    def _replies(self) -> Iterator[bytes]:
-        """Frames whose CRC fits, until nothing has come for a while."""
+    def _replies(self) -> Iterator[bytes | None]:
+        """What is in frames, none where a CRC does not fit, until nothing has come for a while."""
         heard = time.monotonic()
         while time.monotonic() < heard + self._patience:
             if not (received := self._port.read(4096)):
@@ -100,10 +102,7 @@ class Link:
             *frames, rest = (self._bytes + received).split(bytes([FLAG]))
             self._bytes = bytearray(rest)
             for frame in filter(None, frames):
-                if (content := decode(bytes(frame))) is None:
-                    self.errors += 1
-                else:
-                    yield content
+                yield decode(bytes(frame))
 
 
 def encode(content: bytes) -> bytes:

@@ -31,6 +31,7 @@ from rtl.stream import (
     FullSlice,
     HalfSlice,
     Joiner,
+    MemoryLine,
     Narrower,
     Packer,
     Splitter,
@@ -109,6 +110,7 @@ def _of_stages() -> Iterator[Proof]:
         ("FullSlice", "2 bytes", lambda: FullSlice(word_layout(2)), 1),
         ("HalfSlice", "2 bytes", lambda: HalfSlice(word_layout(2)), 1),
         ("DelayLine", "8 bits, 4 deep", lambda: DelayLine(8, 4), 4),
+        ("MemoryLine", "8 bits, 4 deep", lambda: MemoryLine(8, 4), 2),
         ("Widener", NARROW.name, lambda: Widener(narrow, Switch(narrow.formats)), 1),
         ("Narrower", NARROW.name, lambda: Narrower(narrow, Switch(narrow.formats)), 4),
         ("Scanner", SMALL.name, lambda: Scanner(engine), 6),
@@ -138,6 +140,7 @@ def _of_movers() -> Iterator[Proof]:
     for part in (FullSlice, HalfSlice):
         yield from _slices(part)
     yield _delays("DelayLine", lambda: DelayLine(4, 3), "4 bits, 3 deep")
+    yield _delays("MemoryLine", lambda: MemoryLine(4, 3), "4 bits, 3 deep")
 
 
 def _moves(component: type[wiring.Component], sizes: tuple[int, ...], rate: Rate) -> Proof:

@@ -18,13 +18,20 @@ from .report import synthesise
 from .scaling import measure_scaling
 
 # Place and route takes minutes: one preset at two widths says what an FPGA is like.
-PLACED = (("gpt2-fp32-3.2x", 16), ("gpt2-fp32-3.2x", 64))
+PLACED = "gpt2-fp32-3.2x"
+PLACED_BYTES = (16, 64)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="these presets instead of a format")
     parser.add_argument("--bus-bytes", nargs="+", type=int, help="bytes of a bus word (default: all widths)")
+    parser.add_argument(
+        "--memories", action="store_true", help="delay lines as memories, whose bits are no gates"
+    )
     parser.add_argument("--gates-only", action="store_true", help="no place and route, which takes minutes")
+    parser.add_argument(
+        "--place-all", action="store_true", help="place every engine of 16 and 64 bytes, which takes hours"
+    )
     parser.add_argument("--paths", action="store_true", help="also print the longest paths")
     parser.add_argument(
         "--scaling", type=Path, metavar="FOLDER", help="instead, write scaling.json and scaling.png there"
@@ -45,7 +52,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         SystemExit: Ctrl-C, or the end of a time limit; what was started has ended.
     """
     configs = [
-        replace(config, bus_bytes=width)
+        replace(config, bus_bytes=width, memories=arguments.memories)
         for config in ([Config(fmt)] if fmt else [PRESETS[name] for name in arguments.preset or PRESETS])
         for width in arguments.bus_bytes or BUS_BYTES
     ]
@@ -62,7 +69,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
             synthesise(
                 configs,
                 arguments.jobs,
-                placed=[c for c in configs if (c.preset, c.bus_bytes) in PLACED and not arguments.gates_only],
+                placed=[config for config in configs if _is_placed(config, arguments)],
                 liberty=Path(liberty) if liberty else None,
                 show_paths=arguments.paths,
             )
@@ -70,3 +77,9 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         sys.exit("python -m gen synth: interrupted")
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_placed(config: Config, arguments: argparse.Namespace) -> bool:
+    if arguments.gates_only or config.memories or config.bus_bytes not in PLACED_BYTES:
+        return False
+    return arguments.place_all or config.preset == PLACED

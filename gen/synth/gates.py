@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rtl.stream import DELAY_MEMORY
+
 from ..toolchain import ToolError
 from ..yosys import run_yosys
 from . import paths
@@ -30,8 +32,8 @@ class Gates:
     Attributes:
         kge: thousands of gate equivalents.
         plain_kge: the same with each enable and reset as gates in front of a plain flip-flop: an upper bound.
-        flip_flops: bits of state, those of memories included.
-        memory_bits: how many of these were memories, not registers.
+        flip_flops: bits of state, those of memories included, but not of delay memories.
+        memory_bits: of memories of either kind.
         nand_levels: gates on the longest path between registers or ports.
         modules: kGE of each submodule, without those in it, when none is optimised across its border.
         paths: the longest into each of the deepest registers.
@@ -93,14 +95,23 @@ def measure_gates(verilog: str, top: str, folder: Path) -> Gates:
         kge=_kge(flat),
         plain_kge=_kge(stat("plain")["design"]["num_cells_by_type"]),
         flip_flops=sum(count for cell, count in flat.items() if "DFF" in cell),
-        memory_bits=stat("memories")["design"]["num_memory_bits"],
+        memory_bits=stat("memories")["design"]["num_memory_bits"] + delay_memory_bits(verilog),
         nand_levels=longest[0].levels,
         modules={
             name.removeprefix(f"\\{top}").removeprefix(".") or "top": _kge(module["num_cells_by_type"])
             for name, module in stat("modules")["modules"].items()
+            if DELAY_MEMORY not in name
         },
         paths=longest[:PATHS],
     )
+
+
+def delay_memory_bits(verilog: str) -> int:
+    """Bits of the delay memories that a design has instances of."""
+    sizes = re.findall(
+        rf"{DELAY_MEMORY} #\(.*?\.DEPTH\(32'd(\d+)\).*?\.WIDTH\(32'd(\d+)\)", verilog, re.DOTALL
+    )
+    return sum(int(depth) * int(width) for depth, width in sizes)
 
 
 def _kge(cells: Mapping[str, int]) -> float:
@@ -128,6 +139,7 @@ def library_script(top: str, folder: Path) -> list[str]:
         f"abc -liberty {liberty} -script {abc}",
         "opt_clean -purge",
         f"tee -q -o {folder}/cells.json stat -liberty {liberty} -json",
+        f"write_json {folder}/netlist.json",
     ]
 
 
@@ -139,7 +151,8 @@ def measure_cells(verilog: str, top: str, liberty: str, folder: Path) -> dict[st
         liberty: the library's text.
 
     Returns:
-        "area" in the library's unit, "delay_ps" of the longest path as abc sees it, without wires.
+        "area" in the library's unit, "delay_ps" of the longest path as abc sees it, without wires. The
+        netlist stays in the folder.
 
     Raises:
         gen.toolchain.ToolError: Yosys failed, for instance because the library lacks a cell.

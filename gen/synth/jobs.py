@@ -20,8 +20,8 @@ from rich.progress import track
 
 from ..config import Config
 from ..toolchain import ToolError
-from ..verilog import convert, digest, make_component, module_name
-from . import ecp5, gates
+from ..verilog import DELAY_MEMORY_BOX, bytes_per_cycle, convert, digest, make_component, module_name
+from . import ecp5, energy, gates
 
 ROOT = Path("build/synth")
 K = TypeVar("K")
@@ -74,12 +74,28 @@ def measure_gates(config: Config, part: str) -> gates.Gates:
     return gates.Gates.from_json(found)
 
 
-def measure_cells(config: Config, part: str, liberty: str) -> dict[str, float]:
-    """:func:`gen.synth.gates.measure_cells` of an engine."""
+def measure_cells(config: Config, part: str, liberty: str) -> dict[str, float | None]:
+    """:func:`gen.synth.gates.measure_cells` of an engine, and the energy of a byte."""
     source, top = _source(config, part), module_name(config, part)
-    return _cached(
-        [source, gates.FLOW, liberty], lambda folder: gates.measure_cells(source, top, liberty, folder)
-    )
+
+    def measure(folder: Path) -> dict[str, float | None]:
+        found = gates.measure_cells(source, top, liberty, folder)
+        return found | _energy(config, part, liberty, folder)
+
+    return _cached([source, gates.FLOW, energy.FLOW, liberty], measure)
+
+
+def _energy(config: Config, part: str, liberty: str, folder: Path) -> dict[str, float | None]:
+    """Energy of a byte, pJ, and its clock's part; none without a library's energies or a stream."""
+    if config.interface != "stream" or config.memories or "internal_power" not in liberty:
+        return {"pj_per_byte": None, "clock_pj_per_byte": None}
+    netlist = energy.Netlist(folder / "netlist.json", energy.Library.parse(liberty))
+    found = energy.of_stream(netlist, energy.stimulus(config, part))
+    size = bytes_per_cycle(config)
+    return {
+        "pj_per_byte": round((found.clock + found.switching) / size, 2),
+        "clock_pj_per_byte": round(found.clock / size, 2),
+    }
 
 
 def place(config: Config, part: str) -> dict[str, Any]:
@@ -97,7 +113,7 @@ def _source(config: Config, part: str, *, behind_registers: bool = False) -> str
     component, name = make_component(config, part), module_name(config, part)
     if behind_registers:
         component, name = ecp5.BehindRegisters(component), ecp5.TOP
-    text = convert(component, name)
+    text = convert(component, name, config.memories) + DELAY_MEMORY_BOX * config.memories
     _write(path, title + text)
     return text
 

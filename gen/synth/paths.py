@@ -11,6 +11,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from rtl.stream import DELAY_MEMORY
+
 Bit = int | str  # a net's number, or a constant: "0", "1" or "x"
 
 _FUNCTIONS: dict[str, Callable[..., int]] = {
@@ -61,7 +63,8 @@ class Netlist:
     """
 
     def __init__(self, path: Path, source: Netlist | None = None):
-        (module,) = json.loads(path.read_text())["modules"].values()
+        modules = json.loads(path.read_text())["modules"].values()
+        (module,) = (module for module in modules if "blackbox" not in module["attributes"])
         self.gates: dict[Bit, tuple[str, list[Bit]]] = {}
         self.ends: dict[str, Bit] = {}
         self.names: dict[Bit, str] = {}
@@ -91,6 +94,10 @@ class Netlist:
             for pin, suffix in (("D", ""), ("E", ", enable"), ("R", ", reset")):
                 if pin in pins:
                     self.ends[register + suffix] = pins[pin]
+        elif kind == DELAY_MEMORY:
+            for pin, bits in cell["connections"].items():
+                if cell["port_directions"][pin] == "input":
+                    self.ends |= {f"{self.names.get(bit, pin)} of a memory": bit for bit in bits}
         elif kind != "$scopeinfo":
             raise ValueError(f"cells must be gates or flip-flops, not {kind!r}")
 

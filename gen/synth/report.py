@@ -111,7 +111,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     headings = ["bus\nbytes", "kGE", "kGE per\nbyte/cycle", "flip-\nflops", "memory\nbits", "NAND\nlevels"]
     headings += ["ECP5\nLUTs", "ECP5\nMHz"]
     if "area" in rows[0]:
-        headings += ["cell\narea", "delay\nps"]
+        headings += ["cell\narea", "delay\nps", "pJ per\nbyte", "clock's"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     formats = {"kge": ".1f", "kge_per_byte_per_cycle": ".2f", "area": ".0f", "delay_ps": ".0f"}

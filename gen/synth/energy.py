@@ -1,0 +1,284 @@
+"""Energy of an engine as cells of a library, from what switches while it works.
+
+The mapped netlist is simulated without delays: in each cycle every net of 64 independent streams at once, a
+bit of an integer each. All have the same handshakes, for no control depends on data. What is counted:
+
+- half of C V^2 for each toggle of a net, C being the input pins that it drives; wires have none;
+- the library's internal energy for each toggle of a cell's output, and of a flip-flop's data pin;
+- for each flip-flop in each cycle both edges at its clock pin: there are no clock gates.
+
+So there are no glitches, no wires, no clock tree and no leakage in it: it is a lower bound.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from math import gcd
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from ..config import Config
+from . import liberty
+from .liberty import Group, expression, parse, table
+
+STREAMS = 64
+FLOW = Path(__file__).read_text() + Path(liberty.__file__).read_text()
+_RESET, _WARM_UP, _MEASURED = 4, 100, 64  # cycles
+_SLEW = 0.2  # ns, of all inputs
+
+Bit = int | str
+# See :meth:`Netlist.run`.
+Drive = Callable[[int, Callable[[str], list[int]]], Mapping[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a library.
+
+    Attributes:
+        area: in the library's unit.
+        capacitances: of its input pins, pF.
+        functions: of its output pins, see :func:`gen.synth.liberty.expression`; none of a flip-flop.
+        energies: of its pins, pJ for each toggle at a load in pF.
+        clock, data, output: the pins of a flip-flop, empty if it is none.
+        clock_energy: of a cycle at its clock pin, pJ.
+    """
+
+    area: float
+    capacitances: dict[str, float]
+    functions: dict[str, str]
+    energies: dict[str, Callable[[float], float]]
+    clock: str = ""
+    data: str = ""
+    output: str = ""
+    clock_energy: float = 0.0
+
+
+@dataclass(frozen=True)
+class Library:
+    """The cells of a library, by name, and its voltage."""
+
+    cells: dict[str, Cell]
+    voltage: float
+
+    @classmethod
+    def parse(cls, text: str) -> Library:
+        """Raises ValueError for what is no library in pF and V."""
+        top = parse(text)
+        unit = top.attributes.get("capacitive_load_unit", "").replace(",", " ").split()
+        if [part.lower() for part in unit] not in (["1", "pf"], ["1.0", "pf"]):
+            raise ValueError(f"a library must have its capacitances in 1 pF, not {' '.join(unit)!r}")
+        voltage = float(top.attributes.get("nom_voltage", 0))
+        return cls({cell.name: _cell(cell) for cell in top.all("cell")}, voltage)
+
+
+def _cell(group: Group) -> Cell:
+    pins = {pin.name: pin for pin in group.all("pin")}
+    inputs = {
+        name: float(pin.attributes.get("capacitance", 0))
+        for name, pin in pins.items()
+        if pin.attributes.get("direction") == "input"
+    }
+    functions = {
+        name: pin.attributes["function"] for name, pin in pins.items() if "function" in pin.attributes
+    }
+    energies = {name: _energy(pin) for name, pin in pins.items()}
+    area = float(group.attributes.get("area", 0))
+    for state in group.all("ff"):
+        clock, data = state.attributes["clocked_on"], state.attributes["next_state"]
+        if clock in pins and data in pins and "clear" not in state.attributes:
+            first = state.name.split()[0].strip(",")
+            (output,) = (name for name, function in functions.items() if function == first)
+            edges = 2 * energies[clock](0)
+            return Cell(area, inputs, {}, energies, clock, data, output, edges)
+    return Cell(area, inputs, functions, energies)
+
+
+def _energy(pin: Group) -> Callable[[float], float]:
+    """Energy of a toggle at a load: the mean over edges and related pins, at the nearest slew."""
+    tables = [table(edge) for power in pin.all("internal_power") for edge in power.groups]
+
+    def at(load: float) -> float:
+        found = []
+        for axes, rows in tables:
+            loads, slews = (axes[0], axes[1]) if len(axes) == 2 else ([0.0], axes[0])
+            row = rows[_nearest(loads, load)] if len(axes) == 2 else rows[0]
+            found.append(row[_nearest(slews, _SLEW)])
+        return fmean(found) if found else 0.0
+
+    return at
+
+
+def _nearest(numbers: Sequence[float], wanted: float) -> int:
+    return min(range(len(numbers)), key=lambda i: abs(numbers[i] - wanted))
+
+
+class Netlist:
+    """A mapped netlist that can be run.
+
+    Args:
+        path: what Yosys' ``write_json`` left, of one module of a library's cells.
+        library: the cells.
+
+    Raises:
+        ValueError: it has a cell that the library lacks.
+    """
+
+    def __init__(self, path: Path, library: Library):
+        (module,) = json.loads(path.read_text())["modules"].values()
+        self.ports: dict[str, list[Bit]] = {name: port["bits"] for name, port in module["ports"].items()}
+        self._library = library
+        self._gates: dict[Bit, tuple[str, str, dict[str, Bit]]] = {}  # cell, output pin, pins
+        self._registers: list[tuple[Cell, dict[str, Bit]]] = []
+        self._loads: Counter[Bit] = Counter()
+        for instance in module["cells"].values():
+            if instance["type"] != "$scopeinfo":
+                self._add(instance)
+        order = TopologicalSorter({out: gate[2].values() for out, gate in self._gates.items()})
+        self._step = self._compiled([out for out in order.static_order() if out in self._gates])
+
+    def _add(self, instance: dict[str, Any]) -> None:
+        kind = instance["type"]
+        if kind not in self._library.cells:
+            raise ValueError(f"cells must be the library's, not {kind!r}")
+        cell = self._library.cells[kind]
+        pins = {name: bits[0] for name, bits in instance["connections"].items()}
+        for name, capacitance in cell.capacitances.items():
+            self._loads[pins[name]] += capacitance  # type: ignore[assignment]
+        if cell.clock:
+            self._registers.append((cell, pins))
+            return
+        inputs = {name: pins[name] for name in cell.capacitances}
+        for output in cell.functions:
+            if output in pins:
+                self._gates[pins[output]] = kind, output, inputs
+
+    def _compiled(self, order: list[Bit]) -> Callable[[dict[Bit, int], int], None]:
+        """A function that gives each gate's output its value, from those of inputs and registers."""
+        lines = []
+        for out in order:
+            kind, output, pins = self._gates[out]
+            text, _ = expression(self._library.cells[kind].functions[output])
+            lines.append(f"  v[{out!r}]=M&(" + text.format(**{p: f"v[{b!r}]" for p, b in pins.items()}) + ")")
+        scope: dict[str, Any] = {}
+        # Python's compiler needs much memory for one function of so many lines.
+        starts = range(0, len(lines), 2000)
+        for start in starts:
+            exec("\n".join([f"def f{start}(v,M):", *lines[start : start + 2000]]), scope)
+        steps = [scope[f"f{start}"] for start in starts]
+
+        def step(values: dict[Bit, int], mask: int) -> None:
+            for run in steps:
+                run(values, mask)
+
+        return step
+
+    def run(self, drive: Drive) -> Energy:
+        """Energy of a cycle, from :data:`_MEASURED` of them.
+
+        Args:
+            drive: what the input ports carry in a cycle, for each of their bits an integer of all streams;
+                it is given the cycle's number, and what ports carried at the end of the one before.
+        """
+        mask = (1 << STREAMS) - 1
+        values: dict[Bit, int] = {"0": 0, "1": mask, "x": 0}
+        values |= dict.fromkeys((bit for bits in self.ports.values() for bit in bits), 0) | values
+        values |= dict.fromkeys((pins[cell.output] for cell, pins in self._registers), 0)
+        toggles: Counter[Bit] = Counter()
+        before: dict[Bit, int] = {}
+        for cycle in range(_RESET + _WARM_UP + _MEASURED):
+            driven = drive(cycle - _RESET, lambda port: [values[bit] for bit in self.ports[port]])
+            for name, bits in driven.items():
+                values.update(zip(self.ports[name], bits, strict=True))
+            self._step(values, mask)
+            if cycle >= _RESET + _WARM_UP:
+                toggles.update({bit: (now ^ before[bit]).bit_count() for bit, now in values.items()})
+            before = dict(values)
+            following = [(pins[cell.output], values[pins[cell.data]]) for cell, pins in self._registers]
+            values.update(following)
+        return self._energy({bit: count / STREAMS / _MEASURED for bit, count in toggles.items()})
+
+    def _energy(self, toggles: dict[Bit, float]) -> Energy:
+        """Of a cycle with so many toggles of each net."""
+        half = self._library.voltage**2 / 2
+        clock = sum(
+            cell.clock_energy + 2 * half * cell.capacitances[cell.clock] for cell, _ in self._registers
+        )
+        clocks = {pins[cell.clock] for cell, pins in self._registers}
+        switching = sum(
+            toggles.get(bit, 0) * half * load for bit, load in self._loads.items() if bit not in clocks
+        )
+        for out, (kind, output, _) in self._gates.items():
+            internal = self._library.cells[kind].energies[output](self._loads[out])
+            switching += toggles.get(out, 0) * internal
+        for cell, pins in self._registers:
+            out, data = pins[cell.output], pins[cell.data]
+            switching += toggles.get(out, 0) * cell.energies[cell.output](self._loads[out])
+            switching += toggles.get(data, 0) * cell.energies[cell.data](0)
+        return Energy(clock, switching)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Of a cycle, pJ: at the clock pins of flip-flops, and of all else that switches."""
+
+    clock: float
+    switching: float
+
+
+def of_stream(netlist: Netlist, words: Sequence[Sequence[int]]) -> Energy:
+    """Energy of a cycle of an engine with streams ``i`` and ``o``, that nothing stalls.
+
+    Args:
+        netlist: of the engine.
+        words: for each of :data:`STREAMS` streams, the payloads that it is offered, again and again.
+    """
+    mask = (1 << STREAMS) - 1
+    payload = len(netlist.ports["i__payload"])
+    count = len(words[0])
+    offered = [columns([stream[index] for stream in words], payload) for index in range(count)]
+    index = 0
+
+    def drive(cycle: int, output: Callable[[str], list[int]]) -> dict[str, list[int]]:
+        nonlocal index
+        if cycle > 0 and output("i__ready")[0]:
+            index = (index + 1) % count
+        runs = mask * (cycle >= 0)
+        return {
+            "rst": [mask - runs],
+            "i__valid": [runs],
+            "o__ready": [runs],
+            "i__payload": offered[index],
+        }
+
+    return netlist.run(drive)
+
+
+def columns(words: Sequence[int], width: int) -> list[int]:
+    """For each bit of a word, that bit of all words."""
+    texts = [format(word, f"0{width}b")[::-1] for word in words]
+    return [int("".join(column)[::-1], 2) for column in zip(*texts, strict=True)]
+
+
+def stimulus(config: Config, part: str) -> list[list[int]]:
+    """Words for each stream: normal values, each block of another scale, or what they are stored as."""
+    fmt, size = config.fmt, config.bus_bytes
+    assert fmt.target
+    rng = np.random.default_rng(0)
+    # Whole blocks in whole words, so that a stream can begin again.
+    blocks = size // gcd(size, fmt.target) * 8
+    found = []
+    for _ in range(STREAMS):
+        values = rng.standard_normal((blocks, fmt.block)) * np.exp2(rng.integers(-8, 8, (blocks, 1)))
+        floats = values.astype(fmt.float_type.array)
+        content = floats.tobytes() if part == "compressor" else np.asarray(fmt.compress(floats)).tobytes()
+        pieces = range(0, len(content), size)
+        found.append([int.from_bytes(content[start : start + size], "little") for start in pieces])
+    return found
