@@ -15,6 +15,8 @@ from rtl.memory import MemoryEngine, MemoryParameters
 
 from .runner import Design, _simulate
 
+BENCHES = ("bench_memory", "bench_bursts")
+
 # Bypass alone; one format and two in small; those of training, behind memories as wide and narrower ones.
 ENGINES = {
     "bypass": MemoryParameters(bus_bytes=16, memory_bytes=16),
@@ -55,7 +57,8 @@ def run(name: str, folder: Path, *, bursts: int, seed: int, only: str | None = N
         "seed": seed,
     }
     design = Design(top, hashlib.sha256(text.encode()).hexdigest(), write)
-    return _simulate(design, folder / "memory" / name, task, "bench_memory", only, "verilator")
+    place = folder / "memory" / name
+    return [note for bench in BENCHES for note in _simulate(design, place, task, bench, only, "verilator")]
 
 
 def main() -> None:
