@@ -68,6 +68,7 @@ class ChannelSink:
     Attributes:
         pause: whether none is taken, cycle for cycle.
         received: beats, each with the cycle in which it was taken, that nobody asked for yet.
+        taken: how many beats in all.
     """
 
     def __init__(self, dut, name: str, fields: tuple[str, ...]):
@@ -76,6 +77,7 @@ class ChannelSink:
         self._valid, self._ready = getattr(dut, f"{name}valid"), getattr(dut, f"{name}ready")
         self.pause: Iterator[bool] = never(random.Random())
         self.received: deque[tuple[int, Beat]] = deque()
+        self.taken = 0
         self._is_ready = False
         self._held: Beat | None = None
         self._ready.value = 0
@@ -87,6 +89,7 @@ class ChannelSink:
             self._held = None if self._is_ready else beat
             if self._is_ready:
                 self.received.append((cycle, beat))
+                self.taken += 1
         else:
             assert self._held is None, f"{self._name}valid fell before it was taken"
         before, self._is_ready = self._is_ready, not next(self.pause)

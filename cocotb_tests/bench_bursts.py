@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise, product, repeat
 
 import cocotb
 import numpy as np
@@ -320,6 +320,66 @@ async def writes_that_are_not_bufferable_are_answered_after_memory(_):
             took = tb.accelerator.ended[ticket] - tb.accelerator.w.taken_at
             assert took < 10 if bufferable else took >= 200, f"{region}: {took} cycles"
             await tb.quiet()
+
+
+@cocotb.test()
+async def no_channel_waits_for_another(_):
+    """AW and W of the memory for each other; reads for data of writes; writes for reads that are stalled."""
+    tb = await TB.started("no channel waits", latency=3)
+    accelerator, memory = tb.accelerator, tb.memory
+    always = repeat(True)
+    for region in tb.regions:
+        size = region.fmt.raw_bytes if region.fmt else 4 * BUS
+        whole = Burst(region.base, size // BUS, BUS)
+        words = np.full((whole.beats, BUS), 7, np.uint8)
+        for first, second in ((memory.w, memory.aw), (memory.aw, memory.w)):
+            second.pause = once_taken(first)
+            ticket = accelerator.write(whole, words, words > 0)
+            await tb.until(lambda ticket=ticket: ticket in accelerator.responses, 500)
+            second.pause = never(tb.rng)
+
+        accelerator.w.pause = always
+        written = accelerator.write(whole, words, words > 0)
+        read = accelerator.read(Burst(region.base + PAGE, 1, BUS))
+        await tb.until(lambda read=read: read in accelerator.reads, 500)
+        accelerator.w.pause = never(tb.rng)
+        await tb.until(lambda written=written: written in accelerator.responses, 500)
+
+        accelerator.r.pause = always
+        reads = [accelerator.read(Burst(region.base + PAGE, PAGE // BUS // 4, BUS)) for _ in range(4)]
+        await tb.cycles(100)
+        written = accelerator.write(whole, words, words > 0)
+        await tb.until(lambda written=written: written in accelerator.responses, 500)
+        accelerator.r.pause = never(tb.rng)
+        await tb.until(lambda reads=reads: all(read in accelerator.reads for read in reads))
+
+
+def once_taken(channel) -> Iterator[bool]:
+    """Pauses until another beat of a channel was taken."""
+    before = channel.taken
+    while True:
+        yield channel.taken == before
+
+
+@cocotb.test()
+async def shared_beats_are_read_anew_once_they_were_written(_):
+    """Blocks share beats; a read that goes on where the one before ended sees what was written since."""
+    tb = await TB.started("shared beats", latency=5)
+    for region in tb.regions[:-1]:
+        size = region.fmt.raw_bytes
+        for n in range(12):
+            for at in (n, n + 1):
+                burst = Burst(region.base + at * size, size // BUS, BUS)
+                if at > n:
+                    words = tb.random.integers(0, 256, (burst.beats, BUS), np.uint8)
+                    options = {"bufferable": n % 2 == 0}
+                    ticket = tb.accelerator.write(burst, words, words >= 0, **options)
+                    tb.model.write(burst, words, words >= 0, **options)
+                    await tb.until(lambda ticket=ticket: ticket in tb.accelerator.responses)
+                ticket = tb.accelerator.read(burst)
+                await tb.until(lambda ticket=ticket: ticket in tb.accelerator.reads)
+                found, _ = tb.accelerator.reads.pop(ticket)
+                assert (found == tb.model.read(burst)[0]).all(), f"{region}: block {at}"
 
 
 @cocotb.test()
