@@ -56,6 +56,7 @@ class _Compressor(_Counting):
     latency = staticmethod(lambda engine: 0)
 
     def __init__(self, fmt: PlaneFormat, bus_bytes: int):
+        assert fmt.target is not None
         words = -(-fmt.target // bus_bytes)
         super().__init__(words, -fmt.target % bus_bytes, word_layout(bus_bytes), word_layout(bus_bytes))
 
