@@ -69,6 +69,7 @@ FAULTS = (
         "plan.py",
         "length.eq(Cat(C((1 << more) - 1, more), words))",
         "length.eq(Cat(C((1 << more) - 1, more), words)[:7])",
+        "masters",
     ),
     _fault(
         "WRAP that does not wrap",
