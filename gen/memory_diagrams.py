@@ -73,8 +73,8 @@ def draw(folder: Path = FOLDER) -> list[Path]:
 
 
 def _block() -> np.ndarray:
-    values = np.random.default_rng(0).normal(size=FORMAT.block).astype(np.float32)
-    return FORMAT.compress((values.view(np.uint32) >> 16).astype(FORMAT.float_type.array))[0]
+    values = np.random.default_rng(0).normal(size=FORMAT.block)
+    return FORMAT.compress(values.astype(FORMAT.float_type.array))[0]
 
 
 def _burst(address: int, length: int) -> dict[str, int]:
