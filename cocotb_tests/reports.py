@@ -128,10 +128,11 @@ MEMORY = Report(
         "excess_bytes": "excess",
         "read_latency_added": "latency added",
     },
-    "Random bursts of every kind, size, alignment and region, with strobes, IDs, stalls on every channel, errors "
-    "of memory and invalid blocks, half of them one after the other and half from several masters at once. Rates "
-    "are those of reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess is the share of "
-    "memory's beats beyond the stored bytes; the latency is what a read of a word adds, in cycles.",
+    "Random bursts of every kind, size, alignment and region, with strobes, IDs, stalls on every channel, "
+    "errors of memory and invalid blocks, half of them one after the other and half from several masters at "
+    "once. Rates are those of reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess "
+    "is the share of memory's beats beyond the stored bytes; the latency is what a read of a word adds, in "
+    "cycles.",
 )
 BINS = Report(
     "make sim",
