@@ -141,6 +141,8 @@ def test_blocks_are_numbered_from_0_again_when_none_is_used_any_more():
         backend.decompress(kept, 640)
     with pytest.raises(ValueError, match="first must be 0 where a region numbers the blocks, not 3"):
         backend.compress(values, 3)
+    with pytest.raises(ValueError, match="what regions keep must come from the CPU, not from meta"):
+        backend.compress(torch.empty(64, device="meta"))
     del second
     gc.collect()
     assert torch.equal(backend.compress(values), kept)
