@@ -52,6 +52,11 @@ class ChannelSource:
         if self._offered != before:  # to write a signal costs time
             self._valid.value = self._offered
 
+    def reset(self) -> None:
+        self.queue.clear()
+        self._offered = False
+        self._valid.value = 0
+
     @property
     def is_idle(self) -> bool:
         return not self.queue and not self._offered
@@ -63,6 +68,7 @@ class ChannelSink:
     Attributes:
         pause: whether none is taken, cycle for cycle.
         received: beats, each with the cycle in which it was taken, that nobody asked for yet.
+        taken: how many beats in all.
     """
 
     def __init__(self, dut, name: str, fields: tuple[str, ...]):
@@ -71,6 +77,7 @@ class ChannelSink:
         self._valid, self._ready = getattr(dut, f"{name}valid"), getattr(dut, f"{name}ready")
         self.pause: Iterator[bool] = never(random.Random())
         self.received: deque[tuple[int, Beat]] = deque()
+        self.taken = 0
         self._is_ready = False
         self._held: Beat | None = None
         self._ready.value = 0
@@ -82,11 +89,16 @@ class ChannelSink:
             self._held = None if self._is_ready else beat
             if self._is_ready:
                 self.received.append((cycle, beat))
+                self.taken += 1
         else:
             assert self._held is None, f"{self._name}valid fell before it was taken"
         before, self._is_ready = self._is_ready, not next(self.pause)
         if self._is_ready != before:
             self._ready.value = self._is_ready
+
+    def reset(self) -> None:
+        self.received.clear()
+        self._held = None
 
 
 ADDRESS = ("addr", "len", "size", "burst", "id", "cache")
@@ -157,6 +169,13 @@ class Accelerator:
         self._reading.setdefault(master, deque()).append((ticket, burst, []))
         return ticket
 
+    def reset(self) -> None:
+        """Forget all that is under way."""
+        for channel in self.channels:
+            channel.reset()
+        for held in (self.responses, self.reads, self.ended, self._unanswered, self._reading):
+            held.clear()
+
     @property
     def is_idle(self) -> bool:
         """All was sent, and all reads were answered."""
@@ -195,6 +214,7 @@ class SlowMemory:
         latency: cycles from an address, or the last beat of a write, to the answer.
 
     Attributes:
+        jitter: how many more cycles that takes, at random, at most.
         beats_written: so far.
         times: when each read was asked for, and its last beat could be taken.
     """
@@ -202,6 +222,8 @@ class SlowMemory:
     def __init__(self, dut, dram: Dram, latency: int = 8):
         self.dram = dram
         self.latency = latency
+        self.jitter = 0
+        self._random = random.Random(1)
         size = dram.beat
         self.ar = ChannelSink(dut, "m_axi_ar", ADDRESS)
         self.aw = ChannelSink(dut, "m_axi_aw", ADDRESS)
@@ -220,10 +242,11 @@ class SlowMemory:
             channel.edge(cycle)
         while self.ar.received:
             _, address = self.ar.received.popleft()
+            ready = cycle + self._delay()
             for place, last in self._places(address):
                 response = self.dram.response(place, self._size)
                 data = self._content(place) if response == Response.OKAY else 0xDEAD
-                self.r.send({"data": data, "resp": response, "last": last, "id": 0}, cycle + self.latency)
+                self.r.send({"data": data, "resp": response, "last": last, "id": 0}, ready)
             self.times.append((cycle, cycle + self.latency + address["len"] + 1))
         while self.aw.received:
             self._writes.append(self.aw.received.popleft()[1])
@@ -257,7 +280,17 @@ class SlowMemory:
                 strobes = np.frombuffer(beat["strb"].to_bytes(max(self._size // 8, 1), "little"), np.uint8)
                 strobed = np.unpackbits(strobes, bitorder="little")[: self._size].astype(bool)
                 self.dram.content[place : place + self._size][strobed] = data[strobed]
-        self.b.send({"resp": worst, "id": 0}, cycle + self.latency)
+        self.b.send({"resp": worst, "id": 0}, cycle + self._delay())
+
+    def _delay(self) -> int:
+        return self.latency + (self._random.randint(0, self.jitter) if self.jitter else 0)
+
+    def reset(self) -> None:
+        """Forget all that is under way."""
+        for channel in self.channels:
+            channel.reset()
+        self._writes.clear()
+        self._data.clear()
 
 
 class Lite:
@@ -273,6 +306,10 @@ class Lite:
     def edge(self, cycle: int) -> None:
         for channel in (self.aw, self.w, self.ar, self.b, self.r):
             channel.edge(cycle)
+
+    def reset(self) -> None:
+        for channel in (self.aw, self.w, self.ar, self.b, self.r):
+            channel.reset()
 
     def write(self, address: int, data: int, strb: int = 15) -> None:
         self.aw.send({"addr": address})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,10 @@ from gen.verilog import convert
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryEngine, MemoryParameters
 
-from .runner import Design, _simulate
+from .memory_faults import FAULTS, verilog_of
+from .runner import BenchError, Design, _simulate
+
+BENCHES = ("bench_memory", "bench_bursts")
 
 # Bypass alone; one format and two in small; those of training, behind memories as wide and narrower ones.
 ENGINES = {
@@ -30,18 +36,28 @@ ENGINES = {
 }
 
 
+TOP = "bitstash_memory"
+FAULTY_ENGINE = "small-quarter"  # has formats, and a narrower memory
+
+
 def run(name: str, folder: Path, *, bursts: int, seed: int, only: str | None = None) -> list[dict[str, Any]]:
     """Run the benches on an engine and return what they noted.
 
     Args:
-        bursts: random ones, one after the other; an eighth as many of several masters at once.
+        bursts: random ones, one after the other; half as many of several masters at once.
         only: a regular expression for the names of the benches to run (default: all).
 
     Raises:
         cocotb_tests.runner.BenchError: a bench failed.
     """
-    parameters, top = ENGINES[name], "bitstash_memory"
-    text = convert(MemoryEngine(parameters), top)
+    text = convert(MemoryEngine(ENGINES[name]), TOP)
+    return _run(name, text, folder / "memory" / name, BENCHES, bursts, seed, only)
+
+
+def _run(
+    name: str, text: str, place: Path, benches: Sequence[str], bursts: int, seed: int, only: str | None
+) -> list[dict[str, Any]]:
+    parameters = ENGINES[name]
 
     def write(path: Path) -> list[Path]:
         path.write_text(text)
@@ -54,8 +70,53 @@ def run(name: str, folder: Path, *, bursts: int, seed: int, only: str | None = N
         "bursts": bursts,
         "seed": seed,
     }
-    design = Design(top, hashlib.sha256(text.encode()).hexdigest(), write)
-    return _simulate(design, folder / "memory" / name, task, "bench_memory", only, "verilator")
+    design = Design(TOP, hashlib.sha256(text.encode()).hexdigest(), write)
+    return [note for bench in benches for note in _simulate(design, place, task, bench, only, "verilator")]
+
+
+def rows(name: str, notes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the benches noted of an engine, for each kind of region: see docs/memory.md.
+
+    A mismatch ends a run, so that there is none.
+    """
+    (rates,) = [note["rates"] for note in notes if "rates" in note]
+    (latency,) = [note["latency"] for note in notes if "latency" in note]
+    bursts = sum(note.get("bursts", 0) for note in notes)
+    return [
+        {
+            "config": name,
+            "part": "memory",
+            "simulator": "verilator",
+            "region": region,
+            "bursts": bursts,
+            "mismatches": 0,
+            "read_bytes_per_cycle": rates[f"{region}_1024"]["read"],
+            "write_bytes_per_cycle": rates[f"{region}_1024"]["write"],
+            "excess_bytes": max(rates[f"{region}_1024"][f"{way}_excess"] for way in ("read", "write")),
+            "read_latency_added": sum(latency[region].values()),
+        }
+        for region in latency
+    ]
+
+
+def find_faults(names: str, folder: Path, *, bursts: int, seed: int) -> dict[str, str | None]:
+    """Put an engine with each fault to the benches; return what found it, None if nothing did.
+
+    Args:
+        names: a regular expression for the names of the faults.
+    """
+    found = {}
+    for i, fault in enumerate(FAULTS):
+        if not re.search(names, fault.name):
+            continue
+        text = verilog_of(fault, ENGINES[FAULTY_ENGINE], TOP)
+        place, only = folder / "memory" / f"fault{i}", f".*({fault.bench}).*"
+        found[fault.name] = None
+        try:
+            _run(FAULTY_ENGINE, text, place, ["bench_bursts"], bursts, seed, only)
+        except BenchError as error:
+            found[fault.name] = str(error).splitlines()[0]
+    return found
 
 
 def main() -> None:
@@ -63,11 +124,19 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", default=list(ENGINES), help=f"of {', '.join(ENGINES)} (default: all)"
     )
-    parser.add_argument("--bursts", type=int, default=1000)
+    parser.add_argument("--bursts", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", help="put faults with such names, as '.*', into an engine instead")
     arguments = parser.parse_args()
+    options = {"bursts": arguments.bursts, "seed": arguments.seed}
+    if arguments.faults:
+        found = find_faults(arguments.faults, Path("build/sim"), **options)
+        for name, bench in found.items():
+            print(f"{name}: {bench or 'NOT FOUND'}")
+        sys.exit(None in found.values())
     for name in arguments.names:
-        for note in run(name, Path("build/sim"), bursts=arguments.bursts, seed=arguments.seed):
+        notes = run(name, Path("build/sim"), **options)
+        for note in [*notes, *rows(name, notes)]:
             print(name, json.dumps(note), flush=True)
 
 

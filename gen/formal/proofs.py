@@ -19,6 +19,7 @@ from rtl import (
     RuntimeCompressor,
     RuntimeDecompressor,
 )
+from rtl.memory import MemoryParameters
 from rtl.planes.chooser import Chooser
 from rtl.planes.coder import Coder
 from rtl.planes.decompressor import Expander
@@ -48,6 +49,7 @@ from .crossing import Crossing, InTime
 from .faults import FAULTS, Stage
 from .hadamard import Aligned, EveryBlock, NoInvalidHeader, TinyHadamard, Transformed
 from .headers import Headers
+from .memory import MapInside, ReadRules, WriteRules
 from .order import Chain, InOrder
 from .roundtrip import RoundTrip, TinyFormat
 from .runner import INDUCTION, REACHABILITY, SEARCH, Proof
@@ -76,7 +78,7 @@ def all_proofs() -> list[Proof]:
     """Every proof, and for each kind of claim the faults that it must find."""
     parts = (
         *(_of_stages, _of_movers, _of_clocks, _of_engines, _of_runtime),
-        *(_of_headers, _of_round_trips, _of_hadamard, _of_hadamard_blocks, _of_faults),
+        *(_of_headers, _of_round_trips, _of_hadamard, _of_hadamard_blocks, _of_faults, _of_memory),
     )
     return [proof for part in parts for proof in part()]
 
@@ -436,3 +438,27 @@ def _finds(claim: str, harness: Callable, engine: str, fault: str | None) -> Pro
     return Proof(
         claim, "Stage", parameters, lambda: harness(Stage(2, fault)), engine, 16, "bmc", finds, script
     )
+
+
+def _of_memory() -> Iterator[Proof]:
+    """The paths of a small memory engine, with and without a format, and the map of one with two formats."""
+    small = MemoryParameters(
+        bus_bytes=16,
+        memory_bytes=16,
+        address_bits=16,
+        id_bits=1,
+        regions=2,
+        buffers=2,
+        least_slots=2,
+        reads=2,
+        bursts=2,
+    )
+    blocks = replace(small, formats=(PlaneFormat("bf16", block=16, target=12),))
+    two = replace(small, formats=(PlaneFormat("bf16", 16, 12), PlaneFormat("bf16", 32, 21)))
+    for parameters, about, depth in ((small, "bypass", 14), (blocks, "a format", 18)):
+        for make, part in ((ReadRules, "ReadPath"), (WriteRules, "WritePath")):
+            rules = Proof("rules of AXI4", part, about, partial(make, parameters), SEARCH, depth, mode="bmc")
+            yield from (rules, _reached(rules, depth))
+    apart = Proof("blocks apart", "Mapper", "two formats", lambda: MapInside(two), INDUCTION, 1)
+    yield from (apart, _reached(apart, 1))
+    yield replace(apart, parameters="regions that overlap", make=lambda: MapInside(two, True), finds=True)

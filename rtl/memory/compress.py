@@ -4,52 +4,52 @@ from amaranth import C, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden import HadamardFormat
+from golden import Format, HadamardFormat
 
 from ..ports import COMPRESSORS, core_of
 from ..stream import NUMBER_BITS, DelayLine
 from .gather import place_layout, probe_layout, probes
 from .parameters import MemoryParameters
+from .queue import Queue
+from .regions import format_number_bits
 from .writeout import stored_layout
 
-__all__ = ["BlockCompressor"]
+__all__ = ["Compressors"]
 
-# Blocks that are in a compressor, or wait for their turn behind it.
-_INSIDE = 8
+# Blocks that are in the compressor, or in all of several, or wait for their turn behind them.
+_INSIDE, _INSIDE_SEVERAL = 8, 16
 
 
-class BlockCompressor(wiring.Component):
-    """Compresses single blocks of one format, and remembers where each is to be stored.
+class Compressors(wiring.Component):
+    """Compresses blocks of several formats, and gives them in the order in which they came.
 
-    To the compressor each block is a tensor of its own: what comes behind it does not hold it up, and
-    whatever travels with a block waits in a queue beside. A word waits for its turn behind the compressor.
-
-    Args:
-        index: of the format among the parameters'.
+    To a compressor each block is a tensor of its own: what comes behind it does not hold it up, and whatever
+    travels with a block waits in a table beside. What a quicker compressor gives while a slower one still
+    works waits behind it, so that formats in turn flow.
 
     Members:
-        i: words of blocks: ``data``, ``first``, ``last``; ``number`` of the block, and where it is stored,
-            ``address``; its ``place``; and the slots that are ``waiting`` for it.
+        i: words of blocks: ``data``, ``first``, ``last``; a block's ``format``, its ``number``, and where it
+            is stored, ``address``; its ``place``; and the slots that are ``waiting`` for it.
         o: words of compressed blocks, see :func:`rtl.memory.writeout.stored_layout`, with ``last``.
         probe, probed: whether one of some blocks is here.
         held: slots that wait for one.
         idle: none is here.
     """
 
-    def __init__(self, parameters: MemoryParameters, index: int):
+    def __init__(self, parameters: MemoryParameters):
         self._parameters = parameters
-        self._fmt = parameters.formats[index]
         about = {
-            "number": NUMBER_BITS,
+            "format": format_number_bits(parameters),
             "address": parameters.address_bits,
             "place": place_layout(parameters),
             "waiting": parameters.slots,
         }
-        word = data.StructLayout({"data": 8 * parameters.bus_bytes, "first": 1, "last": 1} | about)
+        word = {"data": 8 * parameters.bus_bytes, "first": 1, "last": 1, "number": NUMBER_BITS}
         stored = data.StructLayout({"word": stored_layout(parameters), "last": 1})
+        self._entry = data.StructLayout(about)
         super().__init__(
             {
-                "i": In(stream.Signature(word)),
+                "i": In(stream.Signature(data.StructLayout(word | about))),
                 "o": Out(stream.Signature(stored)),
                 "probe": In(probe_layout(parameters)),
                 "probed": Out(1),
@@ -61,59 +61,31 @@ class BlockCompressor(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        m.submodules.core = core = core_of(COMPRESSORS, self._fmt)(self._fmt, parameters.bus_bytes)
-
-        entry = data.StructLayout(
-            {
-                "address": parameters.address_bits,
-                "place": place_layout(parameters),
-                "waiting": parameters.slots,
-            }
-        )
-        entries = [Signal(entry, name=f"entry{i}") for i in range(_INSIDE)]
-        live = Signal(_INSIDE)
-        newest, oldest = Signal(range(_INSIDE)), Signal(range(_INSIDE))
-        has_room = ~live.bit_select(newest, 1)
-        passes = ~self.i.p.first | has_room
-        m.d.comb += [
-            core.i.valid.eq(self.i.valid & passes),
-            core.i.p.data.eq(self.i.p.data),
-            core.i.p.last.eq(self.i.p.last),
-            self.i.ready.eq(core.i.ready & passes),
-        ]
-        if isinstance(self._fmt, HadamardFormat):
-            m.d.comb += core.i.p.first.eq(self.i.p.number)
-
-        m.submodules.waiting = waiting = DelayLine(len(Value.cast(core.o.payload)), 1)
-        compressed = Signal(core.o.payload.shape())
-        m.d.comb += [
-            waiting.i.valid.eq(core.o.valid),
-            waiting.i.payload.eq(core.o.payload),
-            core.o.ready.eq(waiting.i.ready),
-            Value.cast(compressed).eq(waiting.o.payload),
-        ]
-
-        current = Signal(entry)
-        first = Signal(init=1)
-        gives = self.o.valid & self.o.ready
+        count = _INSIDE if len(parameters.formats) == 1 else _INSIDE_SEVERAL
+        entries = [Signal(self._entry, name=f"entry{i}") for i in range(count)]
+        live = Signal(count)
+        newest, oldest = Signal(range(count)), Signal(range(count))
+        current = Signal(self._entry)
         with m.Switch(oldest):
-            for i in range(_INSIDE):
+            for i in range(count):
                 with m.Case(i):
                     m.d.comb += current.eq(entries[i])
+
+        passes, first = Signal(), Signal(init=1)
         m.d.comb += [
-            self.o.valid.eq(waiting.o.valid),
-            waiting.o.ready.eq(self.o.ready),
-            self.o.p.last.eq(compressed.last),
-            self.o.p.word.data.eq(compressed.data),
-            self.o.p.word.empty.eq(compressed.empty),
+            passes.eq(~self.i.p.first | ~live.bit_select(newest, 1)),
             self.o.p.word.first.eq(first),
             self.o.p.word.address.eq(current.address),
             self.o.p.word.waiting.eq(current.waiting),
         ]
+        for i, fmt in enumerate(parameters.formats):
+            self._add_core(m, i, fmt, passes, current, live.bit_select(oldest, 1))
+
+        gives = self.o.valid & self.o.ready
         begins = self.i.valid & self.i.ready & self.i.p.first
-        ends = gives & compressed.last
+        ends = gives & self.o.p.last
         with m.If(gives):
-            m.d.sync += first.eq(compressed.last)
+            m.d.sync += first.eq(self.o.p.last)
         with m.If(begins):
             m.d.sync += newest.eq(newest + 1)
         with m.If(ends):
@@ -121,12 +93,8 @@ class BlockCompressor(wiring.Component):
         held = C(0, parameters.slots)
         for i, one in enumerate(entries):
             with m.If(begins & (newest == i)):
-                m.d.sync += [
-                    live[i].eq(1),
-                    one.address.eq(self.i.p.address),
-                    one.place.eq(self.i.p.place),
-                    one.waiting.eq(self.i.p.waiting),
-                ]
+                m.d.sync += live[i].eq(1)
+                m.d.sync += (one[name].eq(self.i.p[name]) for name, _ in self._entry)
             with m.If(ends & (oldest == i)):
                 m.d.sync += live[i].eq(0)
             with m.If(live[i] & probes(self.probe, one.place)):
@@ -134,3 +102,48 @@ class BlockCompressor(wiring.Component):
             held = held | Mux(live[i], one.waiting, 0)
         m.d.comb += [self.held.eq(held), self.idle.eq(~live.any())]
         return m
+
+    def _add_core(self, m: Module, i: int, fmt: Format, passes, current, has_current) -> None:
+        """A format's compressor, and behind it as many words as it gives before it is its turn."""
+        parameters = self._parameters
+        kind = core_of(COMPRESSORS, fmt)
+        m.submodules[f"compressor{i}"] = core = kind(fmt, parameters.bus_bytes)
+        is_its, is_turn = self.i.p.format == i + 1, has_current & (current.format == i + 1)
+        m.d.comb += [
+            core.i.valid.eq(self.i.valid & is_its & passes),
+            core.i.p.data.eq(self.i.p.data),
+            core.i.p.last.eq(self.i.p.last),
+        ]
+        if isinstance(fmt, HadamardFormat):
+            m.d.comb += core.i.p.first.eq(self.i.p.number)
+        with m.If(is_its):
+            m.d.comb += self.i.ready.eq(core.i.ready & passes)
+
+        word = Value.cast(core.o.payload)
+        waits = DelayLine(len(word), 1) if (depth := self._words_ahead(i)) < 2 else Queue(len(word), depth)
+        m.submodules[f"waits{i}"] = waits
+        compressed = Signal(core.o.payload.shape(), name=f"compressed{i}")
+        m.d.comb += [
+            waits.i.valid.eq(core.o.valid),
+            waits.i.payload.eq(word),
+            core.o.ready.eq(waits.i.ready),
+            Value.cast(compressed).eq(waits.o.payload),
+            waits.o.ready.eq(self.o.ready & is_turn),
+        ]
+        with m.If(is_turn):
+            m.d.comb += [
+                self.o.valid.eq(waits.o.valid),
+                self.o.p.last.eq(compressed.last),
+                self.o.p.word.data.eq(compressed.data),
+                self.o.p.word.empty.eq(compressed.empty),
+            ]
+
+    def _words_ahead(self, i: int) -> int:
+        """Words of compressed blocks that a compressor gives while the slowest works."""
+        parameters = self._parameters
+        cycles = []
+        for fmt in parameters.formats:
+            kind = core_of(COMPRESSORS, fmt)
+            cycles.append(kind.latency(kind.geometry(fmt, parameters.bus_bytes)))
+        blocks = -(-(max(cycles) - cycles[i]) // parameters.words[i])
+        return blocks * -(-parameters.formats[i].target // parameters.bus_bytes)

@@ -1,8 +1,8 @@
 """The write path: bursts of the accelerator in, bursts to memory out, and the answers back.
 
-    aw --> Lookup --> Walker --,             ,--> Gather --> BlockCompressor --> Packer --,
-                               >-- by region-|                                            >-- WriteOut
-    w  ------------------------'             '--> Cutter ---------------------------------'
+    aw --> Lookup --> Walker --,             ,--> Gather --> Compressors --> Packer --,
+                               >-- by region-|                                        >-- WriteOut
+    w  ------------------------'             '--> Cutter -----------------------------'
     b  <-- Slots
 
 The path of a block is one way: nothing in it waits for a read, for a word that has not come, or for a block
@@ -17,7 +17,7 @@ from amaranth.lib.wiring import In, Out
 from golden.bursts import BurstKind
 
 from .channels import axi4_channels
-from .compress import BlockCompressor
+from .compress import Compressors
 from .gather import Gather, address_of_place
 from .hazards import Hazards, error_layout
 from .parameters import PAGE_BITS, MemoryParameters
@@ -182,19 +182,15 @@ class WritePath(wiring.Component):
             ]
             compressors = self._compress(m, gather, packer)
             slverr |= gather.evicted.waiting
-            held |= gather.held
-            probed = gather.probed
-            for compressor in compressors:
-                held |= compressor.held
-                probed |= compressor.probed
-                idle &= compressor.idle
-            idle &= gather.idle
+            held |= gather.held | compressors.held
+            probed = gather.probed | compressors.probed
+            idle &= gather.idle & compressors.idle
             # No slot will become free by itself.
             m.d.comb += gather.evict_oldest.eq(
                 ahead.o.valid & ~slots.has_free & ~self.drain & ~walker.o.valid & idle & slots.idle
             )
             region_open = gather.region_open
-            hurry = gather.idle & ~Cat(~compressor.idle for compressor in compressors).any()
+            hurry = gather.idle & compressors.idle
         else:
             m.d.comb += passes.eq(about.refused | cutter.i.ready)
             region_open, hurry = C(0, 1), C(1, 1)
@@ -218,64 +214,30 @@ class WritePath(wiring.Component):
         self._merge(m, packer, cutter, out)
         return m
 
-    def _compress(self, m, gather, packer) -> list[BlockCompressor]:
-        """Complete blocks to their compressors, and what these give to the packer, block by block."""
+    def _compress(self, m, gather, packer) -> Compressors:
+        """Complete blocks to their compressors, and what these give to the packer."""
         parameters = self._parameters
         m.submodules.mapper = mapper = Mapper(parameters)
-        block = gather.o.p.block
+        m.submodules.compressors = compressors = Compressors(parameters)
+        block, word = gather.o.p.block, gather.o.p
         region = Array(self.regions)[block.region]
         m.d.comb += [
             mapper.found.format.eq(block.format),
             mapper.found.stored.eq(region.stored),
             mapper.found.offset.eq(block.place.page - region.base),
             mapper.low.eq(Cat(C(0, PAGE_BITS - len(block.place.unit)), block.place.unit)),
+            compressors.i.valid.eq(gather.o.valid),
+            gather.o.ready.eq(compressors.i.ready),
+            *(compressors.i.p[name].eq(word[name]) for name in ("data", "first", "last")),
+            *(compressors.i.p[name].eq(block[name]) for name in ("format", "place", "waiting")),
+            compressors.i.p.number.eq(mapper.number),
+            compressors.i.p.address.eq(mapper.address),
+            compressors.probe.eq(self.hazards.blocks),
+            packer.i.valid.eq(compressors.o.valid),
+            packer.i.payload.eq(compressors.o.p.word),
+            compressors.o.ready.eq(packer.i.ready),
+            self.block_written.eq(compressors.o.valid & compressors.o.ready & compressors.o.p.last),
         ]
-        compressors = []
-        for i in range(len(parameters.formats)):
-            m.submodules[f"compressor{i}"] = compressor = BlockCompressor(parameters, i)
-            is_its = block.format == i + 1
-            m.d.comb += [
-                compressor.i.valid.eq(gather.o.valid & is_its),
-                compressor.i.p.data.eq(gather.o.p.data),
-                compressor.i.p.first.eq(gather.o.p.first),
-                compressor.i.p.last.eq(gather.o.p.last),
-                compressor.i.p.number.eq(mapper.number),
-                compressor.i.p.address.eq(mapper.address),
-                compressor.i.p.place.eq(block.place),
-                compressor.i.p.waiting.eq(block.waiting),
-                compressor.probe.eq(self.hazards.blocks),
-            ]
-            with m.If(is_its):
-                m.d.comb += gather.o.ready.eq(compressor.i.ready)
-            compressors.append(compressor)
-
-        # One at a time has the packer, from its block's first word to the last.
-        turn = Signal(range(max(len(compressors), 2)))
-        inside = Signal()
-        chosen = Signal.like(turn)
-        m.d.comb += chosen.eq(turn)
-        with m.If(~inside):
-            for i in reversed(range(len(compressors))):
-                with m.If(compressors[i].o.valid):
-                    m.d.comb += chosen.eq(i)
-            with m.Switch(turn):  # another one first
-                for i in range(len(compressors)):
-                    with m.Case(i):
-                        for j in reversed(range(1, len(compressors))):
-                            other = (i + j) % len(compressors)
-                            with m.If(compressors[other].o.valid):
-                                m.d.comb += chosen.eq(other)
-        with m.Switch(chosen):
-            for i, compressor in enumerate(compressors):
-                with m.Case(i):
-                    m.d.comb += [
-                        packer.i.valid.eq(compressor.o.valid),
-                        packer.i.payload.eq(compressor.o.p.word),
-                        compressor.o.ready.eq(packer.i.ready),
-                    ]
-                    with m.If(compressor.o.valid):
-                        m.d.sync += [turn.eq(i), inside.eq(~(compressor.o.p.last & packer.i.ready))]
-                        m.d.comb += self.block_written.eq(compressor.o.p.last & packer.i.ready)
         return compressors
 
     def _merge(self, m, packer, cutter, out) -> None:

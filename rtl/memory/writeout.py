@@ -63,7 +63,7 @@ class Packer(wiring.Component):
     """Packs blocks that follow each other in memory into beats.
 
     A beat's bytes are kept until it is complete, another block goes elsewhere, nothing more comes for a
-    while, or ``hurry`` says that nothing will. Takes a beat's bytes a cycle.
+    while, or ``hurry`` says that nothing will. A beat a cycle, or a word.
 
     Members:
         i: words of compressed blocks, see :func:`stored_layout`.
@@ -95,81 +95,85 @@ class Packer(wiring.Component):
         size, grain = parameters.memory_bytes, parameters.grain
         grains, grain_bits = size // grain, exact_log2(grain)
 
-        # A word's bytes, a beat of them at a time.
-        pieces = parameters.bus_bytes // size
-        index = Signal(range(max(pieces, 2)))
-        count = Signal(range(parameters.bus_bytes // grain + 1))  # of a word's grains that are left
-        is_final = Signal()
-        piece, piece_grains = Signal(8 * size), Signal(range(grains + 1))
-        m.d.comb += [
-            count.eq(((parameters.bus_bytes - self.i.p.empty) >> grain_bits) - index * grains),
-            is_final.eq(count <= grains if pieces > 1 else 1),
-            piece_grains.eq(Mux(is_final, count, grains)),
-            piece.eq(self.i.p.data.word_select(index, 8 * size)),
-        ]
-
-        rest = Signal(8 * size)  # zero where nothing is kept
-        level, lowest = Signal(range(max(grains, 2))), Signal(range(max(grains, 2)))  # in grains
-        beat = Signal(parameters.address_bits - parameters.beat_bits)
+        rest = Signal(8 * parameters.bus_bytes)  # zero above the level
+        bus_grains = parameters.bus_bytes // grain
+        level, lowest = Signal(range(bus_grains + grains)), Signal(range(max(grains, 2)))  # in grains
+        beat = Signal(parameters.address_bits - parameters.beat_bits)  # the first that has some of it
         waiting = Signal(parameters.slots)
         has_rest, flushes = Signal(), Signal()
 
-        starts = self.i.p.first & (index == 0)
+        # Where the next word goes.
         address = self.i.p.address
         offset = (address >> grain_bits)[: exact_log2(grains)] if grains > 1 else C(0, 1)
         elsewhere = has_rest & ((beat != address[parameters.beat_bits :]) | (level != offset))
         here, here_lowest, here_beat = Signal.like(level), Signal.like(lowest), Signal.like(beat)
         m.d.comb += [here.eq(level), here_lowest.eq(lowest), here_beat.eq(beat)]
-        with m.If(starts & ~has_rest):
+        with m.If(self.i.valid & self.i.p.first & ~has_rest):
             m.d.comb += [
                 here.eq(offset),
                 here_lowest.eq(offset),
                 here_beat.eq(address[parameters.beat_bits :]),
             ]
 
-        joined, total = Signal(16 * size), Signal(range(2 * grains))
-        makes_way, emits, takes = Signal(), Signal(), Signal()
-        shifted = [Mux(here == i, piece << (8 * grain * i), 0) for i in range(grains)]
+        # A beat that is whole goes first; then what cannot go on; then a word comes.
+        drains, makes_way, inserts, emits = Signal(), Signal(), Signal(), Signal()
+        joined, total, left = (
+            Signal(8 * (parameters.bus_bytes + size)),
+            Signal.like(level),
+            Signal.like(level),
+        )
         merged = rest
-        for one in shifted:
-            merged = merged | one
+        for i in range(grains):
+            merged = merged | Mux(inserts & (here == i), self.i.p.data << (8 * grain * i), 0)
         m.d.comb += [
+            drains.eq(level >= grains),
+            makes_way.eq(~drains & (flushes | (self.i.valid & self.i.p.first & elsewhere))),
+            inserts.eq(self.i.valid & ~drains & ~makes_way),
             joined.eq(merged),
-            total.eq(here + piece_grains),
-            makes_way.eq(flushes | (self.i.valid & starts & elsewhere)),
-            emits.eq(self.i.valid & (total >= grains)),
+            total.eq(here + Mux(inserts, bus_grains - (self.i.p.empty >> grain_bits), 0)),
+            emits.eq(drains | (inserts & (total >= grains))),
+            left.eq(total - Mux(emits, grains, 0)),
             self.o.valid.eq(makes_way | emits),
-            takes.eq(self.i.valid & ~makes_way & (~emits | self.o.ready)),
-            self.i.ready.eq(takes & is_final),
+            self.i.ready.eq(inserts & (~emits | self.o.ready)),
             self.o.p.beat.eq(Mux(makes_way, beat, here_beat)),
-            self.o.p.data.eq(Mux(makes_way, rest, joined)),
+            self.o.p.data.eq(joined),
             self.o.p.strb.eq(
                 self._bytes_from(Mux(makes_way, lowest, here_lowest))
                 & Mux(makes_way, ~self._bytes_from(level), ~C(0, size))
             ),
-            self.o.p.waiting.eq(Mux(makes_way, waiting, waiting | self.i.p.waiting)),
+            self.o.p.waiting.eq(waiting | Mux(inserts, self.i.p.waiting, 0)),
         ]
         patience = Signal(range(_PATIENCE + 1))
         m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
-        with m.If(makes_way & self.o.ready):
-            m.d.sync += [rest.eq(0), level.eq(0), lowest.eq(0), waiting.eq(0), has_rest.eq(0), flushes.eq(0)]
-        with m.Elif(takes):
-            remains = total != Mux(emits, grains, 0)
+        with m.If(makes_way), m.If(self.o.ready):
+            m.d.sync += [
+                rest.eq(0),
+                level.eq(0),
+                lowest.eq(0),
+                waiting.eq(0),
+                has_rest.eq(0),
+                flushes.eq(0),
+            ]
+        with m.Elif((emits & self.o.ready) | (inserts & ~emits)):
             m.d.sync += [
                 rest.eq(Mux(emits, joined >> 8 * size, joined)),
-                level.eq(total - Mux(emits, grains, 0)),
+                level.eq(left),
                 lowest.eq(Mux(emits, 0, here_lowest)),
                 beat.eq(here_beat + emits),
-                waiting.eq(Mux(emits, 0, waiting) | Mux(remains, self.i.p.waiting, 0)),
-                has_rest.eq(remains),
-                index.eq(Mux(is_final, 0, index + 1)),
+                has_rest.eq(left != 0),
+                # What was there before a word came is gone with the first beat.
+                waiting.eq(
+                    Mux(drains | ~emits, waiting, 0) & (left != 0).replicate(parameters.slots)
+                    | Mux(inserts & (left != 0), self.i.p.waiting, 0)
+                ),
             ]
-        with m.Elif(~self.i.valid & has_rest & (self.hurry | (patience == _PATIENCE))):
+        with m.Elif(~self.i.valid & has_rest & ~drains & (self.hurry | (patience == _PATIENCE))):
             m.d.sync += flushes.eq(1)
+        last_beat = beat + ((level - 1) >> exact_log2(grains))[: parameters.word_bits]
         m.d.comb += [
             self.held.eq(waiting),
             self.idle.eq(~has_rest),
-            self.probed.eq(has_rest & (beat >= self.probe.first) & (beat <= self.probe.last)),
+            self.probed.eq(has_rest & (last_beat >= self.probe.first) & (beat <= self.probe.last)),
         ]
         return m
 
