@@ -1,6 +1,7 @@
 """The simulated memory engine as a library, and training through it."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,13 +166,14 @@ def test_training_through_memory_is_as_golden_with_its_numbers(scheme, libraries
     options = train.Options(scheme=scheme, derive=False, steps=2, batch=2, validations=1)
     if scheme == "hadamard":
         monkeypatch.setattr(train.Options, "format", HADAMARD)
-    golden, ours = (train.run(train.replace(options, backend=name)) for name in ("regions", "memory"))
+    golden, ours = (train.run(replace(options, backend=name)) for name in ("regions", "memory"))
     assert ours["train_loss"] == golden["train_loss"]
     assert ours["val_loss"] == golden["val_loss"]
     assert "cycles" not in golden
     raw, stored = ours["accelerator_bytes"], ours["memory_bytes"]
     assert raw > ours["raw_bytes"]
     least, most = (3, 3.2) if scheme == "planes" else (9, 16)
-    assert least < raw / stored < most
+    assert least < raw / stored <= most
     assert ours["cycles_without"] > 0.9 * ours["cycles"]  # the port is no wider than the memory
-    assert f"step 2: the accelerator moved {raw / 1e6:.1f} MB" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"step 2: the accelerator moved {raw / 1e6:.1f} MB" in printed
