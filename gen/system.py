@@ -90,14 +90,14 @@ def header(parameters: MemoryParameters) -> str:
         else:
             names = [entry.name]
         constants |= {name: address_of(name) for name in names}
-    control = next(
-        register
+    fields = {
+        field.name: field.low
         for entry in REGISTERS
         if isinstance(entry, Group)
         for register in entry.registers
         if register.name == "CONTROL"
-    )
-    fields = {field.name: field.low for field in control.fields}
+        for field in register.fields
+    }
     constants |= {name: 1 << fields[name] for name in ("ENABLE", "USABLE")} | {"FORMAT_LOW": fields["FORMAT"]}
     lines = ["#pragma once"]
     lines += [f"constexpr unsigned {name} = {value:#x};" for name, value in constants.items()]
