@@ -84,14 +84,18 @@ async def single_reads_add_little(_):
 
 @cocotb.test(skip=not FORMATS_HERE)
 async def small_reads_in_a_row_use_the_block_that_is_there(_):
-    """Single words, one behind the other."""
+    """Single words, one behind the other; nor is a beat of memory read twice that two blocks share."""
     tb = await TB.started("small reads", latency=6)
-    count, figures = 256, {}
+    count, figures, beats = 256, {}, [0]
     for region in tb.regions[:-1]:
         asked = [tb.accelerator.read(Burst(region.base + i * BUS % (2 * PAGE), 1, BUS)) for i in range(count)]
         await tb.until(lambda: len(tb.accelerator.reads) == count)
         ends = [tb.accelerator.ended[ticket] for ticket in asked]
         figures[region.fmt.scheme] = (count - 65) * BUS / (ends[-1] - ends[64])
+        beats.append(await tb.get("MEMORY_READ_BEATS"))
+        stored = count * BUS // region.fmt.raw_bytes * region.fmt.target
+        taken = (beats[-1] - beats[-2]) * TASK.memory_bytes
+        assert taken < 1.01 * stored + 2 * TASK.memory_bytes, f"{taken} bytes, not {stored}"
         tb.accelerator.reads.clear()
     TASK.note(small_reads=figures)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from gen.toolchain import ToolError
 from rtl.memory import MemoryParameters
 
-__all__ = ["FAULTS", "Fault", "verilog_of"]
+__all__ = ["FAULTS", "Fault", "changed", "verilog_of"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,6 +69,7 @@ FAULTS = (
         "plan.py",
         "length.eq(Cat(C((1 << more) - 1, more), words))",
         "length.eq(Cat(C((1 << more) - 1, more), words)[:7])",
+        "masters",
     ),
     _fault(
         "WRAP that does not wrap",
@@ -158,6 +159,21 @@ FAULTS = (
 )
 
 
+def changed(fault: Fault) -> list[tuple[str, str, str]]:
+    """Files in rtl/memory that a fault changes, each as it is and as it becomes.
+
+    Raises:
+        ValueError: an edit does not find its place in the source.
+    """
+    texts = {file: (_ROOT / "rtl" / "memory" / file).read_text() for file, *_ in fault.edits}
+    before = dict(texts)
+    for file, right, wrong in fault.edits:
+        if texts[file].count(right) != 1:
+            raise ValueError(f"{right!r} must stand once in {file}, not {texts[file].count(right)} times")
+        texts[file] = texts[file].replace(right, wrong)
+    return [(file, before[file], text) for file, text in texts.items()]
+
+
 def verilog_of(fault: Fault, parameters: MemoryParameters, top: str) -> str:
     """The Verilog of an engine with a fault.
 
@@ -168,12 +184,8 @@ def verilog_of(fault: Fault, parameters: MemoryParameters, top: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(_ROOT / "rtl", folder / "rtl", ignore=shutil.ignore_patterns("__pycache__"))
-        for file, right, wrong in fault.edits:
-            path = folder / "rtl" / "memory" / file
-            text = path.read_text()
-            if text.count(right) != 1:
-                raise ValueError(f"{right!r} must stand once in {file}, not {text.count(right)} times")
-            path.write_text(text.replace(right, wrong))
+        for file, _, text in changed(fault):
+            (folder / "rtl" / "memory" / file).write_text(text)
         program = (
             "from gen.verilog import convert; from golden import *; from rtl.memory import *; "
             f"print(convert(MemoryEngine({parameters!r}), {top!r}))"

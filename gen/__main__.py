@@ -180,9 +180,9 @@ def main(argv: list[str] | None = None) -> None:
             formal_command.run(arguments)
             return
         if arguments.command == "diagrams":
-            from . import diagrams  # Verilog needs no WaveDrom
+            from . import diagrams, memory_diagrams  # Verilog needs no WaveDrom
 
-            print(*diagrams.draw(), sep="\n")
+            print(*diagrams.draw(), *memory_diagrams.draw(), sep="\n")
             return
         if arguments.command == "registers":
             from . import registers  # Verilog needs no PeakRDL

@@ -235,7 +235,7 @@ def _offer(ctx: Any, port: dict[str, Any], word: _Word | None, bus_bytes: int) -
 
 
 def _see(ctx: Any, port: dict[str, Any], words: list[_Word]) -> dict[str, str]:
-    """What a port shows in this cycle, as :func:`_row` takes it. A word that is taken goes off the list."""
+    """What a port shows in this cycle, as :func:`as_row` takes it. A word that is taken goes off the list."""
     seen = {role: ctx.get(signal) for role, signal in port.items()}
     bits = {role: str(seen[role]) for role in ("valid", "ready")}
     if not seen["valid"]:
@@ -259,7 +259,7 @@ def _source(
     rows: list[dict[str, Any]] = []
     rows.append({"name": "aclk" if is_axi else "clk", "wave": "p" + "." * (len(resets) - 1)})
     if scenario.reset:
-        rows.append(_row("aresetn" if is_axi else "rst", resets))
+        rows.append(as_row("aresetn" if is_axi else "rst", resets))
     for side, seen in (("i", seen_i), ("o", seen_o)):
         rows.append({})
         for role in seen[0]:
@@ -267,7 +267,7 @@ def _source(
                 name = f"{'s' if side == 'i' else 'm'}_axis_t{role}"
             else:
                 name = f"{side}__{role}" if role in ("valid", "ready") else f".{role}"
-            rows.append(_row(name, [cycle[role] for cycle in seen]))
+            rows.append(as_row(name, [cycle[role] for cycle in seen]))
     source: dict[str, Any] = {"head": {"text": scenario.head, "tick": 0}}
     if scenario.latency:
         taken = max(i for i, cycle in enumerate(seen_i) if "a" in cycle["data"].lower())
@@ -279,7 +279,7 @@ def _source(
     return f'{{"signal": [\n    {lines}\n  ],\n  {json.dumps(source)[1:]}\n'
 
 
-def _row(name: str, tokens: list[str]) -> dict[str, Any]:
+def as_row(name: str, tokens: list[str]) -> dict[str, Any]:
     """A row of a diagram, from a token for each cycle: a bit, "x", or "=", a label and a word's number."""
     wave, labels = "", []
     for before, token in zip([None, *tokens], tokens, strict=False):

@@ -1,15 +1,40 @@
-"""The memory engine in Verilator: a small one against the model."""
+"""The memory engine in Verilator: a small one behind a narrower memory, against the model."""
 
 import pytest
 
 from cocotb_tests import memory
+from cocotb_tests.memory_faults import FAULTS, changed
+from gen import diagrams, memory_diagrams
 
 
 @pytest.mark.timeout(900)
 def test_the_engine_does_what_the_model_says(build):
-    notes = memory.run("bypass", build / "sim", bursts=60, seed=1)
-    assert sum(note.get("bursts", 0) for note in notes) > 60
-    (rates,) = [note["rates"] for note in notes if "rates" in note]
-    assert min(rates["bypass_1024"]["read"], rates["bypass_1024"]["write"]) > 0.98 * 16
-    (latency,) = [note["latency"] for note in notes if "latency" in note]
-    assert latency["bypass"]["there"] + latency["bypass"]["back"] == 2
+    notes = memory.run("small-quarter", build / "sim", bursts=80, seed=1)
+    planes, bypass = memory.rows("small-quarter", notes)
+    assert planes["bursts"] > 400
+    assert {response for note in notes for *_, response, _ in note.get("responses", [])} == {
+        "OKAY",
+        "SLVERR",
+        "DECERR",
+    }
+    for row, limit in ((planes, 4 * 64 / 21), (bypass, 4)):
+        rates = row["read_bytes_per_cycle"], row["write_bytes_per_cycle"]
+        assert min(rates) > 0.95 * min(16, limit), row
+        assert row["excess_bytes"] < 0.01, row
+    assert bypass["read_latency_added"] == 2
+    assert planes["read_latency_added"] == 5 + 4  # of the decompressor
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_an_edit_of_the_source(fault):
+    for file, before, after in changed(fault):
+        assert before != after, file
+
+
+@pytest.mark.parametrize("name", memory_diagrams.DIAGRAMS)
+def test_the_timing_diagram_is_what_the_engine_does(name):
+    source = memory_diagrams.DIAGRAMS[name]()
+    assert (diagrams.FOLDER / f"{name}.json").read_text() == source, "out of date: make diagrams"
+    assert (diagrams.FOLDER / f"{name}.svg").read_text() == diagrams.render(source), (
+        "out of date: make diagrams"
+    )

@@ -10,6 +10,7 @@ from golden import HadamardFormat, PlaneFormat
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import Dram, MemoryModel, Region
 from rtl.memory import MemoryParameters
+from rtl.memory.compress import Compressors
 from rtl.memory.regions import Lookup, Mapper
 from rtl.memory.slots import Slots
 from rtl.memory.unpack import Unpacker
@@ -199,6 +200,48 @@ def test_blocks_side_by_side_share_beats_and_bursts(memory_bytes):
     for address, content in blocks:
         expected[address : address + size] = content
     assert found == expected
+
+
+def test_blocks_of_two_formats_in_turn_flow_and_leave_in_order():
+    p, rng = parameters(), np.random.default_rng(9)
+    compressors, sent, expected, stalls, found, octets = Compressors(p), [], [], [], [], b""
+    for i in range(18):
+        index = i // 3 % 2
+        fmt, number = FORMATS[index], int(rng.integers(2**32))
+        values = rng.normal(size=fmt.block).astype(fmt.float_type.array)
+        expected.append((0x100 * i, fmt.compress(values, number)[0].tobytes()))
+        raw, about = values.tobytes(), {"format": index + 1, "number": number, "address": 0x100 * i}
+        for at in range(0, len(raw), 16):
+            word = {"data": int.from_bytes(raw[at : at + 16], "little"), "first": at == 0}
+            sent.append(word | {"last": at + 16 == len(raw)} | about)
+
+    async def source(context):
+        for word in sent:
+            context.set(compressors.i.payload, word)
+            context.set(compressors.i.valid, 1)
+            stalls.append(-1)
+            ready = False
+            while not ready:
+                *_, ready = await context.tick().sample(compressors.i.ready)
+                stalls[-1] += 1
+        context.set(compressors.i.valid, 0)
+
+    async def sink(context):
+        nonlocal octets
+        context.set(compressors.o.ready, 1)
+        words = []
+        while len(found) < len(expected):
+            await receive(context, compressors.o, words, random.Random(1), pause=0)
+            for word in words:
+                octets += word.word.data.to_bytes(16, "little")[: 16 - word.word.empty]
+                if word.last:
+                    found.append((word.word.address, octets))
+                    octets = b""
+            words.clear()
+
+    simulate(compressors, source, sink)
+    assert found == expected
+    assert sum(stalls) == 0
 
 
 @pytest.mark.parametrize("memory_bytes", [16, 4])

@@ -25,7 +25,7 @@ from rtl.stream import word_layout
 
 from .contract import drive, kept
 
-__all__ = ["MapInside", "ReadRules", "WriteRules"]
+__all__ = ["MapInside", "ReadRules", "WriteRules", "without_codecs"]
 
 
 class _Counting(wiring.Component):
@@ -56,6 +56,7 @@ class _Compressor(_Counting):
     latency = staticmethod(lambda engine: 0)
 
     def __init__(self, fmt: PlaneFormat, bus_bytes: int):
+        assert fmt.target is not None
         words = -(-fmt.target // bus_bytes)
         super().__init__(words, -fmt.target % bus_bytes, word_layout(bus_bytes), word_layout(bus_bytes))
 
@@ -66,7 +67,7 @@ class _Decompressor(_Counting):
         super().__init__(fmt.raw_bytes // bus_bytes, 0, i, o)
 
 
-def _fragment(path: wiring.Component, platform) -> Fragment:
+def without_codecs(path: wiring.Component, platform) -> Fragment:
     """A path with counting codecs."""
     tables = (COMPRESSORS, {PlaneFormat: _Compressor}), (DECOMPRESSORS, {PlaneFormat: _Decompressor})
     (compressors, one), (decompressors, other) = tables
@@ -162,7 +163,7 @@ class ReadRules(_Rules):
     def elaborate(self, platform):
         m = Module()
         parameters, path = self._parameters, self._path
-        m.submodules.path = _fragment(path, platform)
+        m.submodules.path = without_codecs(path, platform)
         _regions(m, parameters, path.regions, self.stored)
         drive(m, path.ar, _allowed(m, self.ar, parameters.word_bits))
         for name in ("mar", "r"):
@@ -210,7 +211,7 @@ class WriteRules(_Rules):
     def elaborate(self, platform):
         m = Module()
         parameters, path = self._parameters, self._path
-        m.submodules.path = _fragment(path, platform)
+        m.submodules.path = without_codecs(path, platform)
         _regions(m, parameters, path.regions, self.stored)
         pending = Signal(3)  # addresses whose data has not come
         aw = _allowed(m, self.aw, parameters.word_bits)

@@ -90,20 +90,20 @@ def measure_gates(verilog: str, top: str, folder: Path) -> Gates:
     source = Netlist(folder / "named.json")
     longest = longest_paths(Netlist(folder / "flat.json", source), source)
     return Gates(
-        kge=_kge(flat),
-        plain_kge=_kge(stat("plain")["design"]["num_cells_by_type"]),
+        kge=kilogates(flat),
+        plain_kge=kilogates(stat("plain")["design"]["num_cells_by_type"]),
         flip_flops=sum(count for cell, count in flat.items() if "DFF" in cell),
         memory_bits=stat("memories")["design"]["num_memory_bits"],
         nand_levels=longest[0].levels,
         modules={
-            name.removeprefix(f"\\{top}").removeprefix(".") or "top": _kge(module["num_cells_by_type"])
+            name.removeprefix(f"\\{top}").removeprefix(".") or "top": kilogates(module["num_cells_by_type"])
             for name, module in stat("modules")["modules"].items()
         },
         paths=longest[:PATHS],
     )
 
 
-def _kge(cells: Mapping[str, int]) -> float:
+def kilogates(cells: Mapping[str, int]) -> float:
     total = 0.0
     for cell, count in cells.items():
         if "DFF" in cell:
