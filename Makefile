@@ -53,6 +53,7 @@ verify: sim coverage netlist xsafety mutate formal synth ## All of it in full de
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library
 	$(RUN) gen library --scheme hadamard
+	$(RUN) gen library --preset gpt2-fp32-memory-16
 
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
 	$(RUN) gen diagrams

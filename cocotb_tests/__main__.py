@@ -20,7 +20,7 @@ from gen.config import Config
 from gen.toolchain import ToolError
 from gen.verilog import parts
 
-from . import code_coverage, configs, mutation, plan, reports, runner, stimulus
+from . import code_coverage, configs, harness, mutation, plan, reports, runner, stimulus
 
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 7  # for whose mutants no bench was written
@@ -98,10 +98,24 @@ def _sim(arguments: argparse.Namespace) -> None:
     bins = reports.bins(rows)
     reports.BINS.write(bins, seed=arguments.seed)
     shown = [{name: row[name] for name in row if name != "coverage"} for row in rows]
+    if not arguments.preset and simulator == "verilator":
+        shown += _sim_memory(arguments, folder)
     reports.SIM.write(shown, seed=arguments.seed)
     empty = [f"{row['config']} {row['part']}: {bin[:2]}" for row in bins for bin in row["all"] if not bin[2]]
     if empty:
         sys.exit("\n".join(["bins that no block met:", *empty]))
+
+
+def _sim_memory(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Rows of the memory engines: for each block that the other engines have, a hundred bursts in all."""
+    bursts = 100 * arguments.blocks
+    calls = [
+        partial(harness.run, name, folder, bursts=round(bursts * share), seed=arguments.seed)
+        for name, share in harness.SHARES.items()
+    ]
+    rows = [row for found in _run_all(calls, arguments.jobs, "simulating memory engines") for row in found]
+    reports.MEMORY.show(rows)
+    return rows
 
 
 def _sim_stream_parts(arguments: argparse.Namespace, folder: Path, simulator: str) -> None:

@@ -417,9 +417,8 @@ class Harness {
                        hex(high << 32 | low) + "; the model's " +
                        (error == model_.errors.end() ? "none" : hex(error->second)) + "\n";
         }
-        clear_errors();
         for (const Region &region : model_.regions) expect_read(whole(region.base + kPage, 512), 0), settle();
-        model_.errors.clear();
+        clear_errors();
     }
 
     void clear_errors() {

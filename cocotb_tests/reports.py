@@ -38,10 +38,19 @@ class Report:
     about: str
 
     def write(self, rows: Sequence[Row], **further: Any) -> None:
-        """Write the rows, and beside them what they were made with, and print their table."""
+        """Write the rows, and beside them what they were made with, and print their table.
+
+        Rows that lack a column are another report's in the same file.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(rows, indent=2) + "\n")
         provenance.note(self.path, **further)
+        self.show(rows)
+        print(self.path)
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Print the table of its rows among these."""
+        rows = self._own(rows)
         table = Table(title=self.title)
         for name, heading in self.columns.items():
             is_number = all(isinstance(row[name], int | float) for row in rows)
@@ -51,11 +60,13 @@ class Report:
         for row in rows:
             table.add_row(*(_text(row[name]) for name in self.columns))
         Console(width=max(Console().width, 120)).print(table)
-        print(self.path)
 
     def rows(self) -> list[Row]:
         """The rows of the last run; none if there was none."""
-        return json.loads(self.path.read_text()) if self.path.exists() else []
+        return self._own(json.loads(self.path.read_text())) if self.path.exists() else []
+
+    def _own(self, rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if self.columns.keys() <= row.keys()]
 
     def made(self) -> dict[str, Any]:
         """What they were made with: see :mod:`gen.provenance`."""
@@ -102,6 +113,26 @@ SIM = Report(
         "latency_max": "max",
     },
     "Of every kind of blocks under every pattern of idling and stalling at either end, with resets.",
+)
+MEMORY = Report(
+    "make sim",
+    SIM.path,
+    "Memory engines in simulation against a model of the map",
+    {
+        "config": "engine",
+        "region": "region",
+        "bursts": "bursts",
+        "mismatches": "mismatches",
+        "read_bytes_per_cycle": "bytes read per cycle",
+        "write_bytes_per_cycle": "written at once",
+        "excess_bytes": "excess",
+        "read_latency_added": "latency added",
+    },
+    "Random bursts of every kind, size, alignment and region, with strobes, IDs, stalls on every channel, "
+    "errors of memory and invalid blocks, half of them one after the other and half from several masters at "
+    "once. Rates are those of reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess "
+    "is the share of memory's beats beyond the stored bytes; the latency is what a read of a word adds, in "
+    "cycles.",
 )
 BINS = Report(
     "make sim",

@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--preset", choices=memory.PRESETS, help="instead, the libraries of the memory backend"
     )
-    build.add_argument("-o", "--output", type=Path, help="file (default: where the backend looks for it)")
+    build.add_argument(
+        "-o", "--output", type=Path, help="file, of a preset folder (default: where the backend looks for it)"
+    )
     build.set_defaults(interface=None, further=None)
 
     of_registers = commands.add_parser(
@@ -155,8 +157,8 @@ def _library(arguments: argparse.Namespace) -> Path:
     from torch_bridge.backends import memory_engine, verilated_backend  # Verilog needs no PyTorch
 
     if arguments.preset:
-        path = arguments.output or memory_engine.library_path(arguments.preset)
-        return system.build(memory.PRESETS[arguments.preset], path.parent)
+        folder = arguments.output or memory_engine.library_path(arguments.preset).parent
+        return system.build(memory.PRESETS[arguments.preset], folder)
     config = _config(arguments)
     path = arguments.output or verilated_backend.library_path(config.fmt)
     library.build(config, path)

@@ -52,6 +52,10 @@ def build_model(parameters: MemoryParameters, folder: Path, optimise: str = "-O2
     source.write_text(verilog_text(parameters))
     command = ["verilator", "--cc", "--build", "-j", "2", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
     command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC", "--prefix", _MODEL]
+    command += [
+        "--output-split-cfuncs",
+        "1000",
+    ]  # large functions take a compiler much longer than many small ones
     for variable in (*toolchain.MAKE_VARIABLES, f"OPT_FAST={optimise}"):
         command += ["-MAKEFLAGS", variable]
     command += ["--Mdir", str(folder / _MODEL), "--top-module", module_name(parameters), str(source)]
@@ -86,19 +90,19 @@ def header(parameters: MemoryParameters) -> str:
         else:
             names = [entry.name]
         constants |= {name: address_of(name) for name in names}
-    control = next(
-        register
+    fields = {
+        field.name: field.low
         for entry in REGISTERS
         if isinstance(entry, Group)
         for register in entry.registers
         if register.name == "CONTROL"
-    )
-    fields = {field.name: field.low for field in control.fields}
+        for field in register.fields
+    }
     constants |= {name: 1 << fields[name] for name in ("ENABLE", "USABLE")} | {"FORMAT_LOW": fields["FORMAT"]}
     lines = ["#pragma once"]
     lines += [f"constexpr unsigned {name} = {value:#x};" for name, value in constants.items()]
-    names = ", ".join(f'"{name}"' for name, _ in ERRORS)
-    lines += [f"constexpr const char *kErrorNames[] = {{{names}}};"]
+    kinds = ", ".join(f'"{name}"' for name, _ in ERRORS)
+    lines += [f"constexpr const char *kErrorNames[] = {{{kinds}}};"]
     lines += [f'constexpr const char *kDescription = R"({json.dumps(description(parameters))})";']
     return "\n".join(lines) + "\n"
 

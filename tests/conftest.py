@@ -10,7 +10,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from cocotb_tests import stimulus
+from cocotb_tests import harness, stimulus
 from gen import system
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryParameters
@@ -70,15 +70,29 @@ def verilated_library(build) -> Path:
     return folder
 
 
+MEMORY = MemoryParameters(
+    formats=(PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 64, 16)),
+    bus_bytes=16,
+    memory_bytes=16,
+    regions=4,
+    buffers=2,
+    least_slots=16,
+    reads=16,
+)
+
+
 @pytest.fixture(scope="session")
 def memory_system(build) -> Path:
     """Libraries for the ``memory`` backend, of a small engine; returns $BITSTASH_LIBRARIES."""
-    formats = (PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 64, 16))
-    parameters = MemoryParameters(
-        formats=formats, bus_bytes=16, memory_bytes=16, regions=2, buffers=2, least_slots=16, reads=16
-    )
     folder = build / "memory"
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
-        system.build(parameters, folder / memory_engine.ENGINE, optimise="-O0")
+        system.build(MEMORY, folder / memory_engine.ENGINE, optimise="-O0")
     return folder
+
+
+@pytest.fixture(scope="session")
+def memory_harness(memory_system) -> Path:
+    """The same engine with random bursts."""
+    with FileLock(memory_system / "lock"):
+        return harness.build(MEMORY, memory_system / memory_engine.ENGINE / "memory")

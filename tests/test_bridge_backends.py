@@ -231,9 +231,8 @@ def test_machine_code_that_no_folder_can_keep_is_compiled_all_the_same():
 
 
 def test_an_unknown_backend_is_named():
-    with pytest.raises(
-        ValueError, match="backend must be one of auto, golden, cpu, torch, verilated, triton, not 'gpu'"
-    ):
+    names = "auto, golden, cpu, torch, verilated, regions, memory, triton"
+    with pytest.raises(ValueError, match=f"backend must be one of {names}, not 'gpu'"):
         backends.get("gpu", PlaneFormat())
 
 

@@ -1,6 +1,7 @@
 """The simulated memory engine as a library, and training through it."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,6 +142,8 @@ def test_blocks_are_numbered_from_0_again_when_none_is_used_any_more():
         backend.decompress(kept, 640)
     with pytest.raises(ValueError, match="first must be 0 where a region numbers the blocks, not 3"):
         backend.compress(values, 3)
+    with pytest.raises(ValueError, match="what regions keep must come from the CPU, not from meta"):
+        backend.compress(torch.empty(64, device="meta"))
     del second
     gc.collect()
     assert torch.equal(backend.compress(values), kept)
@@ -163,13 +166,14 @@ def test_training_through_memory_is_as_golden_with_its_numbers(scheme, libraries
     options = train.Options(scheme=scheme, derive=False, steps=2, batch=2, validations=1)
     if scheme == "hadamard":
         monkeypatch.setattr(train.Options, "format", HADAMARD)
-    golden, ours = (train.run(train.replace(options, backend=name)) for name in ("regions", "memory"))
+    golden, ours = (train.run(replace(options, backend=name)) for name in ("regions", "memory"))
     assert ours["train_loss"] == golden["train_loss"]
     assert ours["val_loss"] == golden["val_loss"]
     assert "cycles" not in golden
     raw, stored = ours["accelerator_bytes"], ours["memory_bytes"]
     assert raw > ours["raw_bytes"]
     least, most = (3, 3.2) if scheme == "planes" else (9, 16)
-    assert least < raw / stored < most
+    assert least < raw / stored <= most
     assert ours["cycles_without"] > 0.9 * ours["cycles"]  # the port is no wider than the memory
-    assert f"step 2: the accelerator moved {raw / 1e6:.1f} MB" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"step 2: the accelerator moved {raw / 1e6:.1f} MB" in printed

@@ -171,11 +171,26 @@ def test_ctrl_c_leaves_what_was_done(tmp_path):
     assert 0 < len(result["train_loss"]) < 100000
 
 
-def test_the_demo_writes_its_figure_and_summary(tmp_path):
+def with_figures_of_a_memory(real):
+    """A run with backend "regions" that claims to have gone through a memory."""
+
+    def run(options, **arguments):
+        result = real(options, **arguments)
+        if options.backend != "regions":
+            return result
+        dram = {"bytes_per_cycle": 16.0, "latency": 40, "refresh_period": 3900, "refresh_cycles": 175}
+        moved = {"accelerator_bytes": 45_400_000, "memory_bytes": 2_840_000}
+        return result | moved | {"cycles": 721_000, "cycles_without": 2_850_000, "dram": dram}
+
+    return run
+
+
+def test_the_demo_writes_its_figure_and_summary(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "run", with_figures_of_a_memory(train.run))
     short = replace(TINY, steps=1)
     long = replace(TINY, steps=3, validations=2)
     workload = train.Options(attention="eager", steps=1, batch=1)
-    demo.demo(tmp_path, long=long, short=short, workload=workload, hardware="torch")
+    demo.demo(tmp_path, long=long, short=short, workload=workload, hardware="torch", memory="regions")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(run["scheme"], run["backend"]) for run in summary["runs"]] == [
         ("none", "auto"),
@@ -185,7 +200,14 @@ def test_the_demo_writes_its_figure_and_summary(tmp_path):
         ("planes", "golden"),
         ("hadamard", "torch"),
         ("hadamard", "golden"),
+        ("hadamard", "regions"),
+        ("hadamard", "regions"),
     ]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.endswith(
+        "in a step the accelerator moved 45.4 MB, the memory 2.8 MB; behind a memory of 16 bytes a cycle (40 "
+        "cycles of latency, 175 of 3900 cycles for refreshes) that took 0.72 instead of 2.85 million cycles"
+    )
     assert {"sign", "exponent", "mantissa", "whole", "plain", "paper"} <= summary["ratios"].keys()
     assert (tmp_path / "loss.png").stat().st_size > 10_000
 
@@ -202,7 +224,7 @@ def test_the_demo_fails_when_the_hardware_differs(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "run", run)
     short = replace(TINY, steps=1)
     with pytest.raises(demo.MismatchError, match="train_loss of planes through torch"):
-        demo.demo(tmp_path, long=short, short=short, workload=short, hardware="torch")
+        demo.demo(tmp_path, long=short, short=short, workload=short, hardware="torch", memory="regions")
 
 
 @pytest.mark.parametrize("scheme", ["hadamard", "compact"])

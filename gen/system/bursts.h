@@ -27,6 +27,16 @@ inline std::string hex(uint64_t number) {
     return "0x" + text;
 }
 
+// The bytes of a signal, however wide; signals lie in memory from the least significant byte on.
+template <class Signal>
+uint8_t *octets(Signal &signal) {
+    return reinterpret_cast<uint8_t *>(&signal);
+}
+template <class Signal>
+const uint8_t *octets(const Signal &signal) {
+    return reinterpret_cast<const uint8_t *>(&signal);
+}
+
 // The address channel of a burst; `size` is the power of two of a beat's bytes, as AxSIZE.
 struct Burst {
     uint64_t address = 0;

@@ -87,7 +87,7 @@ class Dram {
             ++statistics_.written_beats;
             next_write_ = now + figures_.interval;
             Beat beat{{}, uint64_t{m.m_axi_wstrb}, bool(m.m_axi_wlast)};
-            std::memcpy(beat.data.data(), m.m_axi_wdata.data(), MEMORY_BYTES);
+            std::memcpy(beat.data.data(), octets(m.m_axi_wdata), MEMORY_BYTES);
             data_.push_back(beat);
         }
         while (!writes_.empty() && data_.size() >= writes_.front().burst.beats) finish_write(now);
@@ -156,7 +156,7 @@ class Dram {
         Read &read = reads_[id].front();
         const uint64_t address = read.burst.at(read.done);
         const Response answer = response(address);
-        auto *data = reinterpret_cast<uint8_t *>(m.m_axi_rdata.data());
+        auto *data = octets(m.m_axi_rdata);
         if (answer == kOkay) {
             std::memcpy(data, content_ + address, MEMORY_BYTES);
         } else {

@@ -80,7 +80,7 @@ class Master {
         if (!w_offered_ && !w_.empty() && !random_.chance(pauses.w)) {
             const Words &words = w_.front();
             w_offered_ = true;
-            std::memcpy(m.s_axi_wdata.data(), words.data.data() + beat_ * BUS_BYTES, BUS_BYTES);
+            std::memcpy(octets(m.s_axi_wdata), words.data.data() + beat_ * BUS_BYTES, BUS_BYTES);
             m.s_axi_wstrb = words.strobes[beat_];
             m.s_axi_wlast = beat_ + 1 == words.strobes.size();
         }
@@ -129,7 +129,7 @@ class Master {
 
     void sample_r(const Vengine &m, uint64_t now) {
         R beat{m.s_axi_rid, m.s_axi_rresp, m.s_axi_rlast, {}};
-        const auto *data = reinterpret_cast<const uint8_t *>(m.s_axi_rdata.data());
+        const auto *data = octets(m.s_axi_rdata);
         const bool moves = m.s_axi_rvalid && m.s_axi_rready;
         if (r_held_ || (m.s_axi_rvalid && !moves)) beat.data.assign(data, data + BUS_BYTES);
         hold(r_held_, r_before_, beat, m.s_axi_rvalid, m.s_axi_rready, "R");

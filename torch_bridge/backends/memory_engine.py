@@ -46,10 +46,6 @@ class DramFigures:
     refresh_period: int = 3900
     refresh_cycles: int = 175
 
-    def __str__(self) -> str:
-        pauses = f"of {self.refresh_period} cycles {self.refresh_cycles} for refreshes"
-        return f"{self.latency} cycles of latency, {pauses}"
-
 
 DRAM = DramFigures()
 
@@ -115,6 +111,11 @@ class MemoryEngine:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._library.bitstash_memory_delete(self._handle)
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """That the memory moves in either direction."""
+        return self.memory_bytes / self.figures.interval
 
     @property
     def traffic(self) -> Traffic:

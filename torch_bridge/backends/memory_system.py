@@ -53,6 +53,11 @@ class System:
         folder: of its library, and of that of an engine of bypass alone.
         figures: of the memory.
 
+    Attributes:
+        engine: itself.
+        accesses: since what moved was last asked for.
+        last: those before.
+
     Raises:
         FileNotFoundError, RuntimeError: see :class:`MemoryEngine`.
     """
@@ -61,9 +66,10 @@ class System:
         self._folder = folder
         self.engine = MemoryEngine(folder / "libmemory.so", figures)
         self.accesses: list[Access] = []
+        self.last: list[Access] = []
         self._stores = [EngineStore(self, i, region_of(fmt, i)) for i, fmt in enumerate(self.engine.formats)]
         self._before = self.engine.traffic
-        self._without: tuple[list[Access], int] = [], 0
+        self._without = 0
 
     def store(self, fmt: Format) -> EngineStore:
         """The region of a format.
@@ -80,27 +86,38 @@ class System:
         """What moved since it was last asked."""
         now = self.engine.traffic
         moved, self._before = now - self._before, now
-        accesses, self.accesses = self.accesses, []
-        if accesses != self._without[0]:
-            self._without = accesses, self._in_bypass(accesses).cycles
-        return Moved(moved.accelerator_bytes, moved.memory_bytes, moved.cycles, self._without[1])
+        if self.accesses != self.last:
+            self._without = self._in_bypass(self.accesses).cycles
+        self.last, self.accesses = self.accesses, []
+        return Moved(moved.accelerator_bytes, moved.memory_bytes, moved.cycles, self._without)
 
     def _in_bypass(self, accesses: list[Access]) -> Traffic:
         """The same accesses to regions of the same size that keep bytes as they are."""
-        sizes = [store.region.size for store in self._stores]
-        stored = [sum(sizes[:i]) for i in range(len(sizes))]
-        figures = replace(self.engine.figures, size=sum(sizes))
-        engine = MemoryEngine(self._folder / "libbypass.so", figures)
-        for i, store in enumerate(self._stores):
-            engine.enable(i, Region(store.region.base, store.region.size, stored[i]))
-        before = engine.traffic
-        for access in accesses:
-            address = self._stores[access.region].region.base + access.offset
-            if access.writes:
-                engine.write(address, np.zeros(access.count, np.uint8))
-            else:
-                engine.read(address, access.count)
-        return engine.traffic - before
+        regions = in_bypass([store.region for store in self._stores])
+        figures = replace(self.engine.figures, size=sum(region.size for region in regions))
+        return replay(MemoryEngine(self._folder / "libbypass.so", figures), regions, accesses)
+
+
+def in_bypass(regions: list[Region]) -> list[Region]:
+    """Regions of the same addresses that keep bytes as they are, one behind the other in memory."""
+    return [
+        Region(region.base, region.size, sum(before.size for before in regions[:i]))
+        for i, region in enumerate(regions)
+    ]
+
+
+def replay(engine: MemoryEngine, regions: list[Region], accesses: list[Access]) -> Traffic:
+    """What accesses move, with zeros for values: none of it depends on these."""
+    for i, region in enumerate(regions):
+        engine.enable(i, region)
+    before = engine.traffic
+    for access in accesses:
+        address = regions[access.region].base + access.offset
+        if access.writes:
+            engine.write(address, np.zeros(access.count, np.uint8))
+        else:
+            engine.read(address, access.count)
+    return engine.traffic - before
 
 
 class EngineStore(Store):

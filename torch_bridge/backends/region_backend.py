@@ -18,6 +18,7 @@ from golden.memory import Region
 
 from .base import Backend
 from .dtypes import TORCH_DTYPES
+from .memory import octets
 
 # Bytes of memory from one region to the next, and of addresses.
 _ROOM = 1 << 27
@@ -97,9 +98,10 @@ class GoldenStore(Store):
 
 
 class RegionBackend(Backend):
-    """Keeps the blocks of a format in a region; tensors of other devices go through the CPU.
+    """Keeps the blocks of a format in a region.
 
     What :meth:`compress` gives *is* the memory, and is to be decompressed there: not moved, nor copied.
+    Tensors of other devices than the CPU, and numbers of blocks, are refused (ValueError).
     """
 
     fmt: Format
@@ -110,10 +112,11 @@ class RegionBackend(Backend):
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         _refuse(first)
+        if values.device.type != "cpu":
+            raise ValueError(f"what regions keep must come from the CPU, not from {values.device}")
         blocks = self.fmt.blocks(values.numel())
-        raw = np.zeros(blocks * self.fmt.raw_bytes, np.uint8)
-        given = values.contiguous().view(torch.uint8).cpu().numpy()
-        raw[: len(given)] = given
+        raw, given = np.zeros(blocks * self.fmt.raw_bytes, np.uint8), values.contiguous()
+        raw[: given.nbytes] = octets(given)
         number, rows = self._store.take(blocks)
         if blocks:
             self._store.write(number, raw)
@@ -122,7 +125,7 @@ class RegionBackend(Backend):
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         _refuse(first)
         if not len(stored):
-            return torch.empty(0, dtype=TORCH_DTYPES[self.fmt.dtype])
+            return torch.empty(0, dtype=TORCH_DTYPES[self.fmt.dtype], device="cpu")
         raw = self._store.read(self._store.number_of(stored.data_ptr()), len(stored))
         return torch.from_numpy(raw).view(TORCH_DTYPES[self.fmt.dtype])[:count]
 

@@ -44,8 +44,11 @@ def demo(
     short: train.Options = SHORT,
     workload: train.Options = WORKLOAD,
     hardware: str = "verilated",
+    memory: str = "memory",
 ) -> dict[str, Any]:
     """Train without compression, at 3.2x and at 16x, compare the RTL's losses with golden's, account ratios.
+
+    Last come steps whose stash lives in a memory behind the simulated memory engine.
 
     Args:
         out: directory of loss.png and summary.json.
@@ -53,30 +56,32 @@ def demo(
         short: the steps of each of these that go through ``hardware`` and through golden.
         workload: what :func:`ratios` accounts.
         hardware: the backend that must agree with golden, bit for bit.
+        memory: the backend that must agree with golden with the block numbers of regions, likewise.
 
     Returns:
         What summary.json holds: "runs" and "ratios".
 
     Raises:
         FileNotFoundError: a library of the simulated Verilog is not built.
-        MismatchError: the losses through ``hardware`` differ from those through golden.
+        MismatchError: the losses through ``hardware`` or ``memory`` differ from those through golden.
     """
     console = Console()
     started = time.perf_counter()
     for scheme in SCHEMES:  # a missing library is found before minutes have passed
-        backends.get(hardware, replace(short, scheme=scheme).format)
+        for name in (hardware, memory):
+            backends.get(name, replace(short, scheme=scheme).format)
 
     runs = [_run(replace(long, scheme=scheme)) for scheme in ("none", *SCHEMES)]
     summary: dict[str, Any] = {"runs": runs, "ratios": {}}
-    for scheme in SCHEMES:
-        ours, golden = (_run(replace(short, scheme=scheme, backend=name)) for name in (hardware, "golden"))
+    pairs = [*((scheme, hardware, "golden") for scheme in SCHEMES), (SCHEMES[-1], memory, "regions")]
+    for scheme, *names in pairs:
+        ours, golden = (_run(replace(short, scheme=scheme, backend=name)) for name in names)
         runs += [ours, golden]
         train.write(summary, out / "summary.json")
         for field in ("train_loss", "val_loss"):
             if ours[field] != golden[field]:
-                raise MismatchError(
-                    f"{field} of {scheme} through {hardware} is {ours[field]}, through golden {golden[field]}"
-                )
+                through = f"{field} of {scheme} through {names[0]}"
+                raise MismatchError(f"{through} is {ours[field]}, through {names[1]} {golden[field]}")
 
     with console.status("accounting the saved tensors of a wider GPT-2"):
         summary["ratios"] = ratios(workload)
@@ -84,11 +89,28 @@ def demo(
     plot(summary, out / "loss.png")
 
     console.print(runs_table(runs))
-    console.print(f"{hardware} and golden: equal losses in {short.steps} steps, to the last bit")
+    for scheme, *names in pairs:
+        console.print(
+            f"{scheme}, {' and '.join(names)}: equal losses in {short.steps} steps, to the last bit"
+        )
     console.print(ratios_table(summary["ratios"]))
     minutes = (time.perf_counter() - started) / 60
     console.print(f"wrote {out / 'loss.png'} and {out / 'summary.json'} in {minutes:.1f} minutes")
+    console.print(memory_line(runs[-2]))
     return summary
+
+
+def memory_line(run: dict[str, Any]) -> str:
+    """What the memory engine saved in a step of a run, for a stranger."""
+    ours, theirs = (f"{run[name] / 1e6:.1f} MB" for name in ("accelerator_bytes", "memory_bytes"))
+    took, without = (f"{run[name] / 1e6:.2f}" for name in ("cycles", "cycles_without"))
+    dram = run["dram"]
+    pauses = f"{dram['refresh_cycles']} of {dram['refresh_period']} cycles for refreshes"
+    memory = f"{dram['bytes_per_cycle']:g} bytes a cycle ({dram['latency']} cycles of latency, {pauses})"
+    return (
+        f"in a step the accelerator moved {ours}, the memory {theirs}; behind a memory of {memory} that took "
+        f"{took} instead of {without} million cycles"
+    )
 
 
 def _run(options: train.Options) -> dict[str, Any]:

@@ -195,7 +195,8 @@ def run(
         of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether
         Ctrl-C ended it early, in which case the rest is what was done until then. Without compression raw
         and stored bytes are equal. With backend "memory" there are also "accelerator_bytes", "memory_bytes",
-        "cycles" and "cycles_without", of the last step, as of :class:`memory_system.Moved`.
+        "cycles" and "cycles_without", of the last step, as of :class:`memory_system.Moved`, and "dram", what
+        the memory is like.
 
     Raises:
         ValueError: an option is not one of its values, or the checkpoint is of a run with others.
@@ -285,8 +286,9 @@ def run(
     }
     if scheme.compresses:
         config["target"] = options.format.target
-    if moved is not None:
-        config |= asdict(moved)
+    if system is not None and moved is not None:
+        config |= asdict(moved) | {"dram": asdict(system.engine.figures)}
+        config["dram"]["bytes_per_cycle"] = system.engine.bytes_per_cycle
     return config | {
         "ratio": raw / stored if stored else None,
         "raw_bytes": raw,

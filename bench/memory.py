@@ -1,0 +1,97 @@
+"""GPT-2's stash and the memory's bandwidth, with and without the memory engine: ``python -m bench.memory``.
+
+A training step of the small GPT-2 goes through the simulated engine; what its stash wrote and read is then
+replayed behind memories of several bandwidths, in the formats and in bypass. Needs ``python -m gen library
+--preset NAME`` of each engine. Writes docs/memory.json and docs/memory.png.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from torch_bridge.backends import memory_system
+from torch_bridge.backends.memory_engine import DRAM, MemoryEngine, library_path
+from torch_bridge.backends.region_backend import region_of
+from torch_bridge.job import train
+
+OPTIONS = train.Options(scheme="hadamard", derive=False, steps=1, batch=1, validations=1, backend="memory")
+# Engines, and the cycles from one beat of memory to the next.
+MEMORIES = {"gpt2-fp32-memory-64": (1, 2), "gpt2-fp32-memory-16": (1, 2)}
+FOLDER = Path("docs")
+
+
+def main() -> None:
+    result = train.run(OPTIONS)
+    accesses = memory_system.system().last
+    rows = [row for name, intervals in MEMORIES.items() for row in measure(name, intervals, accesses)]
+    table = Table(title="writing and reading back the stash of a step")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,.0f}" for value in row.values()))
+    Console().print(table)
+    about = {"config": OPTIONS.config, "batch": OPTIONS.batch, "scheme": OPTIONS.scheme, "dram": asdict(DRAM)}
+    moved = {name: result[name] for name in ("accelerator_bytes", "memory_bytes")}
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "memory.json").write_text(json.dumps(about | moved | {"points": rows}, indent=1) + "\n")
+    plot(rows, moved["accelerator_bytes"], FOLDER / "memory.png")
+
+
+def measure(name: str, intervals: tuple[int, ...], accesses: list[Any]) -> list[dict[str, float]]:
+    """Cycles with and without an engine behind memories whose beats are so far apart, and the least."""
+    folder, rows = library_path(name).parent, []
+    for interval in intervals:
+        engine = MemoryEngine(folder / "libmemory.so", replace(DRAM, interval=interval))
+        regions = [region_of(fmt, i) for i, fmt in enumerate(engine.formats)]
+        ours = memory_system.replay(engine, regions, accesses)
+        plain = memory_system.in_bypass(regions)
+        figures = replace(DRAM, interval=interval, size=sum(region.size for region in plain))
+        theirs = memory_system.replay(MemoryEngine(folder / "libbypass.so", figures), plain, accesses)
+        width = engine.bytes_per_cycle
+        rows.append(
+            {
+                "bytes_per_cycle": width,
+                "cycles": ours.cycles,
+                "cycles_without": theirs.cycles,
+                "limit": max(ours.accelerator_bytes / engine.bus_bytes, ours.memory_bytes / width),
+                "limit_without": theirs.accelerator_bytes / min(width, engine.bus_bytes),
+            }
+        )
+    return rows
+
+
+def plot(rows: list[dict[str, float]], moved: int, path: Path) -> None:
+    """Cycles against bandwidth: points measured, lines what is possible."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    rows = sorted(rows, key=lambda row: row["bytes_per_cycle"])
+    widths = [row["bytes_per_cycle"] for row in rows]
+    for suffix, label, marker in (("_without", "without the engine", "s"), ("", "with the engine", "o")):
+        cycles = [row[f"cycles{suffix}"] / 1e6 for row in rows]
+        (points,) = axes.plot(widths, cycles, marker, label=f"{label}, measured")
+        limits = [row[f"limit{suffix}"] / 1e6 for row in rows]
+        axes.plot(widths, limits, "--", color=points.get_color(), lw=1.2, label=f"{label}, at best")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(widths, [f"{width:g}" for width in widths])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("bandwidth of the memory (bytes a cycle); the accelerator's port has 64")
+    axes.set_ylabel("million cycles")
+    axes.set_title(f"GPT-2's stash of a step written and read back, {moved / 1e6:.1f} MB", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
