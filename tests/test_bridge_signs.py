@@ -120,3 +120,14 @@ def test_nothing_waits_for_the_garbage_collector():
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_mask_that_attention_adds_is_kept_as_bits():
+    q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    mask = torch.ones(2, 1, 40, 40, dtype=torch.bool).tril()
+    mask[0, :, :, 30:] = False
+    with compress_activations(torch.nn.Module(), FMT, min_values=2) as stash:
+        loss = functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).square().mean()
+    loss.backward()
+    assert q.grad.isfinite().all()
+    assert "bits" in {row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)}

@@ -38,8 +38,9 @@ _EXACT_OPS = {
     "nll_loss*_forward.1": LOSS_WEIGHT,
     "rsqrt": NORM,  # how norms written in plain PyTorch end
 }
-# How PyTorch makes the mask of a dropout on a CPU: Bernoulli values, then scaled.
-_MASK_OPS = ("bernoulli_", "div_")
+# How masks are made: that of a dropout on a CPU of Bernoulli values, then scaled; those that attention adds
+# of zeros and infinities, which a transform would make NaNs of.
+_MASK_OPS = ("bernoulli_", "div_", "where", "masked_fill", "masked_fill_", "triu", "triu_")
 
 # What backward formulas compare, divide by, or take roots or logarithms of. A format that does not keep the
 # sign and the zeros of each value would open gates that were closed, and divide by what should not be near 0.
@@ -146,9 +147,9 @@ class Policy:
     def default(cls, fmt: StashFormat, *, derive: bool = True) -> Policy:
         """Everything in one format, but for what is exact as bits, has to be exact, or can be derived.
 
-        Booleans and the masks of dropout become bits; log-sum-exps and norm statistics stay raw, and so do
-        small log-softmaxes. Log-softmaxes of over a million values are kept in 12 bits a value, if the format
-        has fewer.
+        Booleans, the masks of dropout and those that attention adds become bits; log-sum-exps and norm
+        statistics stay raw, and so do small log-softmaxes. Log-softmaxes of over a million values are kept in
+        12 bits a value, if the format has fewer.
 
         The Hadamard format loses the sign and the zeros of single values. What backward formulas compare,
         divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what ReLU,

@@ -74,7 +74,7 @@ def compress_activations(
             :class:`CorruptionError`, which names tensor and block.
         offload: where to keep what is stashed, compressed or not, and every other tensor of at least
             ``min_values``, in place of their memory.
-        by_module: have the report tell modules apart; policies whose rules name modules do so anyway.
+        by_module: have the report tell modules apart.
 
     Raises:
         ValueError: there is no such backend, or the format is lossless, whose blocks vary in size.
@@ -95,7 +95,7 @@ def compress_activations(
         policy = Policy.default(policy)
     codecs = Codecs(policy, backend)
     trace = partial(Trace, model, by_module or policy.names_modules, policy.derives)
-    return _compressing(trace, policy, codecs, min_values, verify, offload)
+    return _compressing(trace, policy, codecs, min_values, verify, offload, by_module)
 
 
 @contextmanager
@@ -106,11 +106,12 @@ def _compressing(
     min_values: int,
     verify: bool,
     offload: Offload | None,
+    by_module: bool,
 ) -> Iterator[Stash]:
     trace = make_trace()
     watches = policy.names_operations or policy.derives or trace.follows_modules or trace.has_unseen_copies
     step = offload.begin() if offload is not None else None
-    stash = Stash(policy, codecs, trace, min_values, verify, step)
+    stash = Stash(policy, codecs, trace, min_values, verify, step, by_module)
     if policy.names_savers:
         trace.before = stash.settle
     tell_compiler()
@@ -199,7 +200,9 @@ class Stash:
         min_values: int,
         verify: bool,
         step: Step | None,
+        by_module: bool,
     ) -> None:
+        self._by_module = by_module
         self._policy, self._codecs, self._trace = policy, codecs, trace
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
@@ -308,7 +311,7 @@ class Stash:
             return packed.entry.memory.view(self._values(packed.entry), packed.geometry)
 
     def _pack(self, tensor: torch.Tensor, module: str, saved_by: str) -> Raw | Packed:
-        self._module = module
+        self._module = module if self._by_module else ""
         origin, geometry = self._trace.origin(tensor), Geometry.of(tensor)
         region = geometry.region
         source = origin.source(tensor, tensor._version)
