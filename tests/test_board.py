@@ -196,6 +196,7 @@ def test_a_clock_that_is_missed_is_an_error():
         "mhz": 60.0,
         "clock_mhz": 50.0,
     }
+    assert [bitstream.meets(report(mhz)) for mhz in (50, 49.9)] == [True, False]
     with pytest.raises(ToolError, match=r"clock clk must reach 50\.0 MHz, not 49\.9 MHz"):
         bitstream.summary(report(49.9), 50e6)
     with pytest.raises(ToolError, match=r"a clock must be constrained to 50\.0 MHz"):
@@ -219,6 +220,13 @@ def test_boards_have_the_pins_of_amaranth_boards():
     assert "25000000.0 HZ" in constraints
     with pytest.raises(ValueError, match=r"board must be one of ulx3s-85f, .*, not 'arty'"):
         bitstream.platform_of("arty")
+
+
+def test_what_was_not_built_cannot_be_loaded(tmp_path):
+    with pytest.raises(
+        ValueError, match="must be one that was built, not 'ulx3s-85f': make board BOARD=ulx3s"
+    ):
+        bitstream.load("ulx3s-85f", tmp_path)
 
 
 def test_the_command_needs_a_port():
