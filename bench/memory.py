@@ -1,8 +1,8 @@
 """GPT-2's stash and the memory's bandwidth, with and without the memory engine: ``python -m bench.memory``.
 
 A training step of the small GPT-2 goes through the simulated engine; what its stash wrote and read is then
-replayed behind memories of several bandwidths, in the formats and in bypass. Needs ``python -m gen library
---preset NAME`` of each engine. Writes docs/memory.json and docs/memory.png.
+replayed behind memories of several bandwidths, in the formats and in bypass, with each engine that was built
+(``python -m gen library --preset NAME``). Writes docs/memory.json and docs/memory.png.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from torch_bridge.job import train
 
 OPTIONS = train.Options(scheme="hadamard", derive=False, steps=1, batch=1, validations=1, backend="memory")
 # Engines, and the cycles from one beat of memory to the next.
-MEMORIES = {"gpt2-fp32-memory-64": (1, 2), "gpt2-fp32-memory-16": (1, 2)}
+ENGINES, INTERVALS = ("gpt2-fp32-memory-64", "gpt2-fp32-memory-16"), (1, 2, 4)
 FOLDER = Path("docs")
 
 
 def main() -> None:
     result = train.run(OPTIONS)
     accesses = memory_system.system().last
-    rows = [row for name, intervals in MEMORIES.items() for row in measure(name, intervals, accesses)]
+    built = [name for name in ENGINES if library_path(name).exists()]
+    rows = [row for name in built for row in measure(name, accesses)]
     table = Table(title="writing and reading back the stash of a step")
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(*(f"{value:,.0f}" for value in row.values()))
+        table.add_row(*(value if isinstance(value, str) else f"{value:,.0f}" for value in row.values()))
     Console().print(table)
     about = {"config": OPTIONS.config, "batch": OPTIONS.batch, "scheme": OPTIONS.scheme, "dram": asdict(DRAM)}
     moved = {name: result[name] for name in ("accelerator_bytes", "memory_bytes")}
@@ -47,10 +48,10 @@ def main() -> None:
     plot(rows, moved["accelerator_bytes"], FOLDER / "memory.png")
 
 
-def measure(name: str, intervals: tuple[int, ...], accesses: list[Any]) -> list[dict[str, float]]:
+def measure(name: str, accesses: list[Any]) -> list[dict[str, Any]]:
     """Cycles with and without an engine behind memories whose beats are so far apart, and the least."""
     folder, rows = library_path(name).parent, []
-    for interval in intervals:
+    for interval in INTERVALS:
         engine = MemoryEngine(folder / "libmemory.so", replace(DRAM, interval=interval))
         regions = [region_of(fmt, i) for i, fmt in enumerate(engine.formats)]
         ours = memory_system.replay(engine, regions, accesses)
@@ -60,6 +61,7 @@ def measure(name: str, intervals: tuple[int, ...], accesses: list[Any]) -> list[
         width = engine.bytes_per_cycle
         rows.append(
             {
+                "engine": name,
                 "bytes_per_cycle": width,
                 "cycles": ours.cycles,
                 "cycles_without": theirs.cycles,
@@ -70,7 +72,7 @@ def measure(name: str, intervals: tuple[int, ...], accesses: list[Any]) -> list[
     return rows
 
 
-def plot(rows: list[dict[str, float]], moved: int, path: Path) -> None:
+def plot(rows: list[dict[str, Any]], moved: int, path: Path) -> None:
     """Cycles against bandwidth: points measured, lines what is possible."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
     rows = sorted(rows, key=lambda row: row["bytes_per_cycle"])
