@@ -1,8 +1,8 @@
-"""What Triton's compiler makes of each kernel, for three GPUs: ``python -m bench.kernels``.
+"""What Triton's compiler makes of each kernel, for three GPUs: ``python -m bench.triton_kernels``.
 
 Registers, spills and shared memory are those of the machine code. The estimate is a roofline: a program moves
 its values and its stored bytes once, and issues each of its instructions once for each warp (loops are
-unrolled); whichever takes longer holds. Nothing was measured on a GPU. Rows go to build/bench/kernels.json.
+unrolled); whichever takes longer holds. Nothing was measured on a GPU. Rows go to build/bench/triton_kernels.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from golden import Format, HadamardFormat, PlaneFormat
 from torch_bridge import backends
 from torch_bridge.backends.triton_tiles import WARPS
 
-OUTPUT = Path("build/bench/kernels.json")
+OUTPUT = Path("build/bench/triton_kernels.json")
 FORMATS = (PlaneFormat("fp32", 64, 80), PlaneFormat("bf16", 64, 64), HadamardFormat("fp32", 128, 32))
 # By capability: name, bytes of memory a second, and instructions of warps a second (processors, four each a
 # cycle, clock), from the maker's datasheets.
@@ -100,7 +100,7 @@ def row(fmt: Format, capability: int, name: str, kernel: Any) -> dict[str, Any]:
 
 def main() -> None:
     argparse.ArgumentParser(
-        prog="python -m bench.kernels", description="Triton's kernels, compiled."
+        prog="python -m bench.triton_kernels", description="Triton's kernels, compiled."
     ).parse_args()
     rows = [
         row(fmt, capability, name, kernel)
