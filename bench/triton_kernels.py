@@ -2,7 +2,8 @@
 
 Registers, spills and shared memory are those of the machine code. The estimate is a roofline: a program moves
 its values and its stored bytes once, and issues each of its instructions once for each warp (loops are
-unrolled); whichever takes longer holds. Nothing was measured on a GPU. Rows go to build/bench/triton_kernels.json.
+unrolled); whichever takes longer holds. Nothing was measured on a GPU. Rows go to
+build/bench/triton_kernels.json.
 """
 
 from __future__ import annotations
