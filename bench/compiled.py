@@ -111,7 +111,7 @@ def measure(
     def step() -> Iterator[None]:
         with context():
             logits = call(tokens).logits[:, :-1].flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())  # its log-softmax stays
         yield
         loss.backward()
 

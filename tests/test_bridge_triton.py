@@ -342,8 +342,8 @@ from torch_bridge.backends.triton_tiles import WARPS
 aligned = {(i,): [["tt.divisibility", 16]] for i in (0, 1)}  # as tensors are, both values and stored
 for fmt, capability in (
     (PlaneFormat("fp32", 64, 80), 90),
-    (PlaneFormat("fp32", 16, 64, "truncate"), 90),
-    (PlaneFormat("bf16", 128, 36), 90),
+    (PlaneFormat("fp32", 16, 64, "truncate"), 80),
+    (PlaneFormat("bf16", 128, 36), 100),
     (PlaneFormat("fp16", 16, 7), 90),
     (HadamardFormat("fp32", 128, 32), 80),
     (HadamardFormat("bf16", 64, 32), 90),
