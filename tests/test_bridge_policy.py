@@ -14,6 +14,7 @@ from torch_bridge import CorruptionError, Policy, Rule, calibrate, compress_acti
 from torch_bridge.backends import checksum
 from torch_bridge.backends.bits import BitsCodec
 from torch_bridge.backends.checksum import checksums
+from torch_bridge.calibration import Calibration
 from torch_bridge.stash.entries import Entry
 
 FMT = PlaneFormat("fp32", block=64, target=80)
@@ -375,6 +376,15 @@ def test_calibration_spares_what_backward_formulas_compare():
     _, stash = gradients(model, batches[0], policy)
     relu = next(row for row in stash.report().rows if row.op == "relu")
     assert relu.raw_bytes / relu.stored_bytes == pytest.approx(3.2, rel=0.01)
+
+
+def test_calibration_keeps_logarithms_out_of_the_hadamard_format():
+    model, batches = calibrated_model()
+    model = torch.nn.Sequential(*model[:-1], torch.nn.Linear(64, 64), torch.nn.LogSoftmax(1))
+    calibration = Calibration(model, batches[0], loss=lambda model, batch: model(batch[0])[:, 0].mean())
+    policy = calibration.policy(calibration.least)
+    (rule,) = [rule for rule in policy.rules if rule.op == "_log_softmax" and "gradient" in rule.why]
+    assert isinstance(rule.keep, PlaneFormat)
 
 
 @pytest.mark.parametrize("formats", [[], [PlaneFormat("fp32", 64, None)]])
