@@ -90,7 +90,10 @@ def _sim(arguments: argparse.Namespace) -> None:
         waves=os.environ.get("WAVES", "0") not in ("", "0"),
         activations=stimulus.capture_activations(folder / "activations.npz"),
     )
-    chosen = [configs.PRESETS[name] for name in arguments.preset or ()] or configs.ALL
+    chosen = [configs.PRESETS[name] for name in arguments.preset or ()] or [
+        *configs.ALL,
+        *configs.IN_MEMORIES,
+    ]
     calls = [partial(run, config, part) for config, part in _engines(chosen)]
     rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating")]
     if not arguments.preset:

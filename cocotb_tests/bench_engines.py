@@ -35,6 +35,7 @@ class Task:
     formats: list[Format]
     bus_bytes: int
     interface: str
+    memories: bool
     blocks: int
     seed: int
     activations: Path | None
@@ -187,7 +188,11 @@ async def takes_its_latency(dut):
         latency = words[0].offered - bench.sent[-1].cycle
         missing = (fmt.raw_bytes - size) * promised.block_cycles // fmt.raw_bytes
         expected_latency = promised.latency + (missing if TASK.part == "compressor" else 0)
-        assert latency == expected_latency, f"{latency} cycles for {size} bytes, not {expected_latency}"
+        # A delay memory does not hold a tail back as a row of registers does.
+        soonest = promised.latency if TASK.memories else expected_latency
+        assert soonest <= latency <= expected_latency, (
+            f"{latency} cycles for {size} bytes, not {expected_latency}"
+        )
         whole += [latency] * (i % 2)
     TASK.note(latency_min=min(whole), latency_mean=float(np.mean(whole)), latency_max=max(whole))
 

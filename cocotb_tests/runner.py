@@ -160,6 +160,7 @@ def simulate(
         "formats": [(type(fmt).__name__, asdict(fmt)) for fmt in config.formats],
         "bus_bytes": config.bus_bytes,
         "interface": config.interface,
+        "memories": config.memories,
         "blocks": blocks,
         "seed": seed,
         "activations": str(activations.resolve()) if activations else None,

@@ -27,7 +27,7 @@ QUIET = Progress(disable=True)
 def port(build):
     folder = build / "board"
     with FileLock(folder.with_suffix(".lock")):
-        program = simulation.build(ABOUT, folder, "-O0")
+        program = simulation.build(ABOUT, folder)
     with simulation.running(program) as name, open_port(name) as opened:
         yield opened
 

@@ -37,6 +37,7 @@ ENGINES = [
     for config, part in (
         *((config, part) for config in SLICE for part in parts(config)),
         (configs.SWITCHED_HADAMARD, "compressor"),
+        (configs.IN_MEMORIES[0], "compressor"),
         (Config(HadamardFormat("fp16", 64, 20), bus_bytes=16, interface="axi"), "decompressor"),
     )
 ]

@@ -18,13 +18,8 @@ DIVISOR = 4  # cycles of a bit: a UART as fast as it can be
 PATIENCE = 60.0  # seconds that the host waits for a byte: a simulation may have to share its processor
 
 
-def build(about: About, folder: Path, optimise: str = "-O1") -> Path:
+def build(about: About, folder: Path) -> Path:
     """Build a simulator in a folder and return its path; built from the same sources, it is left as it is.
-
-    Args:
-        about: what the design is.
-        folder: where.
-        optimise: the compiler's option; less is worth it for short runs.
 
     Raises:
         gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
@@ -40,7 +35,7 @@ def build(about: About, folder: Path, optimise: str = "-O1") -> Path:
     source.write_text(convert(design, "selftest"))
     command = ["verilator", "--cc", "--exe", "--build", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
     command += ["--no-assert", "-Wno-fatal", "-CFLAGS", f"-DDIVISOR={DIVISOR}", "--top-module", "selftest"]
-    for variable in (*toolchain.MAKE_VARIABLES, f"OPT_FAST={optimise}"):
+    for variable in (*toolchain.MAKE_VARIABLES, "OPT_FAST=-O1"):
         command += ["-MAKEFLAGS", variable]
     command += ["--Mdir", str(folder), "-o", program.name, str(source), str(_SOURCE)]
     toolchain.run(command, log=folder / "build.log")

@@ -35,7 +35,7 @@ class Compressor(wiring.Component):
     takes two cycles. Latency: the word that holds the first byte of a block's output is offered
     :meth:`latency` cycles after the last word of the block was taken, unless blocks before it are still
     being sent, or the word waits for the next block to fill it. A tensor's last block takes as long as a
-    whole one, counted from its first word, however few it has.
+    whole one, counted from its first word, however few it has, or less with delay lines in memories.
     Back-pressure on either end stalls it without loss. After reset it holds nothing.
 
     Args:
