@@ -92,7 +92,7 @@ FAULTS = (
             ("engine.py", "write.drain.eq(registers.drain)", "write.drain.eq(registers.drain | ~read.idle)"),
             ("engine.py", "read.drain.eq(registers.drain)", "read.drain.eq(registers.drain | ~write.idle)"),
         ),
-        "masters",
+        "no_channel_waits",
     ),
     _fault(
         "B that changes while it stalls",
