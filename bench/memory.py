@@ -26,7 +26,7 @@ from torch_bridge.job import train
 
 OPTIONS = train.Options(scheme="hadamard", derive=False, steps=1, batch=1, validations=1, backend="memory")
 # Engines, and the cycles from one beat of memory to the next.
-ENGINES, INTERVALS = ("gpt2-fp32-memory-64", "gpt2-fp32-memory-16"), (1, 2)
+ENGINES, INTERVALS = ("gpt2-fp32-memory-64", "gpt2-fp32-memory-16"), (1, 2, 4)
 FOLDER = Path("docs")
 
 
