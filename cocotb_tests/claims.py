@@ -128,6 +128,17 @@ CLAIMS = (
         benches=("switches_from_each_format_to_each",),
         proofs=("block boundary",),
     ),
+    Claim(
+        "The memory engine keeps the rules of AXI4",
+        "What is offered stays until it is taken, bursts have as many beats as they say, stay within 4 KiB "
+        "and are answered in their turn; blocks of usable regions are stored apart, each within its region. "
+        "Its benches are in [memory.md](memory.md).",
+        proofs=("rules of AXI4", "blocks apart"),
+        gaps=(
+            "Of the memory engine the rules are proven for a small one, its paths each by itself, and for "
+            "the first cycles after a reset; that it answers at all is simulated.",
+        ),
+    ),
 )
 
 # What no claim above says by itself.

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,24 +99,23 @@ def rows(name: str, notes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def find_faults(names: str, folder: Path, *, bursts: int, seed: int) -> dict[str, str | None]:
-    """Put an engine with each fault to the benches; return what found it, None if nothing did.
+def find_faults(names: str, folder: Path, *, bursts: int, seed: int) -> Iterator[tuple[str, str | None]]:
+    """Put an engine with each fault to the benches; yield its name and what found it, None if nothing did.
 
     Args:
         names: a regular expression for the names of the faults.
     """
-    found = {}
     for i, fault in enumerate(FAULTS):
         if not re.search(names, fault.name):
             continue
         text = verilog_of(fault, ENGINES[FAULTY_ENGINE], TOP)
         place, only = folder / "memory" / f"fault{i}", f".*({fault.bench}).*"
-        found[fault.name] = None
         try:
             _run(FAULTY_ENGINE, text, place, ["bench_bursts"], bursts, seed, only)
         except BenchError as error:
-            found[fault.name] = str(error).splitlines()[0]
-    return found
+            yield fault.name, str(error).splitlines()[0]
+        else:
+            yield fault.name, None
 
 
 def main() -> None:
@@ -130,10 +129,11 @@ def main() -> None:
     arguments = parser.parse_args()
     options = {"bursts": arguments.bursts, "seed": arguments.seed}
     if arguments.faults:
-        found = find_faults(arguments.faults, Path("build/sim"), **options)
-        for name, bench in found.items():
-            print(f"{name}: {bench or 'NOT FOUND'}")
-        sys.exit(None in found.values())
+        missed = 0
+        for name, bench in find_faults(arguments.faults, Path("build/sim"), **options):
+            print(f"{name}: {bench or 'NOT FOUND'}", flush=True)
+            missed += bench is None
+        sys.exit(f"{missed} faults that no bench finds" if missed else 0)
     for name in arguments.names:
         notes = run(name, Path("build/sim"), **options)
         for note in [*notes, *rows(name, notes)]:

@@ -441,7 +441,7 @@ def _finds(claim: str, harness: Callable, engine: str, fault: str | None) -> Pro
 
 
 def _of_memory() -> Iterator[Proof]:
-    """The paths of a small memory engine, with and without a format, and the map of one with two formats."""
+    """The paths of a small memory engine, reads also with a format, and the map of one with two formats."""
     small = MemoryParameters(
         bus_bytes=16,
         memory_bytes=16,
@@ -455,10 +455,11 @@ def _of_memory() -> Iterator[Proof]:
     )
     blocks = replace(small, formats=(PlaneFormat("bf16", block=16, target=12),))
     two = replace(small, formats=(PlaneFormat("bf16", 16, 12), PlaneFormat("bf16", 32, 21)))
-    for parameters, about, depth in ((small, "bypass", 14), (blocks, "a format", 18)):
-        for make, part in ((ReadRules, "ReadPath"), (WriteRules, "WritePath")):
-            rules = Proof("rules of AXI4", part, about, partial(make, parameters), SEARCH, depth, mode="bmc")
-            yield from (rules, _reached(rules, depth))
+    paths = [(ReadRules, "ReadPath", small, "bypass"), (WriteRules, "WritePath", small, "bypass")]
+    paths.append((ReadRules, "ReadPath", blocks, "a format"))
+    for make, part, parameters, about in paths:
+        rules = Proof("rules of AXI4", part, about, partial(make, parameters), SEARCH, 14, mode="bmc")
+        yield from (rules, _reached(rules, 14))
     apart = Proof("blocks apart", "Mapper", "two formats", lambda: MapInside(two), INDUCTION, 1)
     yield from (apart, _reached(apart, 1))
     yield replace(apart, parameters="regions that overlap", make=lambda: MapInside(two, True), finds=True)
