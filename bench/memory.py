@@ -37,7 +37,7 @@ def main() -> None:
     rows = [row for name in built for row in measure(name, accesses)]
     table = Table(title="writing and reading back the stash of a step")
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=name == "engine")
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:,.0f}" for value in row.values()))
     Console().print(table)
