@@ -26,7 +26,7 @@ from torch_bridge.job import train
 
 OPTIONS = train.Options(scheme="hadamard", derive=False, steps=1, batch=1, validations=1, backend="memory")
 # Engines, and the cycles from one beat of memory to the next.
-ENGINES, INTERVALS = ("gpt2-fp32-memory-64", "gpt2-fp32-memory-16"), (1, 2)
+ENGINES, INTERVALS = ("gpt2-fp32-memory-64", "gpt2-fp32-memory-16"), (1, 2, 4)
 FOLDER = Path("docs")
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     rows = [row for name in built for row in measure(name, accesses)]
     table = Table(title="writing and reading back the stash of a step")
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=name == "engine")
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:,.0f}" for value in row.values()))
     Console().print(table)
@@ -84,7 +84,8 @@ def plot(rows: list[dict[str, Any]], moved: int, path: Path) -> None:
         axes.plot(widths, limits, "--", color=points.get_color(), lw=1.2, label=f"{label}, at best")
     axes.set_xscale("log", base=2)
     axes.set_xticks(widths, [f"{width:g}" for width in widths])
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("bandwidth of the memory (bytes a cycle); the accelerator's port has 64")
     axes.set_ylabel("million cycles")
     axes.set_title(f"GPT-2's stash of a step written and read back, {moved / 1e6:.1f} MB", fontsize=11)
