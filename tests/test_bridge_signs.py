@@ -131,3 +131,15 @@ def test_a_mask_that_attention_adds_is_kept_as_bits():
     loss.backward()
     assert q.grad.isfinite().all()
     assert "bits" in {row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)}
+
+
+@pytest.mark.parametrize(("bias", "kept"), [(0, "bits"), (-0.1, "mask of attention")])
+def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
+    q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    mask = torch.arange(40.0).expand(40, 40) * bias
+    mask.masked_fill_(torch.ones(40, 40, dtype=torch.bool).triu(1), -torch.inf)
+    with compress_activations(torch.nn.Module(), FMT, min_values=2) as stash:
+        loss = functional.scaled_dot_product_attention(q * 1, q * 2, q * 3, attn_mask=mask).square().mean()
+    loss.backward()
+    assert q.grad.isfinite().all()
+    assert [row.kept for row in stash.report().rows if row.shape == (40, 40)] == [kept]

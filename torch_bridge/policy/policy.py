@@ -41,6 +41,9 @@ _EXACT_OPS = {
 # How masks are made: that of a dropout on a CPU of Bernoulli values, then scaled; those that attention adds
 # of zeros and infinities, which a transform would make NaNs of.
 _MASK_OPS = ("bernoulli_", "div_", "where", "masked_fill", "masked_fill_", "triu", "triu_")
+# What attention is given that nobody in the step made is such a mask as well, and may have biases in it.
+ATTENTION_MASK = "mask of attention"
+_ATTENTION = "*scaled_dot_product*"
 
 # What backward formulas compare, divide by, or take roots or logarithms of. A format that does not keep the
 # sign and the zeros of each value would open gates that were closed, and divide by what should not be near 0.
@@ -171,6 +174,10 @@ class Policy:
         signed = []
         if isinstance(fmt, HadamardFormat):
             planes = _at_least(fmt, _SIGNED_BITS)
+            signed += [
+                Rule("bits", op="", saved_by=_ATTENTION),
+                Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
+            ]
             signed += [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
             signed += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
             signed += [Rule(planes, op=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_RESULTS]

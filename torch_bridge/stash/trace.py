@@ -165,7 +165,7 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         traits = _TRAITS.get(id(func)) or _traits(func)
         if self.before is not None:
-            self.before(traits.name, args)
+            self.before(traits.name, (*args, *kwargs.values()) if kwargs else args)
         result = traits.run(*args, **kwargs) if kwargs else traits.run(*args)
         if traits.written:
             for place, key in traits.written:
