@@ -266,6 +266,8 @@ def document(rows: list[Row]) -> None:
     tables = []
     for name in effective_bits.MODELS:
         found = {(row["variant"], row["bits"]): row for row in rows if row.get("model") == name}
+        if not found:
+            continue
         cells = {
             title: [
                 f"{row['gradient_error']:.3f} ({row['gain']:.2f})"
@@ -286,7 +288,8 @@ def document(rows: list[Row]) -> None:
             middle, half, seeds = difference(runs, base)
             interval = f" ± {half:.4f}" if half < math.inf else ""
             cells[f"{title}, {bits:g} bits"] = [str(seeds), f"{middle:+.4f}{interval}"]
-    fill(PAGE, "training", _table(["", "seeds", "validation loss, less that without compression"], cells))
+    headings = ["", "seeds", "validation loss, less that without compression"]
+    fill(PAGE, "training", _table(headings, cells) if cells else "No run is finished yet.")
 
 
 def _table(headings: list[str], rows: dict[str, list[str]]) -> str:
