@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 BOARD ?= ulx3s-85f
+SHOWN := gpt2-fp32-3.2x gpt2-bf16-2x gpt2-fp32-16x
 BIN := .venv/bin
 READY := .venv/.ready
 RUN := $(BIN)/python -m
@@ -13,8 +14,9 @@ RUN := $(BIN)/python -m
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: setup library verilog ## The whole story: Verilog, simulation, training with and without
-	$(RUN) cocotb_tests sim --preset gpt2-fp32-3.2x gpt2-bf16-2x gpt2-fp32-16x
+demo: setup library ## The whole story: Verilog, simulation, training with and without
+	for preset in $(SHOWN); do $(RUN) gen verilog --preset $$preset || exit; done
+	$(RUN) cocotb_tests sim --preset $(SHOWN)
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests
