@@ -48,7 +48,7 @@ def test_verilog_is_made_and_linted(tmp_path):
             str(path),
         ]
     )
-    assert "module bitstash_memory(" in path.read_text()
+    assert "module bitstash_memory_bf16_n32_t24_nearest_b16_m16(" in path.read_text()
 
 
 def test_a_memory_has_a_bus_of_its_own_only_behind_a_memory_engine(tmp_path):

@@ -49,8 +49,6 @@ def take(when: Written | None, *tensors: torch.Tensor) -> None:
 
 def hold(tensor: torch.Tensor) -> None:
     """The current stream reads a tensor that may be freed before it has: its memory is not to be reused."""
-    if tensor.is_cpu:
-        return
     stream = current_stream(tensor.device)
     if stream is not None:
         tensor.record_stream(stream)
