@@ -21,13 +21,14 @@ from cocotb.triggers import ClockCycles
 import golden
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.corners import engine_coverage
+from cocotb_tests.notes import Noting
 from cocotb_tests.promises import Promise, promise
 from cocotb_tests.streams import PATTERNS, Bench, Tensor, Word, bursts, never, often
 from golden import Format
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Noting):
     """What this simulator run is about, as read from the environment."""
 
     part: str
@@ -40,7 +41,6 @@ class Task:
     seed: int
     activations: Path | None
     mutants: int
-    results: Path
 
     @classmethod
     def read(cls) -> Task:
@@ -48,16 +48,11 @@ class Task:
         task["formats"] = [getattr(golden, kind)(**parameters) for kind, parameters in task["formats"]]
         task["fmt"] = task["formats"][0]
         task["activations"] = task["activations"] and Path(task["activations"])
-        return cls(**(task | {"results": Path(task["results"])}))
+        return cls(**task)
 
     def promise(self, fmt: Format | None = None) -> Promise:
         """What the datasheet says of one of the formats, the first if none is given."""
         return promise(self.part, fmt or self.fmt, self.formats, self.bus_bytes)
-
-    def note(self, **figures) -> None:
-        """Leave measurements for the runner: a line for each call."""
-        with self.results.open("a") as file:
-            file.write(json.dumps(figures) + "\n")
 
     def rng(self, *salt: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *salt])

@@ -10,18 +10,18 @@ import json
 import os
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge, Timer
 from cocotb.utils import get_sim_time
 
+from cocotb_tests.notes import Noting
 from cocotb_tests.streams import PATTERNS, Pattern, Sink, Source, Word, never, often
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Noting):
     """What this simulator run is about, as read from the environment."""
 
     kind: str
@@ -29,12 +29,6 @@ class Task:
     depth: int | None
     words: int
     seed: int
-    results: str
-
-    def note(self, **figures) -> None:
-        """Leave measurements for the runner: a line for each call."""
-        with Path(self.results).open("a") as file:
-            file.write(json.dumps(figures) + "\n")
 
 
 TASK = Task(**json.loads(os.environ["BITSTASH_BENCH"]))

@@ -9,7 +9,6 @@ import json
 import os
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cocotb
@@ -17,6 +16,7 @@ import numpy as np
 from cocotb.triggers import RisingEdge, Timer
 
 from cocotb_tests.axi4 import Accelerator, Lite, SlowMemory
+from cocotb_tests.notes import Noting
 from golden import FORMATS
 from golden.bursts import PAGE, Response
 from golden.memory import Dram, ErrorKind, MemoryModel, Region
@@ -24,7 +24,7 @@ from rtl.memory.map import address_of
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Noting):
     """What this simulator run is about, as read from the environment."""
 
     formats: list[tuple[str, dict[str, Any]]]
@@ -32,12 +32,6 @@ class Task:
     memory_bytes: int
     bursts: int
     seed: int
-    results: str
-
-    def note(self, **figures) -> None:
-        """Leave measurements for the runner: a line for each call."""
-        with Path(self.results).open("a") as file:
-            file.write(json.dumps(figures) + "\n")
 
 
 TASK = Task(**json.loads(os.environ["BITSTASH_BENCH"]))
