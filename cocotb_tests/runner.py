@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -274,8 +271,6 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
         ports.write_text(f'`verilator_config\npublic_flat_rw -module "{design.top}" -port "*"\n')
         (place / "further").write_text("\n".join(map(str, further)))
     is_verilator = simulator == "verilator"
-    if is_verilator:
-        _take_runtime(design, place / "model", waves)
     sources = [*([ports] if is_verilator else []), source]
     runner.build(
         sources=[*sources, *map(Path, (place / "further").read_text().splitlines())],
@@ -286,36 +281,8 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
         timescale=("1ns", "1ns"),
         log_file=place / "build.log",
     )
-    if is_verilator:
-        _leave_runtime(design, place / "model", waves)
     stamp.write_text(recipe)
     return runner
-
-
-def _runtime(design: Design, waves: bool) -> Path:
-    """Where the objects of Verilator's own sources are, alike for models with such options."""
-    with_what = [toolchain.cxx(), version("verilator"), cocotb.__version__, *design.verilator, str(waves)]
-    return _ROOT / "build" / "runtime" / hashlib.sha256(" ".join(with_what).encode()).hexdigest()[:16]
-
-
-def _take_runtime(design: Design, model: Path, waves: bool) -> None:
-    """Give a new model these objects, so that make need not compile them."""
-    if not model.exists():
-        model.mkdir(parents=True)
-        for file in _runtime(design, waves).glob("*.o"):
-            shutil.copy(file, model)
-
-
-def _leave_runtime(design: Design, model: Path, waves: bool) -> None:
-    """Keep them for the models to come, if no one has yet; other processes may do the same."""
-    runtime = _runtime(design, waves)
-    if not runtime.exists():
-        runtime.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=runtime.parent))
-        for file in model.glob("verilated*.o"):
-            shutil.copy(file, made)
-        with suppress(OSError):
-            made.rename(runtime)
 
 
 def _test(

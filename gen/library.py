@@ -30,23 +30,14 @@ def build(config: Config, path: Path) -> None:
     archives = []
     for part in parts(config):
         model = f"V{part}"
-        command = [
-            "verilator",
-            "--cc",
-            "--build",
-            "-j",
-            "2",
-            "-O3",
-            "--x-assign",
-            "fast",
-            "--x-initial",
-            "fast",
-        ]
-        command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC", "--prefix", model]
-        for variable in (*toolchain.MAKE_VARIABLES, "OPT_FAST=-O2"):
-            command += ["-MAKEFLAGS", variable]
-        command += ["--Mdir", str(folder / part), "--top-module", module_name(config, part), str(source)]
-        toolchain.run(command, log=folder / f"{part}.log")
+        toolchain.verilate(
+            source,
+            module_name(config, part),
+            folder / part,
+            optimise="-O2",
+            options=["-CFLAGS", "-fPIC", "--prefix", model],
+            log=folder / f"{part}.log",
+        )
         archives.append(str(folder / part / f"{model}__ALL.a"))
     (folder / "layout.h").write_text(layout_header(config))
     include = Path(toolchain.environment()["VERILATOR_ROOT"]) / "include"

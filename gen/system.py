@@ -50,16 +50,16 @@ def build_model(parameters: MemoryParameters, folder: Path, optimise: str = "-O2
         return
     source = folder / "engine.v"
     source.write_text(verilog_text(parameters))
-    command = ["verilator", "--cc", "--build", "-j", "2", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
-    command += ["--no-assert", "-Wno-fatal", "-CFLAGS", "-fPIC", "--prefix", _MODEL]
-    command += [
-        "--output-split-cfuncs",
-        "1000",
-    ]  # large functions take a compiler much longer than many small ones
-    for variable in (*toolchain.MAKE_VARIABLES, f"OPT_FAST={optimise}"):
-        command += ["-MAKEFLAGS", variable]
-    command += ["--Mdir", str(folder / _MODEL), "--top-module", module_name(parameters), str(source)]
-    toolchain.run(command, log=folder / "engine.log")
+    # Large functions take a compiler much longer than many small ones.
+    options = ["-CFLAGS", "-fPIC", "--prefix", _MODEL, "--output-split-cfuncs", "1000"]
+    toolchain.verilate(
+        source,
+        module_name(parameters),
+        folder / _MODEL,
+        optimise=optimise,
+        options=options,
+        log=folder / "engine.log",
+    )
     stamp.write_text(made)
 
 

@@ -33,12 +33,8 @@ def build(about: About, folder: Path) -> Path:
     design = SelfTest(about.formats, about.bus_bytes, DIVISOR, about.text(), about.memory_bytes)
     source = folder / "selftest.v"
     source.write_text(convert(design, "selftest"))
-    command = ["verilator", "--cc", "--exe", "--build", "-O3", "--x-assign", "fast", "--x-initial", "fast"]
-    command += ["--no-assert", "-Wno-fatal", "-CFLAGS", f"-DDIVISOR={DIVISOR}", "--top-module", "selftest"]
-    for variable in (*toolchain.MAKE_VARIABLES, "OPT_FAST=-O1"):
-        command += ["-MAKEFLAGS", variable]
-    command += ["--Mdir", str(folder), "-o", program.name, str(source), str(_SOURCE)]
-    toolchain.run(command, log=folder / "build.log")
+    options = ["--exe", "-o", program.name, "-CFLAGS", f"-DDIVISOR={DIVISOR}", str(_SOURCE)]
+    toolchain.verilate(source, "selftest", folder, optimise="-O1", options=options, log=folder / "build.log")
     stamp.write_text(made_from)
     return program
 
