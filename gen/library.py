@@ -34,7 +34,7 @@ def build(config: Config, path: Path) -> None:
             source,
             module_name(config, part),
             folder / part,
-            optimise="-O2",
+            optimise="-O1",  # more takes twice the time and gains nothing
             options=["-CFLAGS", "-fPIC", "--prefix", model],
             log=folder / f"{part}.log",
         )

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +9,11 @@ import torch
 from filelock import FileLock
 
 from cocotb_tests import harness, stimulus
-from gen import system
+from gen import library, system
+from gen.config import Config
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryParameters
-from torch_bridge.backends import memory_engine
+from torch_bridge.backends import memory_engine, verilated_backend
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,6 +48,13 @@ def activations(build) -> Path:
         return stimulus.capture_activations(path)
 
 
+LIBRARIES = (
+    Config(PlaneFormat("fp32", 64, 80), bus_bytes=16),
+    Config(HadamardFormat("fp32", 128, 32), bus_bytes=16),
+    Config(PlaneFormat("fp16", 16, 20), bus_bytes=64),
+)
+
+
 @pytest.fixture(scope="session")
 def verilated_library(build) -> Path:
     """Libraries for the ``verilated`` backend; returns $BITSTASH_LIBRARIES.
@@ -58,15 +64,9 @@ def verilated_library(build) -> Path:
     """
     folder = build / "verilated"
     folder.mkdir(exist_ok=True)
-    environment = os.environ | {"BITSTASH_LIBRARIES": str(folder)}
     with FileLock(folder / "lock"):
-        for arguments in (
-            "--bus-bytes 16",
-            "--scheme hadamard --bus-bytes 16",
-            "--dtype fp16 --block 16 --target 20",
-        ):
-            command = [sys.executable, "-m", "gen", "library", *arguments.split()]
-            subprocess.run(command, env=environment, cwd=ROOT, check=True)
+        for config in LIBRARIES:
+            library.build(config, verilated_backend.library_path(config.fmt, folder))
     return folder
 
 

@@ -23,9 +23,9 @@ from .dtypes import TORCH_DTYPES
 _INTERFACE = 4
 
 
-def library_path(fmt: Format) -> Path:
-    """Where the library of a format lies, below ``$BITSTASH_LIBRARIES`` or ``build/verilated``."""
-    root = Path(os.environ.get("BITSTASH_LIBRARIES") or Path("build", "verilated"))
+def library_path(fmt: Format, root: Path | None = None) -> Path:
+    """Where the library of a format lies, below ``root``, ``$BITSTASH_LIBRARIES`` or ``build/verilated``."""
+    root = root or Path(os.environ.get("BITSTASH_LIBRARIES") or Path("build", "verilated"))
     parameters = "-".join(map(str, asdict(fmt).values()))
     return root / f"{fmt.scheme}-{parameters}" / "libbitstash.so"
 
