@@ -1,4 +1,7 @@
-"""The benches: ``python -m cocotb_tests --help``. Each command leaves its figures as JSON in build/."""
+"""The benches: ``python -m cocotb_tests --help``. Each command leaves its figures as JSON in build/.
+
+One that was stopped goes on: what the same benches noted of the same engine, with the same seed, is kept.
+"""
 
 from __future__ import annotations
 
@@ -81,14 +84,16 @@ def _sim(arguments: argparse.Namespace) -> None:
     if simulator == "icarus" and not shutil.which("iverilog"):
         sys.exit("SIM=icarus needs Icarus Verilog: install the package iverilog")
     folder = Path("build/sim")
+    waves = os.environ.get("WAVES", "0") not in ("", "0")
     run = partial(
         runner.run,
         folder=folder,
         blocks=arguments.blocks,
         seed=arguments.seed,
         simulator=simulator,
-        waves=os.environ.get("WAVES", "0") not in ("", "0"),
+        waves=waves,
         activations=stimulus.capture_activations(folder / "activations.npz"),
+        keep=not waves,
     )
     chosen = [configs.PRESETS[name] for name in arguments.preset or ()] or [
         *configs.ALL,
@@ -122,7 +127,7 @@ def _sim_memory(arguments: argparse.Namespace, folder: Path) -> list[dict[str, A
 
 
 def _sim_stream_parts(arguments: argparse.Namespace, folder: Path, simulator: str) -> None:
-    options = {"words": arguments.blocks, "seed": arguments.seed, "simulator": simulator}
+    options = {"words": arguments.blocks, "seed": arguments.seed, "simulator": simulator, "keep": True}
     calls = [partial(runner.run_part, part, folder, **options) for part in configs.STREAM_PARTS]
     rows = _run_all(calls, arguments.jobs, "simulating parts of the streams")
     reports.STREAMS.write([asdict(row) for row in rows], seed=arguments.seed)
@@ -132,7 +137,12 @@ def _coverage(arguments: argparse.Namespace) -> None:
     folder = Path("build/coverage")
     engines = _engines(configs.COVERED)
     run = partial(
-        runner.run, folder=folder, model=runner.COVERAGE, blocks=arguments.blocks, seed=arguments.seed
+        runner.run,
+        folder=folder,
+        model=runner.COVERAGE,
+        blocks=arguments.blocks,
+        seed=arguments.seed,
+        keep=True,
     )
     _run_all([partial(run, config, part) for config, part in engines], arguments.jobs, "simulating")
     found = [
@@ -147,7 +157,8 @@ def _coverage(arguments: argparse.Namespace) -> None:
 
 def _netlist(arguments: argparse.Namespace) -> None:
     folder = Path("build/netlist")
-    run = partial(runner.run, folder=folder, model=runner.GATES, blocks=arguments.blocks, seed=arguments.seed)
+    options = {"blocks": arguments.blocks, "seed": arguments.seed, "keep": True}
+    run = partial(runner.run, folder=folder, model=runner.GATES, **options)
     calls = [partial(run, config, part) for config, part in _engines(configs.GATES)]
     rows = [asdict(row) for row in _run_all(calls, arguments.jobs, "simulating gates")]
     for row, (config, part) in zip(rows, _engines(configs.GATES), strict=True):
@@ -165,7 +176,7 @@ def _xsafety(arguments: argparse.Namespace) -> None:
         runs += [("icarus", config, three[:1], few) for config in configs.SMALL]
     else:
         print("Icarus Verilog is not installed: only Verilator's random bits, no X")
-    options = {"folder": Path("build/netlist"), "model": runner.GATES}
+    options = {"folder": Path("build/netlist"), "model": runner.GATES, "keep": True}
     calls = [
         partial(_run_seeds, config, part, seeds, options | {"simulator": simulator, "blocks": blocks})
         for simulator, config, seeds, blocks in runs
@@ -188,7 +199,8 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 
 def _mutate(arguments: argparse.Namespace) -> None:
     folder = Path("build/mutate")
-    run = partial(mutation.run, folder=folder, count=MUTANTS, blocks=arguments.blocks, seed=arguments.seed)
+    options = {"blocks": arguments.blocks, "seed": arguments.seed, "keep": True}
+    run = partial(mutation.run, folder=folder, count=MUTANTS, **options)
     engines = _engines(configs.MUTATED)
     calls = [partial(run, config, part) for config, part in engines]
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]

@@ -43,13 +43,16 @@ class Finding:
         return engine | {"killed_by": self.killed_by, "cycles": cycles} | asdict(self.mutant)
 
 
-def run(config: Config, part: str, folder: Path, *, count: int, blocks: int, seed: int) -> list[Finding]:
+def run(
+    config: Config, part: str, folder: Path, *, count: int, blocks: int, seed: int, keep: bool = False
+) -> list[Finding]:
     """Put mutants of an engine to the benches, all in one simulator, and judge those that survive.
 
     Args:
         count: how many mutants.
         blocks: of each kind that a mutant has to survive.
         seed: of their choice and of the stimulus; the benches should not have been written for it.
+        keep: what became of the same mutants before, in the same benches, is not tried again.
 
     Raises:
         cocotb_tests.runner.BenchError: a bench fails on the engine without a fault.
@@ -70,6 +73,7 @@ def run(config: Config, part: str, folder: Path, *, count: int, blocks: int, see
             blocks=blocks,
             seed=seed,
             mutants=count,
+            keep=keep,
         )
         if "killed" in note
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -133,6 +135,7 @@ def simulate(
     waves: bool = False,
     activations: Path | None = None,
     mutants: int = 0,
+    keep: bool = False,
 ) -> list[dict[str, Any]]:
     """Run the benches of a module on one engine and return what they noted.
 
@@ -146,6 +149,7 @@ def simulate(
         waves: leave a waveform beside the log.
         activations: an ``.npz`` of real activations to mix in.
         mutants: how many the model has; benches are meant to fail on them.
+        keep: what the same benches noted before of the same Verilog, with the same options, is returned.
 
     Raises:
         BenchError: a bench failed on an engine without mutants.
@@ -170,7 +174,7 @@ def simulate(
         model.verilator,
     )
     notes = _simulate(
-        design, place, task, bench or BENCHES[config.interface], only, simulator, waves, bool(mutants)
+        design, place, task, bench or BENCHES[config.interface], only, simulator, waves, bool(mutants), keep
     )
     if waves and simulator == "verilator":
         vcd_to_fst(place / "dump.vcd", place / f"{part}.fst")
@@ -198,7 +202,7 @@ class PartRow:
 
 
 def run_part(
-    part: StreamPart, folder: Path, *, words: int, seed: int, simulator: str = "verilator"
+    part: StreamPart, folder: Path, *, words: int, seed: int, simulator: str = "verilator", keep: bool = False
 ) -> PartRow:
     """Run all benches on a part of rtl/stream; see :func:`run`."""
     top = f"bitstash_{part.slug}"
@@ -210,7 +214,8 @@ def run_part(
     task = asdict(part) | {"words": words, "seed": seed}
     figures: dict[str, Any] = {"words": 0, "mismatches": 0}
     design = Design(top, digest(part), write)
-    for note in _simulate(design, folder / simulator / part.slug, task, STREAM_BENCH, None, simulator):
+    place = folder / simulator / part.slug
+    for note in _simulate(design, place, task, STREAM_BENCH, None, simulator, keep=keep):
         for name in ("words", "mismatches"):
             figures[name] += note.pop(name, 0)
         figures |= note
@@ -243,35 +248,59 @@ def _simulate(
     simulator: str,
     waves: bool = False,
     may_fail: bool = False,
+    keep: bool = False,
 ) -> list[dict[str, Any]]:
-    """Build a simulator and run a module of benches in it; return what they noted."""
+    """Build a simulator and run a module of benches in it; return what they noted, or with ``keep`` had."""
     place.mkdir(parents=True, exist_ok=True)
-    runner = _build(design, place, simulator, waves)
-    results = place / "results.jsonl"
-    results.unlink(missing_ok=True)
-    task = task | {"results": str(results.resolve())}
-    failed = _test(runner, task, design.top, place, bench, only, waves, may_fail)
-    if failed and not may_fail:
-        tail = "\n".join((place / "bench.log").read_text().splitlines()[-40:])
-        raise BenchError(f"{place}: {', '.join(failed)} (--seed {task['seed']})\n{tail}")
-    return [json.loads(line) for line in results.read_text().splitlines()]
+    source = _write(design, place, waves)
+    notes = place / f"{_key(source, design, task, bench, only, simulator)}.jsonl"
+    if not (keep and notes.exists()):
+        results = place / "results.jsonl"
+        results.unlink(missing_ok=True)
+        runner = _build(design, place, simulator, waves)
+        noting = task | {"results": str(results.resolve())}
+        failed = _test(runner, noting, design.top, place, bench, only, waves, may_fail)
+        if failed and not may_fail:
+            tail = "\n".join((place / "bench.log").read_text().splitlines()[-40:])
+            raise BenchError(f"{place}: {', '.join(failed)} (--seed {task['seed']})\n{tail}")
+        results.replace(notes)
+    return [json.loads(line) for line in notes.read_text().splitlines()]
+
+
+def _write(design: Design, place: Path, waves: bool) -> Path:
+    """Write the Verilog, if it may have changed, and forget a model of another one."""
+    source, stamp = place / "engine.v", place / "digest"
+    recipe = f"{design.recipe} {waves} {cocotb.__version__}"
+    if not stamp.exists() or stamp.read_text() != recipe:
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(place / "model", ignore_errors=True)
+        further = design.write(source)
+        (place / "further").write_text("\n".join(map(str, further)))
+        (place / "ports.vlt").write_text(
+            f'`verilator_config\npublic_flat_rw -module "{design.top}" -port "*"\n'
+        )
+        stamp.write_text(recipe)
+    return source
+
+
+def _key(
+    source: Path, design: Design, task: dict[str, Any], bench: str, only: str | None, simulator: str
+) -> str:
+    """What the benches' notes depend on."""
+    activations = task.get("activations")
+    taken = Path(activations).read_bytes() if activations else b""
+    how = repr((task, bench, only, simulator, design.verilator, version("verilator")))
+    words = [source.read_bytes(), digest(how, ("golden", "cocotb_tests")).encode(), taken]
+    return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
 
 def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
     toolchain.cxx()
     os.environ |= toolchain.environment()
     os.environ["MAKEFLAGS"] = " ".join([*toolchain.MAKE_VARIABLES, "OPT_FAST=-O1"])  # quicker to build
-    runner = _PortsOnlyVerilator() if simulator == "verilator" else get_runner(simulator)
-    source, ports, stamp = place / "engine.v", place / "ports.vlt", place / "digest"
-    recipe = f"{design.recipe} {waves} {cocotb.__version__}"
-    if not stamp.exists() or stamp.read_text() != recipe:
-        stamp.unlink(missing_ok=True)
-        shutil.rmtree(place / "model", ignore_errors=True)
-        further = design.write(source)
-        ports.write_text(f'`verilator_config\npublic_flat_rw -module "{design.top}" -port "*"\n')
-        (place / "further").write_text("\n".join(map(str, further)))
     is_verilator = simulator == "verilator"
-    sources = [*([ports] if is_verilator else []), source]
+    runner = _PortsOnlyVerilator() if is_verilator else get_runner(simulator)
+    sources = [*([place / "ports.vlt"] if is_verilator else []), place / "engine.v"]
     runner.build(
         sources=[*sources, *map(Path, (place / "further").read_text().splitlines())],
         hdl_toplevel=design.top,
@@ -281,7 +310,6 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
         timescale=("1ns", "1ns"),
         log_file=place / "build.log",
     )
-    stamp.write_text(recipe)
     return runner
 
 

@@ -51,6 +51,30 @@ def test_engine_matches_the_golden_model(config, part, activations, build):
     assert row.mismatches == 0
 
 
+def test_what_the_benches_noted_is_kept_for_the_same_engine_and_seed(build, monkeypatch):
+    runs = []
+
+    def test(*arguments):
+        runs.append(arguments)
+        return run_benches(*arguments)
+
+    run_benches = runner._test
+    monkeypatch.setattr(runner, "_test", test)
+    part, folder = configs.STREAM_PARTS[1], build / "kept"
+    first = runner.run_part(part, folder, words=200, seed=1)
+    assert runner.run_part(part, folder, words=200, seed=1, keep=True) == first
+    assert len(runs) == 1
+    runner.run_part(part, folder, words=200, seed=2, keep=True)
+    runner.run_part(part, folder, words=201, seed=1, keep=True)
+    assert len(runs) == 3
+    engine = folder / "verilator" / part.slug / "engine.v"
+    engine.write_text(engine.read_text() + "// another engine\n")
+    runner.run_part(part, folder, words=200, seed=1, keep=True)
+    assert len(runs) == 4
+    assert runner.run_part(part, folder, words=200, seed=1) == first
+    assert len(runs) == 5
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", ["compressor", "decompressor"])
 def test_the_benches_meet_every_corner_of_the_format(part, build):
