@@ -1,6 +1,7 @@
 """The formal proofs: the plain description agrees with golden/, and a slice of the proofs ends as it must."""
 
 import json
+from dataclasses import replace
 from fnmatch import fnmatch
 
 import numpy as np
@@ -144,6 +145,20 @@ def test_proofs_end_as_they_must(names, build):
     results = prove(proofs, build / "formal", jobs=1)
     assert len(results) >= len(names)
     assert not [result for result in results if not result.is_good]
+
+
+def test_what_was_proven_of_the_same_harness_is_kept(tmp_path):
+    (proof, *_) = (proof for proof in all_proofs() if fnmatch(proof.name, "contract-Splitter-*-prove"))
+    (first,) = prove([proof], tmp_path)
+    log = tmp_path / proof.name / "log"
+    log.unlink()
+    assert prove([proof], tmp_path, keep=True) == [first]
+    assert not log.exists()
+    assert prove([replace(proof, depth=proof.depth + 1)], tmp_path, keep=True)[0].is_good
+    assert log.exists()
+    log.unlink()
+    prove([proof], tmp_path)
+    assert log.exists()
 
 
 def test_the_report_says_what_was_proven_and_how_far(tmp_path, monkeypatch, capsys):

