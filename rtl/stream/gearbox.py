@@ -56,7 +56,9 @@ class Packer(wiring.Component):
         joined = Signal(8 * grain * (bus_grains - 1 + block_grains))
         total = Signal(range(bus_grains + block_grains))
         ends_here = Signal()
-        places = [Mux(inserts & (level == i), self.i.p.data << (8 * grain * i), 0) for i in range(bus_grains)]
+        places = [
+            Mux(inserts & (level == i), self.i.p.data.shift_left(8 * grain * i), 0) for i in range(bus_grains)
+        ]
         m.d.comb += [
             joined.eq(any_set([rest, *places])),
             total.eq(level + Mux(inserts, block_grains - (self.i.p.empty >> exact_log2(grain)), 0)),
@@ -73,7 +75,7 @@ class Packer(wiring.Component):
         ]
         with m.If(self.o.valid & self.o.ready):
             m.d.sync += [
-                rest.eq(joined >> (8 * bus)),
+                rest.eq(joined.shift_right(8 * bus)),
                 level.eq(Mux(is_last, 0, total - bus_grains)),
                 ends.eq(ends_here & ~is_last),
             ]
@@ -133,7 +135,7 @@ class Unpacker(wiring.Component):
         buffer_left = Signal.like(buffer)
         m.d.comb += [level_left.eq(level), ends_left.eq(ends), buffer_left.eq(buffer)]
         with m.If(self.o.valid & self.o.ready):
-            rests = [Mux(is_it, buffer >> (8 * bytes_), 0) for bytes_, is_it in self._sizes.items()]
+            rests = [Mux(is_it, buffer.shift_right(8 * bytes_), 0) for bytes_, is_it in self._sizes.items()]
             m.d.comb += [level_left.eq(level - size), buffer_left.eq(any_set(rests))]
             with m.If(self.o.p.last):
                 m.d.comb += [level_left.eq(0), ends_left.eq(0), buffer_left.eq(0)]
@@ -146,6 +148,8 @@ class Unpacker(wiring.Component):
                 ends.eq(self.i.p.last),
                 ragged.eq(self.i.p.empty[: exact_log2(grain)].any()),
             ]
-            places = [Mux(level_left == i, self.i.p.data << (8 * grain * i), 0) for i in range(block_grains)]
+            places = [
+                Mux(level_left == i, self.i.p.data.shift_left(8 * grain * i), 0) for i in range(block_grains)
+            ]
             m.d.sync += buffer.eq(any_set([buffer_left, *places]))
         return m
