@@ -7,6 +7,7 @@ from amaranth.sim import Simulator
 
 from golden import HadamardFormat
 from rtl.hadamard import HadamardCompressor, HadamardDecompressor
+from rtl.ports import RuntimeCompressor
 
 from .blocks import as_values, hostile
 from .hadamard_blocks import blocks_of
@@ -62,6 +63,7 @@ def exchanged(engine, packets, first, pause):
                 engine.o.valid, engine.o.ready, engine.o.payload
             )
             if valid and ready:
+                assert word.last or not word.empty
                 found[-1] += int(word.data).to_bytes(size, "little")[: size - int(word.empty)]
                 errors[-1].append(hasattr(word, "error") and bool(word.error))
                 if word.last:
@@ -90,6 +92,15 @@ def test_the_compressor_makes_goldens_bytes(fmt, bus_bytes, first, pause):
         HadamardCompressor(fmt, bus_bytes), [tensor.tobytes() for tensor in values], first, pause
     )
     assert found == [fmt.compress(tensor, first).tobytes() for tensor in values]
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_blocks_are_packed_though_those_of_another_format_fill_a_word(chosen):
+    formats = HadamardFormat("fp16", 64, 8), HadamardFormat("fp16", 64, 16)
+    fmt, values = formats[chosen], tensors(formats[chosen], 3)
+    engine = RuntimeCompressor((fmt, formats[1 - chosen]), 16)
+    found, _ = exchanged(engine, [tensor.tobytes() for tensor in values], 3, 0.3)
+    assert found == [fmt.compress(tensor, 3).tobytes() for tensor in values]
 
 
 @every_engine

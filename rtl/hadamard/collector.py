@@ -10,14 +10,17 @@ from golden.hadamard import HEADER_BITS
 from ..stream import Switch, word_layout
 from .engine import HadamardEngine
 
-__all__ = ["Collector", "collected_bytes"]
+__all__ = ["Collector", "fills_words"]
+
+
+def fills_words(engine: HadamardEngine) -> bool:
+    """Whether whole blocks fill a bus word, whatever the format."""
+    return {fmt.target for fmt in engine.formats} == {engine.target} and not engine.bus_bytes % engine.target
 
 
 def collected_bytes(engine: HadamardEngine) -> int:
     """Bytes of what the collector gives: a block, or a bus word that takes several whole ones."""
-    if {fmt.target for fmt in engine.formats} == {engine.target} and engine.bus_bytes % engine.target == 0:
-        return engine.bus_bytes
-    return engine.target
+    return engine.bus_bytes if fills_words(engine) else engine.target
 
 
 class Collector(wiring.Component):

@@ -21,7 +21,7 @@ from golden import HadamardFormat
 
 from ..stream import NUMBER_BITS, Engine, Packer, Switch, Widener, word_layout
 from .aligner import Aligner
-from .collector import Collector, collected_bytes
+from .collector import Collector, fills_words
 from .energy import Energy, Thresholds
 from .engine import HadamardEngine
 from .quantiser import Product, Quantiser
@@ -148,7 +148,7 @@ class HadamardCompressor(wiring.Component):
 
 
 def _packer(engine: HadamardEngine) -> Packer:
-    if collected_bytes(engine) == engine.bus_bytes:
+    if fills_words(engine):
         return Packer(engine.bus_bytes, engine.bus_bytes)
     return Packer(engine.target, engine.bus_bytes, engine.grain)
 
