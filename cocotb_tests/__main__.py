@@ -23,7 +23,8 @@ from gen.config import Config
 from gen.toolchain import ToolError
 from gen.verilog import parts
 
-from . import code_coverage, configs, harness, mutation, plan, reports, runner, stimulus
+from . import code_coverage, configs, mutation, plan, reports, runner, stimulus
+from .memory import harness
 
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 7  # for whose mutants no bench was written

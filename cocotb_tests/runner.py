@@ -173,7 +173,7 @@ def simulate(
         partial(model.write, config, part),
         model.verilator,
     )
-    notes = _simulate(
+    notes = run_benches(
         design, place, task, bench or BENCHES[config.interface], only, simulator, waves, bool(mutants), keep
     )
     if waves and simulator == "verilator":
@@ -215,7 +215,7 @@ def run_part(
     figures: dict[str, Any] = {"words": 0, "mismatches": 0}
     design = Design(top, digest(part), write)
     place = folder / simulator / part.slug
-    for note in _simulate(design, place, task, STREAM_BENCH, None, simulator, keep=keep):
+    for note in run_benches(design, place, task, STREAM_BENCH, None, simulator, keep=keep):
         for name in ("words", "mismatches"):
             figures[name] += note.pop(name, 0)
         figures |= note
@@ -239,7 +239,7 @@ class Design:
     verilator: tuple[str, ...] = ()
 
 
-def _simulate(
+def run_benches(
     design: Design,
     place: Path,
     task: dict[str, Any],
@@ -287,10 +287,11 @@ def _key(
     source: Path, design: Design, task: dict[str, Any], bench: str, only: str | None, simulator: str
 ) -> str:
     """What the benches' notes depend on."""
-    activations = task.get("activations")
-    taken = Path(activations).read_bytes() if activations else b""
+    folder = Path(__file__).parent
+    benches = {*folder.glob("*.py"), *(folder / bench.replace(".", os.sep)).parent.glob("*.py")}
+    files = [source, *sorted(benches), *([Path(task["activations"])] if task.get("activations") else [])]
     how = repr((task, bench, only, simulator, design.verilator, version("verilator")))
-    words = [source.read_bytes(), digest(how, ("golden", "cocotb_tests")).encode(), taken]
+    words = [digest(how, ["golden"]).encode(), *(file.read_bytes() for file in files)]
     return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from filelock import FileLock
 
-from cocotb_tests import harness, stimulus
+from cocotb_tests import stimulus
+from cocotb_tests.memory import harness
 from gen import library, system
 from gen.config import Config
 from golden import HadamardFormat, PlaneFormat

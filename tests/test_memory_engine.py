@@ -2,8 +2,8 @@
 
 import pytest
 
-from cocotb_tests import memory
-from cocotb_tests.memory_faults import FAULTS, changed
+from cocotb_tests.memory import engines as memory
+from cocotb_tests.memory.faults import FAULTS, changed
 from gen import diagrams, memory_diagrams
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cocotb_tests import harness
+from cocotb_tests.memory import harness
 
 from .conftest import MEMORY
 

@@ -13,7 +13,7 @@ import numpy as np
 from cocotb.triggers import RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster, AxiRam
 
-from cocotb_tests.memory_tb import BUS, OKAY, REGION_PAGES, SLVERR, TASK, TB
+from cocotb_tests.memory.testbench import BUS, OKAY, REGION_PAGES, SLVERR, TASK, TB
 from cocotb_tests.streams import bursts as in_bursts
 from cocotb_tests.streams import never, often
 from golden.bursts import PAGE, Burst, BurstKind, Response

@@ -1,4 +1,4 @@
-"""``python -m cocotb_tests.harness``: random bursts on Verilated memory engines, by the million.
+"""``python -m cocotb_tests.memory.harness``: random bursts on Verilated memory engines, by the million.
 
 They are made and checked in C++: harness.cpp draws them, reference.h says what must come of them. What
 becomes of a block is golden's word, by the backend ``cpu``.
@@ -22,8 +22,8 @@ from rtl.memory import MemoryParameters
 from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 
-from .memory import ENGINES as SMALL
-from .runner import BenchError
+from ..runner import BenchError
+from .engines import ENGINES as SMALL
 
 # Engines, and which share of the bursts each has: those of training are slow to simulate.
 SHARES = {"bypass-narrow": 0.2, "small": 0.2, "small-quarter": 0.2, "small-narrow": 0.3}
@@ -175,7 +175,7 @@ def run(name: str, folder: Path, *, bursts: int, seed: int) -> list[dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cocotb_tests.harness", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cocotb_tests.memory.harness", description=__doc__)
     parser.add_argument(
         "names", nargs="*", default=list(ENGINES), help=f"of {', '.join(ENGINES)} (default: all)"
     )

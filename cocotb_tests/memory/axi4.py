@@ -12,7 +12,7 @@ import numpy as np
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import Dram
 
-from .streams import never
+from ..streams import never
 
 Beat = dict[str, int]
 

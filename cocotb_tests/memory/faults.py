@@ -18,7 +18,7 @@ from rtl.memory import MemoryParameters
 
 __all__ = ["FAULTS", "Fault", "changed", "verilog_of"]
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

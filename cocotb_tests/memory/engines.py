@@ -1,12 +1,9 @@
-"""``python -m cocotb_tests.memory``: the memory engines against golden/memory.py, in Verilator."""
+"""The memory engines that are simulated, and what the benches in cocotb find of them."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +13,10 @@ from gen.verilog import convert
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryEngine, MemoryParameters
 
-from .memory_faults import FAULTS, verilog_of
-from .runner import BenchError, Design, _simulate
+from ..runner import BenchError, Design, run_benches
+from .faults import FAULTS, verilog_of
 
-BENCHES = ("bench_memory", "bench_bursts")
+BENCHES = ("memory.bench_engine", "memory.bench_bursts")
 
 # Bypass alone; one format and two in small; those of training, behind memories as wide and narrower ones.
 ENGINES = {
@@ -71,7 +68,7 @@ def _run(
         "seed": seed,
     }
     design = Design(TOP, hashlib.sha256(text.encode()).hexdigest(), write)
-    return [note for bench in benches for note in _simulate(design, place, task, bench, only, "verilator")]
+    return [note for bench in benches for note in run_benches(design, place, task, bench, only, "verilator")]
 
 
 def rows(name: str, notes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,34 +108,8 @@ def find_faults(names: str, folder: Path, *, bursts: int, seed: int) -> Iterator
         text = verilog_of(fault, ENGINES[FAULTY_ENGINE], TOP)
         place, only = folder / "memory" / f"fault{i}", f".*({fault.bench}).*"
         try:
-            _run(FAULTY_ENGINE, text, place, ["bench_bursts"], bursts, seed, only)
+            _run(FAULTY_ENGINE, text, place, ["memory.bench_bursts"], bursts, seed, only)
         except BenchError as error:
             yield fault.name, str(error).splitlines()[0]
         else:
             yield fault.name, None
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cocotb_tests.memory", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", default=list(ENGINES), help=f"of {', '.join(ENGINES)} (default: all)"
-    )
-    parser.add_argument("--bursts", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", help="put faults with such names, as '.*', into an engine instead")
-    arguments = parser.parse_args()
-    options = {"bursts": arguments.bursts, "seed": arguments.seed}
-    if arguments.faults:
-        missed = 0
-        for name, bench in find_faults(arguments.faults, Path("build/sim"), **options):
-            print(f"{name}: {bench or 'NOT FOUND'}", flush=True)
-            missed += bench is None
-        sys.exit(f"{missed} faults that no bench finds" if missed else 0)
-    for name in arguments.names:
-        notes = run(name, Path("build/sim"), **options)
-        for note in [*notes, *rows(name, notes)]:
-            print(name, json.dumps(note), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ import cocotb
 import numpy as np
 from cocotb.triggers import RisingEdge, Timer
 
-from cocotb_tests.axi4 import Accelerator, Lite, SlowMemory
+from cocotb_tests.memory.axi4 import Accelerator, Lite, SlowMemory
 from cocotb_tests.notes import Noting
 from golden import FORMATS
 from golden.bursts import PAGE, Response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cocotb
 import numpy as np
 
-from cocotb_tests.memory_tb import BUS, FORMATS_HERE, KINDS, OKAY, REGION_PAGES, SLVERR, TASK, TB
+from cocotb_tests.memory.testbench import BUS, FORMATS_HERE, KINDS, OKAY, REGION_PAGES, SLVERR, TASK, TB
 from golden.bursts import PAGE, Burst, Response
 from golden.memory import ErrorKind, Region
 from rtl.memory.map import COUNTERS
