@@ -49,7 +49,7 @@ xsafety: setup ## The gates from unknown states: random bits, and X in Icarus
 mutate: setup ## Do the benches find each of some hundred faults?
 	$(RUN) cocotb_tests mutate
 
-verify: sim coverage netlist xsafety mutate formal synth ## All of it in full depth; writes docs/verification.md
+verify: sim coverage netlist xsafety mutate formal synth ## All of it in full depth: hours, goes on where it stopped; writes docs/verification.md
 	$(RUN) cocotb_tests document
 
 library: setup ## The Verilated engines as a library, for training through the RTL

@@ -28,7 +28,8 @@ STAGES = "stages and parts"
 _INTRODUCTION = """# Verification
 
 What is claimed of the [engines](hardware.md), what holds each claim, how far that reaches, and what it leaves
-open. `make verify` does all of it, for hours, and writes this page; the figures are those of its last run:
+open. `make verify` does all of it, in hours, goes on where it was stopped, and writes this page; the figures
+are those of its last run:
 
 {made}
 
