@@ -33,8 +33,9 @@ OPTED_OUT = "keep_activations"
 # What it says of what was copied so that others can be derived from it.
 STARTING_POINT = "starting point"
 
-# Decompressed storages that are kept until others are needed: nodes that follow each other in the
-# backward pass often need the same one. More would give back the memory that compressing saved.
+# Decompressed storages that are kept until others are needed: nodes that follow each other in the backward
+# pass often need the same one, and what is derived later may start from it. More would give back the memory
+# that compressing saved.
 _KEEP_DECOMPRESSED = 2
 
 
@@ -505,22 +506,22 @@ class Stash:
             values = memory.of(entry)
             del parts
         if entry.is_made_anew:
-            self._keep(memory, values)
+            self._keep(memory, values, entry.is_light)
         return values
 
-    def _keep(self, memory: Memory, values: torch.Tensor) -> None:
-        """Keep the last few decompressed storages, and let go of the one used longest ago."""
-        memory.keep(values)
-        kept = self._decompressed
-        if kept and kept[-1]() is memory:
+    def _keep(self, memory: Memory, values: torch.Tensor, is_light: bool) -> None:
+        """Keep a few decompressed storages, and let go of a light one, or of the one used longest ago."""
+        memory.keep(values, is_light)
+        known = self._decompressed
+        if known and known[-1]() is memory:
             return
-        others = [ref for ref in kept if (one := ref()) is not None and one is not memory]
-        while len(others) >= _KEEP_DECOMPRESSED:
-            oldest = others.pop(0)()
-            if oldest is not None:
-                oldest.kept = None
-        others.append(weakref.ref(memory))
-        self._decompressed = others
+        kept = [one for ref in known if (one := ref()) is not None and one is not memory]
+        kept.append(memory)
+        if len(kept) > _KEEP_DECOMPRESSED:
+            given_up = next((one for one in kept if one.is_light), kept[0])
+            given_up.kept = None
+            kept.remove(given_up)
+        self._decompressed = [weakref.ref(one) for one in kept]
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from .layout import is_plain, local_of
-from .origin import Operand, Origin, Recipe, StorageMap
-from .recipe import OPERATIONS, Operation
+from .origin import Operand, Operation, Origin, Recipe, StorageMap
+from .recipe import OPERATIONS
 from .uncompiled import uncompiled
 
 # Operations whose result is their first argument in other memory or another type.
@@ -214,7 +214,7 @@ class Trace(TorchDispatchMode):
                 if not _may_start(value, made):
                     return
                 taken[place] = Operand(self.origin(value), value)
-        self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
+        self.origin(made).recipe = Recipe(operation, taken, kwargs, made)
 
 
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
