@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from golden import PlaneFormat
+
 from .. import backends
 from ..backends import streams
 from ..backends.bits import BitsCodec
@@ -30,6 +32,8 @@ from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
+# What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
+INFINITIES = "infinities"
 # What it says of what was copied so that others can be derived from it.
 STARTING_POINT = "starting point"
 
@@ -454,10 +458,12 @@ class Stash:
         """What compresses a tensor, or derives it, or None; and what the report says of it."""
         if region.count < self._min_values:
             return None, self._too_small
+        may_be_mask = not tensor.requires_grad
         for rule in rules:
             if rule.keep == "raw":
                 return None, rule.why or "raw"
             if rule.keep == "bits":
+                may_be_mask = True
                 if (bits := BitsCodec.of(region.values(tensor.detach()))) is not None:
                     return bits, BITS
             elif rule.keep == "derive":
@@ -467,6 +473,8 @@ class Stash:
                 return None, "not floating point"
             elif float_name(tensor.dtype) is None:
                 return None, f"no format for {_name_of(tensor.dtype)}"
+            elif may_be_mask and not isinstance(rule.keep, PlaneFormat) and _has_infinities(tensor, region):
+                return None, INFINITIES
             else:
                 return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
         return None, "no rule"
@@ -528,6 +536,12 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its sizes; of strided nested tensors, which have none, the number of values."""
     is_ragged = tensor.is_nested and tensor.layout is torch.strided
     return (tensor.numel(),) if is_ragged else tensor.shape
+
+
+def _has_infinities(tensor: torch.Tensor, region: Region) -> bool:
+    """Whether a region has any; on a GPU this waits for the values."""
+    values = tensor.detach().as_strided(region.size, region.stride, region.offset)
+    return not bool(values.sum(dtype=torch.float32).isfinite()) and bool(values.isinf().any())
 
 
 @cache
