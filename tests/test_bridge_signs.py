@@ -216,3 +216,15 @@ def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
     loss.backward()
     assert q.grad.isfinite().all()
     assert [row.kept for row in stash.report().rows if row.shape == (40, 40)] == [kept]
+
+
+def test_a_rule_about_no_operation_is_not_about_one_that_no_rule_names():
+    policy = Policy([Rule("raw", saved_by="", why="by none"), Rule(FMT)])
+    assert [policy.asks_for(op) for op in ("exp", "")] == [True, False]
+    assert [Policy.default(FMT).asks_for(op) for op in ("pow(0.5)", "pow(3)", "div", "exp")] == [
+        *(True, False, True, False),
+    ]
+    with compress_activations(torch.nn.Module(), policy, "golden") as stash:
+        x = torch.randn(4096, requires_grad=True)
+        (x * 1).exp()
+    assert [row.kept for row in stash.report().rows] == ["by none"]

@@ -33,7 +33,8 @@ def _tanh(is_exact: bool, x: torch.Tensor, *, out: torch.Tensor | None = None) -
     if is_exact or x.device.type != "cpu" or x.dtype != torch.float32:
         return _ATEN.tanh.default(x) if out is None else _ATEN.tanh.out(x, out=out)
     # To 2e-7 the same in a third of the time: PyTorch has a vectorised exponential, but no such tanh.
-    return torch.mul(x, 2, out=out).sigmoid_().mul_(2).sub_(1)
+    y = torch.mul(x, 2, out=out).sigmoid_()
+    return torch.add(y.new_tensor(-1.0), y, alpha=2, out=y)
 
 
 def _is_number(value: Any) -> bool:

@@ -211,6 +211,7 @@ class Stash:
         self._policy, self._codecs, self._trace = policy, codecs, trace
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
+        self._asks: dict[str, bool] = {}  # for what an operation saves
         self._tally = Tally()
         self._module = ""  # where what is stashed just now was saved
         self._waits = policy.names_savers
@@ -281,7 +282,10 @@ class Stash:
         if not waiting:
             return
         op = call(op, arguments)
-        addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)}
+        asks = self._asks.get(op)
+        if asks is None:
+            asks = self._asks[op] = self._policy.asks_for(op)
+        addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)} if asks else ()
         with self._lock, _apart():
             while waiting:
                 one = waiting.pop(0)

@@ -247,10 +247,11 @@ def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
 
 def _is_of_parameter(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a parameter, or a view of one."""
-    base = tensor._base
-    if type(tensor) is torch.Tensor and base is None:
-        return False
-    return isinstance(tensor, torch.nn.Parameter) or isinstance(base, torch.nn.Parameter)
+    for one in (tensor, tensor._base):
+        # What a type of its own has to say of it takes longer to ask, and a plain tensor has nothing.
+        if one is not None and type(one) is not torch.Tensor and isinstance(one, torch.nn.Parameter):
+            return True
+    return False
 
 
 def call(name: str, args: tuple[Any, ...]) -> str:
