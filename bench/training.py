@@ -1,11 +1,11 @@
 """What a training step costs in time and memory, by scheme: ``python -m bench.training``.
 
 Trains GPT-2, the small default and the 124M one, without compression, with the plane format at 3.2x, the
-same with checksums, with ``torch.utils.checkpoint`` for each block, and with
-``torch.autograd.graph.save_on_cpu``. Each row runs in a process of its own, in several rounds over all
-schemes, so that a machine whose speed changes is unjust to none. Memory is measured: on a CPU by
-PyTorch's allocator, whose every allocation the profiler reports, in a step that is not timed; on a GPU by
-``torch.cuda.max_memory_allocated``.
+same with checksums, with the default policy of the Hadamard format at 8x, which derives, with
+``torch.utils.checkpoint`` for each block, and with ``torch.autograd.graph.save_on_cpu``. Each row runs in a
+process of its own, in several rounds over all schemes, so that a machine whose speed changes is unjust to
+none. Memory is measured: on a CPU by PyTorch's allocator, whose every allocation the profiler reports, in a
+step that is not timed; on a GPU by ``torch.cuda.max_memory_allocated``.
 
 Columns: seconds of a step (median); MB that are alive when the forward pass ends, over those before, as
 predicted by the stash's report and as measured; the peak of the whole step, gradients included; the peak of
@@ -31,10 +31,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from golden import HadamardFormat
 from torch_bridge import Policy, Stash, compress_activations
 from torch_bridge.job import peak, train
 
-SCHEMES = ("none", "planes", "planes_verify", "checkpoint", "save_on_cpu")
+SCHEMES = ("none", "planes", "planes_verify", "derive", "checkpoint", "save_on_cpu")
 MODELS = {
     "small": train.Options(config="small", batch=8, steps=2, derive=False),
     "gpt2": train.Options(config="gpt2", batch=1, steps=1, derive=False),
@@ -53,6 +54,8 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     def around() -> AbstractContextManager[Stash | None]:
         if scheme.startswith("planes"):
             return compress_activations(model, options.policy, verify=scheme == "planes_verify")
+        if scheme == "derive":
+            return compress_activations(model, HadamardFormat("fp32", 128, 64))
         if scheme == "save_on_cpu":
             return torch.autograd.graph.save_on_cpu(device.type == "cuda")
         return nullcontext()

@@ -2,13 +2,14 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.nn import functional
 
-from golden import HadamardFormat
-from torch_bridge import Policy, Rule, compress_activations
+from golden import HadamardFormat, PlaneFormat
+from torch_bridge import Policy, QuantFormat, Rule, compress_activations
 
 FMT = HadamardFormat("fp32", 128, 32)
 NEEDY = {
@@ -133,6 +134,78 @@ def test_a_mask_that_attention_adds_is_kept_as_bits():
     assert "bits" in {row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)}
 
 
+def causal(length):
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def alibi(length):
+    """A bias for each of two heads, by distance."""
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    return -distance * torch.tensor([0.3, 0.1])[:, None, None]
+
+
+MASKS = {
+    "add": lambda n: alibi(n) + torch.full((n, n), -torch.inf).triu(1),
+    "where": lambda n: torch.where(causal(n), alibi(n), -torch.inf),
+    "masked_fill": lambda n: alibi(n).masked_fill(~causal(n), -torch.inf),
+    "log": lambda n: (alibi(n).exp() * causal(n)).log(),
+    "cat": lambda n: torch.cat([MASKS["add"](n)[:1], MASKS["where"](n)[1:]]),
+    "in place": lambda n: alibi(n).sub_(~causal(n) * 1e38).mul_(10),
+}
+
+
+def flash(q, mask):
+    return functional.scaled_dot_product_attention(q * 1, q * 2, q * 3, attn_mask=mask[None])
+
+
+def eager(q, mask):
+    return (q @ (q / 2).transpose(-1, -2) + mask).softmax(-1) @ (q * 3)
+
+
+def by_sums(q, mask):
+    """Attention that saves its masked scores."""
+    scores = torch.where(mask.isinf(), -torch.inf, q @ (q / 2).transpose(-1, -2) + mask)
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ (q * 3)
+
+
+def trained(attention, make_mask, policy):
+    """Losses of some steps, the first gradient, and a stash."""
+    q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0)).mul_(0.3).requires_grad_()
+    goal = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(1))
+    losses, gradients = [], []
+    for _ in range(4):
+        q.grad = None
+        with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy) as stash:
+            loss = (attention(q, make_mask(40)) - goal).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(q.grad)
+        with torch.no_grad():
+            q.sub_(q.grad, alpha=40)
+    return torch.tensor(losses), gradients[0], stash
+
+
+@pytest.mark.parametrize("attention", [flash, eager, by_sums])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("fmt", [FMT, HadamardFormat("fp32", 128, 64), QuantFormat("fp32", 8)], ids=str)
+def test_masks_with_biases_and_infinities_made_in_the_step_keep_them(name, attention, fmt):
+    expected, exact, _ = trained(attention, MASKS[name], None)
+    losses, found, _ = trained(attention, MASKS[name], Policy.default(fmt))
+    assert error(found, exact) < 0.7
+    assert (losses - expected).abs().max() < 0.1 * (expected[0] - expected[-1])
+
+
+@pytest.mark.parametrize("name", ["add", "where", "masked_fill"])
+def test_the_report_names_infinities(name):
+    _, _, stash = trained(flash, MASKS[name], Policy([Rule(FMT)]))
+    assert [row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)] == ["infinities"]
+
+
+def test_planes_keep_infinities_in_their_blocks():
+    _, _, stash = trained(flash, MASKS["add"], Policy([Rule(PlaneFormat("fp32", 64, 80))]))
+    assert "infinities" not in {row.kept for row in stash.report().rows}
+
+
 @pytest.mark.parametrize(("bias", "kept"), [(0, "bits"), (-0.1, "mask of attention")])
 def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
     q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -143,3 +216,15 @@ def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
     loss.backward()
     assert q.grad.isfinite().all()
     assert [row.kept for row in stash.report().rows if row.shape == (40, 40)] == [kept]
+
+
+def test_a_rule_about_no_operation_is_not_about_one_that_no_rule_names():
+    policy = Policy([Rule("raw", saved_by="", why="by none"), Rule(FMT)])
+    assert [policy.asks_for(op) for op in ("exp", "")] == [True, False]
+    assert [Policy.default(FMT).asks_for(op) for op in ("pow(0.5)", "pow(3)", "div", "exp")] == [
+        *(True, False, True, False),
+    ]
+    with compress_activations(torch.nn.Module(), policy, "golden") as stash:
+        x = torch.randn(4096, requires_grad=True)
+        (x * 1).exp()
+    assert [row.kept for row in stash.report().rows] == ["by none"]

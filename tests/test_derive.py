@@ -12,6 +12,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from golden import HadamardFormat, PlaneFormat
@@ -20,6 +21,7 @@ from torch_bridge.job import peak
 from torch_bridge.stash.derive import MOST_OPERATIONS
 from torch_bridge.stash.entries import Entry
 from torch_bridge.stash.origin import Recipe
+from torch_bridge.stash.recipe import OPERATIONS as RECIPES
 
 from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
 
@@ -460,6 +462,50 @@ def test_the_peak_of_the_forward_pass_is_the_stash_and_a_few_tensors(fmt):
     assert found.kept <= found.between + 4096
     assert found.peak <= found.between + 8 * size  # the five of one gelu_new, and what an operation needs
     assert found.between < 13 * size / 3
+
+
+def test_the_peak_of_the_backward_pass_is_what_is_kept_and_what_one_node_needs():
+    blocks = nn.Sequential(*(part for _ in range(12) for part in (nn.Linear(64, 64), GeluNew())))
+    size, x = 2048 * 64 * 4, torch.randn(2048, 64)
+    with compress_activations(blocks, FOUR_BITS) as stash:
+        loss = blocks(x).sum()
+    loss.backward()  # so that what is measured has gradients to add to
+
+    def step() -> Iterator[None]:
+        with compress_activations(blocks, FOUR_BITS):
+            loss = blocks(x).sum()
+        yield
+        loss.backward()
+
+    found = peak.measure(step, torch.device("cpu"))
+    assert found.peak <= stash.stored_bytes + 8 * size
+
+
+def test_what_several_tensors_are_derived_from_is_computed_once():
+    with ours():
+        h = stashed(64, 64)
+        y = gelu_new(h)
+        loss = y.cos().sum()  # saves the last of five
+    with profile() as found:
+        loss.backward()
+    counts = {event.key: event.count for event in found.key_averages()}
+    assert (counts["aten::pow"], counts["aten::tanh"]) == (2, 1)  # one power is that of the derivative
+
+
+def test_intermediate_results_are_written_over():
+    with ours():
+        h = stashed(512, 512)
+        (node,) = unpacked((h * 2 + 1).neg() * 3)
+    found = peak.measure(lambda: iter([None, node._saved_self]), torch.device("cpu"))
+    assert found.peak < 1.1 * 512 * 512 * 4
+
+
+def test_a_hyperbolic_tangent_of_what_is_not_exact_is_as_close_as_that():
+    x = torch.cat([torch.linspace(-20, 20, 10_001), torch.tensor([0.0, -0.0, 1e-30, torch.inf, -torch.inf])])
+    compute = RECIPES[torch.ops.aten.tanh.default].compute
+    assert torch.equal(compute(True, x), x.tanh())
+    torch.testing.assert_close(compute(False, x), x.tanh(), rtol=0, atol=3e-7)
+    assert compute(False, torch.tensor([torch.nan])).isnan()
 
 
 class GeluNew(nn.Module):

@@ -9,6 +9,7 @@ this costs anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +28,14 @@ class Written:
 
 def current_stream(device: torch.device) -> Any:
     """This thread's current stream of a device, None of one that has none."""
-    return getattr(torch, device.type).current_stream(device) if device.type in _KINDS else None
+    module = _module_of(device)
+    return None if module is None else module.current_stream(device)
+
+
+@cache
+def _module_of(device: torch.device) -> Any:
+    """The module of a device that has streams; to ask for its type takes longer than all else here."""
+    return getattr(torch, device.type) if device.type in _KINDS else None
 
 
 def written(device: torch.device) -> Written | None:

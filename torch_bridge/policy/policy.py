@@ -205,6 +205,10 @@ class Policy:
         """Whether any rule asks which operation saves a tensor."""
         return any(rule.saved_by != "*" for rule in self.rules)
 
+    def asks_for(self, saver: str) -> bool:
+        """Whether any rule tells what this operation saves from what none does."""
+        return any(fnmatchcase(saver, rule.saved_by) != fnmatchcase("", rule.saved_by) for rule in self.rules)
+
     def table(self) -> Table:
         """The rules as a table of rich."""
         table = Table(title="policy")

@@ -37,6 +37,9 @@ MOST_WORK = 16
 # A starting point that no one stashed is copied if it is at most this part of what is derived.
 _SMALL = 1 / 64
 
+# Sums, products and copies in a row that take less time than what they are made of takes to keep.
+_LIGHT = 4
+
 _DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
 _KEYS = torch._C.DispatchKey
 _AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{device}")) for device in _DEVICES))
@@ -54,21 +57,42 @@ class Step:
 
     Attributes:
         operations, work: done in all, and values that these compute.
+        cost: of the operations until the next tensor that may be kept; light ones cost 1.
         is_exact: whether everything that it starts from comes back as it was.
     """
 
-    __slots__ = ("_args", "_compute", "_geometry", "_inputs", "_kwargs", "is_exact", "operations", "work")
+    __slots__ = (
+        *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_operation", "_over"),
+        *("cost", "is_exact", "operations", "work"),
+    )
 
     def __init__(self, recipe: Recipe, inputs: list[tuple[int, Start | Step, Geometry]]) -> None:
-        self._compute, self._args, self._kwargs = recipe.compute, list(recipe.args), recipe.kwargs
-        self._geometry, self._inputs = recipe.geometry, inputs
+        self._operation, self._args, self._kwargs = recipe.operation, list(recipe.args), recipe.kwargs
+        self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
-        for place, part, _ in inputs:
+        self.cost = 1 if recipe.operation.is_light else _LIGHT + 1
+        self._over: int | None = None
+        for place, part, where in inputs:
             self._args[place] = None  # a recipe is not held any longer
             self.is_exact = self.is_exact and part.is_exact
             if isinstance(part, (Step, Derived)):
                 self.operations += part.operations
                 self.work += part.work
+            if isinstance(part, Step):
+                self.cost += part.cost
+                if recipe.operation.takes_out and self._lies_like(part, where):
+                    self._over = place
+
+    def _lies_like(self, part: Step, where: Geometry) -> bool:
+        """Whether the result can be written over an operand, which no one else has."""
+        mine = self._geometry
+        is_whole = where is part._geometry and part._dtype == self._dtype
+        return is_whole and (where.size, where.stride) == (mine.size, mine.stride)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it is quicker to run it twice than to keep what it made."""
+        return self.cost <= _LIGHT
 
     def add_starts(self, starts: dict[Start, None]) -> None:
         """Add everything that it starts from, each once."""
@@ -92,7 +116,10 @@ class Step:
                 args[place] = memories[part].as_strided(where.size, where.stride, where.offset)
             else:
                 args[place] = part.memory.view(memories[part], where)
-        made = self._compute(self.is_exact, *args, **self._kwargs)
+        compute = self._operation.compute
+        if self._over is not None:
+            return compute(self.is_exact, *args, out=args[self._over], **self._kwargs)
+        made = compute(self.is_exact, *args, **self._kwargs)
         if made.stride() != self._geometry.stride:
             made = made.new_empty_strided(self._geometry.size, self._geometry.stride).copy_(made)
         return made
@@ -108,7 +135,7 @@ class Derived(Entry):
 
     Attributes:
         operations, work: of the step.
-        sums: as given.
+        step, sums: as given.
     """
 
     operations: int
@@ -116,7 +143,7 @@ class Derived(Entry):
 
     def __init__(self, source: Source, region: Region, values: torch.Tensor, step: Step, sums: Sums) -> None:
         super().__init__(source, region, None, values, None)
-        self._step, self.sums = step, sums
+        self.step, self.sums = step, sums
         self._unsaved = [region]
         self._starts: dict[Start, None] = {}
         step.add_starts(self._starts)
@@ -137,7 +164,11 @@ class Derived(Entry):
 
     @property
     def is_exact(self) -> bool:
-        return self._step.is_exact
+        return self.step.is_exact
+
+    @property
+    def is_light(self) -> bool:
+        return self.step.is_light
 
     @property
     def needs(self) -> list[Entry]:
@@ -153,7 +184,7 @@ class Derived(Entry):
                 memories[start] = start.memory.of(start)
         began = perf_counter()
         with _BELOW_AUTOGRAD(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
-            made = self._step.run(memories)
+            made = self.step.run(memories)
         values = made.as_strided((self.region.count,), (1,), made.storage_offset())
         self.sums.seconds += perf_counter() - began
         if memory is None:
@@ -205,14 +236,16 @@ class Planner:
                 inputs.append((place, found, operand.geometry))
         return Step(recipe, inputs)
 
-    def _stashed(self, operand: Operand) -> Start | None:
+    def _stashed(self, operand: Operand) -> Start | Step | None:
+        """What is stashed of an operand; of what is light to make the way, so that it takes no memory."""
         source = operand.source
         if source is None:
             return None
         region, origin = operand.geometry.region, operand.origin
         is_gathered = origin.constant in ("parameter", "parameter copy") and origin.parameter is None
         left = None if is_gathered else source.left(region)  # FSDP frees it even if a node holds it
-        return left or source.holding(region)
+        found = left or source.holding(region)
+        return found.step if isinstance(found, Derived) and found.is_light else found
 
     def _parameter(self, operand: Operand) -> Raw | None:
         """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""

@@ -132,12 +132,14 @@ class Memory:
         count: its elements.
         regions: that have a place in it. What lies between them is undefined.
         kept: the memory, if it is to stay for nodes to come.
+        is_light: whether its values take no longer to make anew than to read and write them.
     """
 
     def __init__(self, start: int, count: int) -> None:
         self.start, self.count = start, count
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
+        self.is_light = False
         self._storage: StorageRef | None = None
         self._times = 0  # that it was made
         self._written: streams.Written | None = None
@@ -171,8 +173,9 @@ class Memory:
         self._written = streams.written(memory.device)
         return memory
 
-    def keep(self, values: torch.Tensor) -> None:
+    def keep(self, values: torch.Tensor, is_light: bool) -> None:
         """Keep the memory, which these are, for nodes to come."""
+        self.is_light = is_light
         if self._storage is not None:
             self.kept = values
 
@@ -238,6 +241,11 @@ class Entry:
     def is_exact(self) -> bool:
         """Whether its values come back as they were."""
         return self.codec is None or isinstance(self.codec, BitsCodec)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether its values are a few sums and products of others'."""
+        return False
 
     @property
     def needs(self) -> Sequence[Entry]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,27 @@ LONGEST = 12
 
 # From whether all tensors are exact, and an operation's arguments, its first result.
 Compute = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation whose first result can be computed anew.
+
+    Attributes:
+        compute: that result, from whether all tensors are exact, and the operation's arguments.
+        fits: whether it holds for these arguments.
+        takes: places of the arguments that it is computed from; all if None.
+        results: places of further results that it is computed from; they are arguments behind the others.
+        takes_out: whether ``compute`` can be given memory to write to, as ``out``.
+        is_light: whether it takes no longer than to read and write its tensors.
+    """
+
+    compute: Compute
+    fits: Callable[[tuple[Any, ...]], bool] | None = None
+    takes: tuple[int, ...] | None = None
+    results: tuple[int, ...] = ()
+    takes_out: bool = False
+    is_light: bool = False
 
 
 class Origin:
@@ -127,17 +149,19 @@ class Recipe:
     """How a storage was filled.
 
     Attributes:
-        compute: from an operation's arguments its first result, as :class:`Operation` has it.
-        args, kwargs: of the operation, with an :class:`Operand` for each tensor.
+        operation: that filled it.
+        args, kwargs: of the operation, as it is computed from, with an :class:`Operand` for each tensor.
         version: of the tensor then.
         dtype, geometry: of the tensor, which fills the storage.
         length: operations in all, with those that made the operands.
     """
 
-    __slots__ = ("args", "compute", "dtype", "geometry", "kwargs", "length", "version")
+    __slots__ = ("args", "dtype", "geometry", "kwargs", "length", "operation", "version")
 
-    def __init__(self, compute: Compute, args: list[Any], kwargs: dict[str, Any], made: torch.Tensor) -> None:
-        self.compute, self.args, self.kwargs = compute, args, kwargs
+    def __init__(
+        self, operation: Operation, args: list[Any], kwargs: dict[str, Any], made: torch.Tensor
+    ) -> None:
+        self.operation, self.args, self.kwargs = operation, args, kwargs
         self.version, self.dtype = made._version, made.dtype
         self.geometry = Geometry.of(made)
         self.length = 1

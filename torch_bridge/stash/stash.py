@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from golden import PlaneFormat
+
 from .. import backends
 from ..backends import streams
 from ..backends.bits import BitsCodec
@@ -30,11 +32,14 @@ from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
+# What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
+INFINITIES = "infinities"
 # What it says of what was copied so that others can be derived from it.
 STARTING_POINT = "starting point"
 
-# Decompressed storages that are kept until others are needed: nodes that follow each other in the
-# backward pass often need the same one. More would give back the memory that compressing saved.
+# Decompressed storages that are kept until others are needed: nodes that follow each other in the backward
+# pass often need the same one, and what is derived later may start from it. More would give back the memory
+# that compressing saved.
 _KEEP_DECOMPRESSED = 2
 
 
@@ -206,6 +211,7 @@ class Stash:
         self._policy, self._codecs, self._trace = policy, codecs, trace
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
+        self._asks: dict[str, bool] = {}  # for what an operation saves
         self._tally = Tally()
         self._module = ""  # where what is stashed just now was saved
         self._waits = policy.names_savers
@@ -276,7 +282,10 @@ class Stash:
         if not waiting:
             return
         op = call(op, arguments)
-        addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)}
+        asks = self._asks.get(op)
+        if asks is None:
+            asks = self._asks[op] = self._policy.asks_for(op)
+        addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)} if asks else ()
         with self._lock, _apart():
             while waiting:
                 one = waiting.pop(0)
@@ -453,10 +462,12 @@ class Stash:
         """What compresses a tensor, or derives it, or None; and what the report says of it."""
         if region.count < self._min_values:
             return None, self._too_small
+        may_be_mask = not tensor.requires_grad
         for rule in rules:
             if rule.keep == "raw":
                 return None, rule.why or "raw"
             if rule.keep == "bits":
+                may_be_mask = True
                 if (bits := BitsCodec.of(region.values(tensor.detach()))) is not None:
                     return bits, BITS
             elif rule.keep == "derive":
@@ -466,6 +477,8 @@ class Stash:
                 return None, "not floating point"
             elif float_name(tensor.dtype) is None:
                 return None, f"no format for {_name_of(tensor.dtype)}"
+            elif may_be_mask and not isinstance(rule.keep, PlaneFormat) and _has_infinities(tensor, region):
+                return None, INFINITIES
             else:
                 return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
         return None, "no rule"
@@ -505,28 +518,34 @@ class Stash:
             values = memory.of(entry)
             del parts
         if entry.is_made_anew:
-            self._keep(memory, values)
+            self._keep(memory, values, entry.is_light)
         return values
 
-    def _keep(self, memory: Memory, values: torch.Tensor) -> None:
-        """Keep the last few decompressed storages, and let go of the one used longest ago."""
-        memory.keep(values)
-        kept = self._decompressed
-        if kept and kept[-1]() is memory:
+    def _keep(self, memory: Memory, values: torch.Tensor, is_light: bool) -> None:
+        """Keep a few decompressed storages, and let go of a light one, or of the one used longest ago."""
+        memory.keep(values, is_light)
+        known = self._decompressed
+        if known and known[-1]() is memory:
             return
-        others = [ref for ref in kept if (one := ref()) is not None and one is not memory]
-        while len(others) >= _KEEP_DECOMPRESSED:
-            oldest = others.pop(0)()
-            if oldest is not None:
-                oldest.kept = None
-        others.append(weakref.ref(memory))
-        self._decompressed = others
+        kept = [one for ref in known if (one := ref()) is not None and one is not memory]
+        kept.append(memory)
+        if len(kept) > _KEEP_DECOMPRESSED:
+            given_up = next((one for one in kept if one.is_light), kept[0])
+            given_up.kept = None
+            kept.remove(given_up)
+        self._decompressed = [weakref.ref(one) for one in kept]
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its sizes; of strided nested tensors, which have none, the number of values."""
     is_ragged = tensor.is_nested and tensor.layout is torch.strided
     return (tensor.numel(),) if is_ragged else tensor.shape
+
+
+def _has_infinities(tensor: torch.Tensor, region: Region) -> bool:
+    """Whether a region has any; on a GPU this waits for the values."""
+    values = tensor.detach().as_strided(region.size, region.stride, region.offset)
+    return not bool(values.sum(dtype=torch.float32).isfinite()) and bool(values.isinf().any())
 
 
 @cache

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from .layout import is_plain, local_of
-from .origin import Operand, Origin, Recipe, StorageMap
-from .recipe import OPERATIONS, Operation
+from .origin import Operand, Operation, Origin, Recipe, StorageMap
+from .recipe import OPERATIONS
 from .uncompiled import uncompiled
 
 # Operations whose result is their first argument in other memory or another type.
@@ -214,7 +214,7 @@ class Trace(TorchDispatchMode):
                 if not _may_start(value, made):
                     return
                 taken[place] = Operand(self.origin(value), value)
-        self.origin(made).recipe = Recipe(operation.compute, taken, kwargs, made)
+        self.origin(made).recipe = Recipe(operation, taken, kwargs, made)
 
 
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -247,10 +247,11 @@ def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
 
 def _is_of_parameter(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a parameter, or a view of one."""
-    base = tensor._base
-    if type(tensor) is torch.Tensor and base is None:
-        return False
-    return isinstance(tensor, torch.nn.Parameter) or isinstance(base, torch.nn.Parameter)
+    for one in (tensor, tensor._base):
+        # What a type of its own has to say of it takes longer to ask, and a plain tensor has nothing.
+        if one is not None and type(one) is not torch.Tensor and isinstance(one, torch.nn.Parameter):
+            return True
+    return False
 
 
 def call(name: str, args: tuple[Any, ...]) -> str:

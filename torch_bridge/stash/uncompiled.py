@@ -20,16 +20,16 @@ _codes: list[CodeType] = []
 
 
 def uncompiled(function: F) -> F:
-    """A function that is never compiled, once :func:`tell_compiler` was called."""
+    """A function of places and no names that is never compiled, once :func:`tell_compiler` was called."""
     disabled: list[Callable[..., Any]] = []
 
     @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any) -> Any:
         if _compiles() is None:
-            return function(*args, **kwargs)
+            return function(*args)
         if not disabled:
             disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args, **kwargs)
+        return disabled[0](*args)
 
     _codes.append(run.__code__)  # type: ignore[attr-defined]
     return run  # type: ignore[return-value]
