@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
-from .map import COUNTERS, MAP_BITS
+from .map import MAP_BITS
 from .parameters import MemoryParameters
 from .read import ReadPath
 from .registers import Registers
@@ -142,8 +142,8 @@ class _Core(wiring.Component):
             "MEMORY_READ_STALLED": stalls["m_axi_ar"],
             "MEMORY_WRITE_STALLED": stalls["m_axi_w"],
         }
-        for (name, _), more in zip(COUNTERS, registers.counts, strict=True):
-            m.d.comb += more.eq(counts[name])
+        for name, more in counts.items():
+            m.d.comb += registers.counts[name].eq(more)
 
 
 def _ones(strobes, moves):
