@@ -146,8 +146,9 @@ class Unpacker(wiring.Component):
         return target
 
     def _beats(self, m: Module, takes: Value, come: Value, place: Value) -> Value:
-        """The word that begins at a grain of the last beats, which are in a memory of two words: for each grain
-        of a word a bank, so that a word begins in one row and ends in the other.
+        """The word that begins at a grain of the last beats, which are in a memory of two words.
+
+        Each grain of a word has a bank, so that a word begins in one row and ends in the other.
         """
         parameters = self._parameters
         bits, size = 8 * parameters.grain, parameters.bus_bytes // parameters.grain

@@ -95,7 +95,6 @@ class Packer(wiring.Component):
         size, grain = parameters.memory_bytes, parameters.grain
         grains, grain_bits = size // grain, exact_log2(grain)
 
-        rest = Signal(8 * parameters.bus_bytes)  # zero above the level
         bus_grains = parameters.bus_bytes // grain
         level, lowest = Signal(range(bus_grains + grains)), Signal(range(max(grains, 2)))  # in grains
         beat = Signal(parameters.address_bits - parameters.beat_bits)  # the first that has some of it
@@ -117,26 +116,18 @@ class Packer(wiring.Component):
 
         # A beat that is whole goes first; then what cannot go on; then a word comes.
         drains, makes_way, inserts, emits = Signal(), Signal(), Signal(), Signal()
-        joined, total, left = (
-            Signal(8 * (parameters.bus_bytes + size)),
-            Signal.like(level),
-            Signal.like(level),
-        )
-        merged = rest
-        for i in range(grains):
-            merged = merged | Mux(inserts & (here == i), self.i.p.data << (8 * grain * i), 0)
+        total, left = Signal.like(level), Signal.like(level)
         m.d.comb += [
             drains.eq(level >= grains),
             makes_way.eq(~drains & (flushes | (self.i.valid & self.i.p.first & elsewhere))),
             inserts.eq(self.i.valid & ~drains & ~makes_way),
-            joined.eq(merged),
             total.eq(here + Mux(inserts, bus_grains - (self.i.p.empty >> grain_bits), 0)),
             emits.eq(drains | (inserts & (total >= grains))),
             left.eq(total - Mux(emits, grains, 0)),
             self.o.valid.eq(makes_way | emits),
             self.i.ready.eq(inserts & (~emits | self.o.ready)),
-            self.o.p.beat.eq(Mux(makes_way, beat, here_beat)),
-            self.o.p.data.eq(joined),
+            self.o.p.beat.eq(here_beat),
+            self.o.p.data.eq(self._joined(m, inserts, emits, here, here_beat)),
             self.o.p.strb.eq(
                 self._bytes_from(Mux(makes_way, lowest, here_lowest))
                 & Mux(makes_way, ~self._bytes_from(level), ~C(0, size))
@@ -147,7 +138,6 @@ class Packer(wiring.Component):
         m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
         with m.If(makes_way), m.If(self.o.ready):
             m.d.sync += [
-                rest.eq(0),
                 level.eq(0),
                 lowest.eq(0),
                 waiting.eq(0),
@@ -156,7 +146,6 @@ class Packer(wiring.Component):
             ]
         with m.Elif((emits & self.o.ready) | (inserts & ~emits)):
             m.d.sync += [
-                rest.eq(Mux(emits, joined >> 8 * size, joined)),
                 level.eq(left),
                 lowest.eq(Mux(emits, 0, here_lowest)),
                 beat.eq(here_beat + emits),
@@ -176,6 +165,35 @@ class Packer(wiring.Component):
             self.probed.eq(has_rest & (last_beat >= self.probe.first) & (beat <= self.probe.last)),
         ]
         return m
+
+    def _joined(self, m: Module, inserts: Value, emits: Value, here: Value, beat: Value) -> Value:
+        """The bytes of a beat: what is kept of it, and from a grain on the word that comes.
+
+        A word is turned once, so that each of its grains is where it will be in a beat, and stays there.
+        """
+        parameters = self._parameters
+        bits, size = 8 * parameters.grain, parameters.memory_bytes // parameters.grain
+        columns, pieces = (
+            parameters.bus_bytes // parameters.grain,
+            parameters.bus_bytes // parameters.memory_bytes,
+        )
+        piece = beat[: exact_log2(pieces)]
+        column = Cat(here[: exact_log2(size)], piece)
+        turned = self.i.p.data
+        for i in range(exact_log2(columns)):
+            turned = Mux(column[i], turned.rotate_left(bits << i), turned)
+        joined = []
+        for i in range(columns):
+            comes = turned[bits * i :][:bits]
+            if columns == size and i == size - 1:  # what has it is whole
+                joined.append(comes)
+                continue
+            rest, stays = Signal(bits, name=f"rest{i}"), Signal(name=f"stays{i}")
+            m.d.comb += stays.eq((piece == i // size) & (here > i % size))
+            with m.If(inserts & self.i.ready & (emits | ~stays)):
+                m.d.sync += rest.eq(comes)
+            joined.append(Mux(inserts & ~stays, comes, rest))
+        return Cat(joined).word_select(piece, bits * size)
 
     def _bytes_from(self, start: Value) -> Value:
         """Strobes of a beat's bytes from a grain on."""
