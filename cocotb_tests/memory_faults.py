@@ -144,8 +144,8 @@ FAULTS = (
         "W that is held until AW is taken",
         "a known trap",
         "writeout.py",
-        "self.w.valid.eq(ended[i] & ~sent_w[i])",
-        "self.w.valid.eq(ended[i] & ~sent_w[i] & sent_aw[i])",
+        "self.w.valid.eq(ended != sent_w)",
+        "self.w.valid.eq(sent_aw != sent_w)",
         "no_channel_waits",
     ),
     _fault(
