@@ -1,6 +1,6 @@
 """Write bursts that wait for their answers."""
 
-from amaranth import Module, Mux, Signal
+from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -8,7 +8,25 @@ from golden.bursts import Response
 
 from .parameters import MemoryParameters
 
-__all__ = ["Slots"]
+__all__ = ["Slots", "hold"]
+
+
+def hold(
+    m: Module, held: Value, enters: Value, waiting: Value, to: Value, leaves: Value, first: Value
+) -> None:
+    """Hold slots while what waits for them is in a queue: until the last that they entered with has left.
+
+    Args:
+        held: a bit for each slot.
+        enters, waiting, to: something enters with these slots, at this place of the queue.
+        leaves, first: what is at this place leaves.
+    """
+    for i in range(len(held)):
+        last = Signal(len(to), name=f"last_of_slot{i}", reset_less=True)
+        with m.If(enters & waiting[i]):
+            m.d.sync += [held[i].eq(1), last.eq(to)]
+        with m.Elif(leaves & (last == first)):
+            m.d.sync += held[i].eq(0)
 
 
 class Slots(wiring.Component):

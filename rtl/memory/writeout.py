@@ -17,6 +17,7 @@ from golden.bursts import BurstKind, Response
 from .channels import axi4_channels
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
+from .slots import hold
 
 __all__ = ["Cutter", "Packer", "WriteOut", "beat_layout", "range_layout", "stored_layout"]
 
@@ -366,20 +367,12 @@ class WriteOut(wiring.Component):
             is_it = self.b.valid & (self.b.p.resp == response)
             m.d.comb += getattr(self, name).eq(Mux(is_it, of_b.data.waiting, 0))
         m.d.sync += answered.eq(answered + self.b.valid)
-        self._hold(m, takes, to, self.b.valid, answered[:index_bits])
-        self._probe(m, takes, continues, to, self.b.valid, answered[:index_bits])
+        oldest = answered[:index_bits]
+        hold(m, self.held, takes, self.i.p.waiting, to, self.b.valid, oldest)
+        self._probe(m, takes, continues, to, self.b.valid, oldest)
         return m
 
-    def _hold(self, m: Module, takes, to, answers, answered) -> None:
-        """A slot waits for the last burst that it is of: they are answered in their order."""
-        for i in range(self._parameters.slots):
-            last = Signal(len(to), name=f"last_of_slot{i}", reset_less=True)
-            with m.If(takes & self.i.p.waiting[i]):
-                m.d.sync += [self.held[i].eq(1), last.eq(to)]
-            with m.Elif(answers & (last == answered)):
-                m.d.sync += self.held[i].eq(0)
-
-    def _probe(self, m: Module, takes, continues, to, answers, answered) -> None:
+    def _probe(self, m: Module, takes, continues, to, answers, oldest) -> None:
         """Whether a burst has a beat that is asked for: none leaves its page."""
         layout = range_layout(self._parameters)
         page_bits = len(self.probe.first)
@@ -390,7 +383,7 @@ class WriteOut(wiring.Component):
                 m.d.sync += [live.eq(1), beats.last.eq(low)]
                 with m.If(~continues):
                     m.d.sync += [beats.page.eq(page), beats.first.eq(low)]
-            with m.Elif(answers & (answered == i)):
+            with m.Elif(answers & (oldest == i)):
                 m.d.sync += live.eq(0)
             meets = (beats.first <= self.probe.last) & (beats.last >= self.probe.first)
             with m.If(live & (beats.page == self.probe.page) & meets):
