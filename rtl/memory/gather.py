@@ -141,14 +141,14 @@ class Gather(wiring.Component):
         m = Module()
         parameters = self._parameters
         count, words, size = parameters.buffers, parameters.most_words, parameters.bus_bytes
-        word_bits = exact_log2(words)
         index_shape = range(count)
 
         is_open, is_full = Signal(count), Signal(count)
-        blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
+        buffer = {name: field.shape for name, field in block_layout(parameters) if name != "format"}
+        blocks = [Signal(data.StructLayout(buffer), name=f"block{i}") for i in range(count)]
         answered = Signal(count)
         touched, whole = ([Signal(words, name=f"{n}{i}") for i in range(count)] for n in ("touched", "whole"))
-        opened_before = [Signal(count, name=f"opened_before{i}") for i in range(count)]
+        opened_before = {(i, j): Signal(name=f"opened{i}_before{j}") for j in range(count) for i in range(j)}
 
         # The first cycle of a beat: find its block's buffer, or open one, and put the data there.
         beat = self.i.payload
@@ -168,7 +168,7 @@ class Gather(wiring.Component):
                 m.d.comb += index.eq(i)
 
         marks, marked, marked_word = Signal(), Signal(index_shape), Signal(range(words))
-        marked_strb = Signal(size)
+        marked_strb, of_marked = Signal(size), Signal(block_layout(parameters))  # but for `waiting`
         may_complete = Signal()
         evicts = Signal()
         has_bytes = beat.strb.any()
@@ -195,19 +195,16 @@ class Gather(wiring.Component):
                         is_open[i].eq(1),
                         blocks[i].place.eq(place),
                         blocks[i].region.eq(beat.region),
-                        blocks[i].format.eq(beat.format),
                         blocks[i].waiting.eq(Mux(beat.bufferable, 0, 1 << beat.slot)),
                         answered[i].eq(beat.bufferable),
                         touched[i].eq(0),
                         whole[i].eq(0),
-                        opened_before[i].eq(is_open),
+                        *(before.eq(i in pair[1:]) for pair, before in opened_before.items() if i in pair),
                     ]
                 with m.Elif(beat.bufferable):
                     m.d.sync += answered[i].eq(1)
                 with m.Else():
                     m.d.sync += blocks[i].waiting.eq(blocks[i].waiting | (1 << beat.slot))
-            with m.If(opens & (index != i)):
-                m.d.sync += opened_before[i].bit_select(index, 1).eq(0)
 
         # The second: which of the word's bytes were written, and whether the block is complete.
         m.submodules.strobes = strobes = memory.Memory(shape=size, depth=count * words, init=[])
@@ -218,13 +215,14 @@ class Gather(wiring.Component):
             marked.eq(index),
             marked_word.eq(word),
             marked_strb.eq(beat.strb),
+            of_marked.place.eq(place),
+            of_marked.region.eq(beat.region),
+            of_marked.format.eq(beat.format),
         ]
-        of_marked = Signal(block_layout(parameters))
         marked_whole, marked_touched = Signal(words), Signal(words)
         others = Signal(words)
         written, is_whole, completes = Signal(size), Signal(), Signal()
         m.d.comb += [
-            of_marked.eq(Array(blocks)[marked]),
             marked_whole.eq(Array(whole)[marked]),
             marked_touched.eq(Array(touched)[marked]),
             others.eq(marked_whole | self._beyond(of_marked.format) | (1 << marked_word)),
@@ -243,18 +241,35 @@ class Gather(wiring.Component):
                 m.d.sync += touched[i].eq(touched[i] | (1 << marked_word))
                 with m.If(is_whole):
                     m.d.sync += whole[i].eq(whole[i] | (1 << marked_word))
-        m.submodules.complete = complete = Queue(index_shape, count)
-        m.d.comb += [complete.i.payload.eq(marked), complete.i.valid.eq(completes)]  # it has room for all
+        entry = data.StructLayout({"index": index_shape, "block": block_layout(parameters)})
+        m.submodules.complete = complete = Queue(entry, count)
+        waiting = Signal(parameters.slots)  # of the marked block, or of the one to be evicted
+        m.d.comb += [
+            complete.i.p.index.eq(marked),
+            complete.i.p.block.eq(of_marked),
+            complete.i.p.block.waiting.eq(waiting),
+            complete.i.valid.eq(completes),  # it has room for all
+        ]
         m.d.comb += [self.completed.valid.eq(completes), self.completed.place.eq(of_marked.place)]
         with m.If(completes):
             m.d.sync += [is_open.bit_select(marked, 1).eq(0), is_full.bit_select(marked, 1).eq(1)]
 
         oldest = Signal(count)
-        m.d.comb += [oldest[i].eq(is_open[i] & ~(opened_before[i] & is_open).any()) for i in range(count)]
-        self._evict(m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes)
+        for i in range(count):
+            before = [
+                is_open[sum(pair) - i] & (of_pair if i == pair[1] else ~of_pair)
+                for pair, of_pair in opened_before.items()
+                if i in pair
+            ]
+            m.d.comb += oldest[i].eq(is_open[i] & ~Cat(before).any())
+        victim = self._evict(m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, completes)
+        m.d.comb += [
+            waiting.eq(Array([block.waiting for block in blocks])[Mux(marks, marked, victim)]),
+            self.evicted.waiting.eq(Mux(self.evicted.valid, waiting, 0)),
+        ]
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
-        self._feed(m, complete, content_read, blocks, is_full, words, word_bits)
+        self._feed(m, complete, content_read, is_full, words)
 
         in_use = is_open | is_full
         held = [Mux(in_use[i], blocks[i].waiting, 0) for i in range(count)]
@@ -264,8 +279,10 @@ class Gather(wiring.Component):
         m.d.comb += [self.held.eq(total), self.idle.eq(~is_full.any() & ~marks & ~self.o.valid)]
         return m
 
-    def _evict(self, m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes):
-        """Choose a block to evict, and do so unless the beat before may still complete it."""
+    def _evict(
+        self, m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, completes
+    ) -> Value:
+        """Choose a block to evict, and do so unless the beat before may still complete one."""
         parameters = self._parameters
         count = parameters.buffers
         asked, of_region = Signal(count), Signal(count)
@@ -302,30 +319,28 @@ class Gather(wiring.Component):
         for i in reversed(range(count)):
             with m.If(candidates[i]):
                 m.d.comb += victim.eq(i)
-        gone = Array(blocks)[victim]
         m.d.comb += [
             evicts.eq(candidates.any()),
-            self.evicted.valid.eq(evicts & ~(marks & (marked == victim))),
-            self.evicted.place.eq(gone.place),
-            self.evicted.waiting.eq(Mux(self.evicted.valid, gone.waiting, 0)),
+            self.evicted.valid.eq(evicts & ~marks),
+            self.evicted.place.eq(Array([block.place for block in blocks])[victim]),
         ]
         with m.If(self.evicted.valid):
             m.d.sync += is_open.bit_select(victim, 1).eq(0)
         m.d.comb += ends_oldest.eq(
             (self.evicted.valid & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
         )
+        return victim
 
-    def _feed(self, m, complete, content_read, blocks, is_full, words, word_bits):
+    def _feed(self, m, complete, content_read, is_full, words):
         """Read the words of complete blocks, one after the other."""
         word = Signal(range(words))
-        block = Signal(block_layout(self._parameters))
-        shown = Signal.like(block)
+        block, index = complete.o.p.block, complete.o.p.index
+        shown = Signal(block_layout(self._parameters))
         last = Signal()
         advances = ~self.o.valid | self.o.ready
         m.d.comb += [
-            block.eq(Array(blocks)[complete.o.payload]),
             last.eq(self._last_word(block.format) == word),
-            content_read.addr.eq(Cat(word, complete.o.payload)),
+            content_read.addr.eq(Cat(word, index)),
             content_read.en.eq(advances),
             complete.o.ready.eq(advances & last),
             self.o.p.data.eq(content_read.data),
@@ -341,7 +356,7 @@ class Gather(wiring.Component):
             with m.If(complete.o.valid):
                 m.d.sync += word.eq(Mux(last, 0, word + 1))
                 with m.If(last):
-                    m.d.sync += is_full.bit_select(complete.o.payload, 1).eq(0)
+                    m.d.sync += is_full.bit_select(index, 1).eq(0)
 
     def _by_format(self, number: Value, of) -> Value:
         """What belongs to a format's number; that of the first where there is none."""
