@@ -10,7 +10,6 @@ A buffer is free, open (some bytes were written), or full (its words wait to go 
 from amaranth import Array, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
 
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
