@@ -91,6 +91,9 @@ class _Core(wiring.Component):
             m.submodules[name] = part
         write, read, registers = self._parts.values()
         wiring.connect(m, read.hazards, write.hazards)
+        if self._parameters.merging:
+            wiring.connect(m, write.merge_ar, read.merge_ar)
+            wiring.connect(m, read.merge_r, write.merge_r)
         for name, (part, channel) in self._channels.items():
             outer, inner = getattr(self, name), getattr(part, channel)
             into = self.signature.members[name].flow == In
@@ -111,13 +114,13 @@ class _Core(wiring.Component):
             self.irq.eq(registers.irq),
         ]
 
-        undecoded, *errors = registers.errors
-        sources = (write.refused, write.evicted, read.invalid, read.failed, write.failed)
-        m.d.comb += [
-            undecoded.valid.eq(write.undecoded.valid | read.undecoded.valid),
-            undecoded.address.eq(Mux(write.undecoded.valid, write.undecoded.address, read.undecoded.address)),
-            *(error.eq(source) for error, source in zip(errors, sources, strict=True)),
-        ]
+        def either(one, other):
+            return Mux(one.valid, one, other)
+
+        undecoded, invalid = either(write.undecoded, read.undecoded), either(write.invalid, read.invalid)
+        unread = either(write.unread, read.failed)
+        sources = (undecoded, write.refused, write.evicted, invalid, unread, write.failed)
+        m.d.comb += [error.eq(source) for error, source in zip(registers.errors, sources, strict=True)]
         self._count(m, write, read, registers)
         return m
 
@@ -133,7 +136,7 @@ class _Core(wiring.Component):
             "MEMORY_READ_BEATS": moves["m_axi_r"],
             "MEMORY_WRITE_BEATS": moves["m_axi_w"],
             "MEMORY_WRITE_BYTES": _ones(self.m_axi_w.p.strb, moves["m_axi_w"]),
-            "BLOCKS_READ": read.block_read,
+            "BLOCKS_READ": read.block_read + write.block_merged,
             "BLOCKS_WRITTEN": write.block_written,
             "ERRORS_SEEN": sum(error.valid for error in registers.errors),
             "BUSY": is_busy,

@@ -11,6 +11,8 @@ from amaranth import Array, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from golden.bursts import Response
+
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
 from .regions import format_number_bits
@@ -20,6 +22,7 @@ __all__ = [
     "Gather",
     "address_of_place",
     "block_layout",
+    "merged_layout",
     "place_layout",
     "probe_layout",
     "probes",
@@ -57,6 +60,11 @@ def block_layout(parameters: MemoryParameters) -> data.StructLayout:
     )
 
 
+def merged_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """A word of a block in memory; if it cannot be read, the answer for that, and whether it is invalid."""
+    return data.StructLayout({"data": 8 * parameters.bus_bytes, "last": 1, "resp": 2, "invalid": 1})
+
+
 def probe_layout(parameters: MemoryParameters) -> data.StructLayout:
     """Blocks of a page: the units in which the first and the last of them begin."""
     unit = PAGE_BITS - BLOCK_UNIT_BITS
@@ -88,7 +96,12 @@ class Gather(wiring.Component):
         evicted: a block is, with its place and the slots that wait for it.
         completed: a block is complete.
         held: slots that wait for a block that is here.
-        idle: there are no full buffers and no beats on their way into one.
+        settled: no block is complete, and no beats are on their way into one.
+        idle: nor is one merged.
+        merges: regions that merge.
+        merged: with ``merging``, a block that is evicted is to be merged, and no beats are taken; which.
+        values: of the block in memory, for what was not written of it, see :func:`merged_layout`.
+        spoiled: these were an error: the block is dropped.
     """
 
     def __init__(self, parameters: MemoryParameters):
@@ -117,6 +130,7 @@ class Gather(wiring.Component):
             {"valid": 1, "place": place_layout(parameters), "waiting": parameters.slots}
         )
         completed = data.StructLayout({"valid": 1, "place": place_layout(parameters)})
+        merged = data.StructLayout({"valid": 1, "block": block_layout(parameters)})
         super().__init__(
             {
                 "i": In(stream.Signature(beat)),
@@ -132,7 +146,12 @@ class Gather(wiring.Component):
                 "evicted": Out(evicted),
                 "completed": Out(completed),
                 "held": Out(parameters.slots),
+                "settled": Out(1),
                 "idle": Out(1),
+                "merges": In(parameters.regions),
+                "merged": Out(merged),
+                "values": In(stream.Signature(merged_layout(parameters))),
+                "spoiled": Out(1),
             }
         )
 
@@ -143,8 +162,7 @@ class Gather(wiring.Component):
         index_shape = range(count)
 
         is_open, is_full = Signal(count), Signal(count)
-        buffer = {name: field.shape for name, field in block_layout(parameters) if name != "format"}
-        blocks = [Signal(data.StructLayout(buffer), name=f"block{i}") for i in range(count)]
+        blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
         answered = Signal(count)
         touched, whole = ([Signal(words, name=f"{n}{i}") for i in range(count)] for n in ("touched", "whole"))
         opened_before = {(i, j): Signal(name=f"opened{i}_before{j}") for j in range(count) for i in range(j)}
@@ -174,7 +192,7 @@ class Gather(wiring.Component):
         room = Mux(hits.any(), ~(marks & may_complete & (index == marked)), has_free)
         takes = Signal()
         m.d.comb += [
-            self.i.ready.eq(~evicts & (~has_bytes | room)),
+            self.i.ready.eq(~evicts & ~self.merged.valid & (~has_bytes | room)),
             takes.eq(self.i.valid & self.i.ready & has_bytes),
         ]
 
@@ -194,6 +212,7 @@ class Gather(wiring.Component):
                         is_open[i].eq(1),
                         blocks[i].place.eq(place),
                         blocks[i].region.eq(beat.region),
+                        blocks[i].format.eq(beat.format),
                         blocks[i].waiting.eq(Mux(beat.bufferable, 0, 1 << beat.slot)),
                         answered[i].eq(beat.bufferable),
                         touched[i].eq(0),
@@ -240,13 +259,13 @@ class Gather(wiring.Component):
                 m.d.sync += touched[i].eq(touched[i] | (1 << marked_word))
                 with m.If(is_whole):
                     m.d.sync += whole[i].eq(whole[i] | (1 << marked_word))
+        one = Signal(block_layout(parameters))  # the marked one, the one that is merged, or that is evicted
         entry = data.StructLayout({"index": index_shape, "block": block_layout(parameters)})
         m.submodules.complete = complete = Queue(entry, count)
-        waiting = Signal(parameters.slots)  # of the marked block, or of the one to be evicted
         m.d.comb += [
             complete.i.p.index.eq(marked),
             complete.i.p.block.eq(of_marked),
-            complete.i.p.block.waiting.eq(waiting),
+            complete.i.p.block.waiting.eq(one.waiting),
             complete.i.valid.eq(completes),  # it has room for all
         ]
         m.d.comb += [self.completed.valid.eq(completes), self.completed.place.eq(of_marked.place)]
@@ -261,11 +280,12 @@ class Gather(wiring.Component):
                 if i in pair
             ]
             m.d.comb += oldest[i].eq(is_open[i] & ~Cat(before).any())
-        victim = self._evict(m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, completes)
-        m.d.comb += [
-            waiting.eq(Array([block.waiting for block in blocks])[Mux(marks, marked, victim)]),
-            self.evicted.waiting.eq(Mux(self.evicted.valid, waiting, 0)),
-        ]
+        victim = self._evict(
+            m, is_open, is_full, oldest, blocks, answered, one, evicts, marks, marked, completes
+        )
+        m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
+        if parameters.merging:
+            self._merge(m, victim, one, is_full, Array(touched), complete, content_write, strobes_read)
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
         self._feed(m, complete, content_read, is_full, words)
@@ -275,11 +295,15 @@ class Gather(wiring.Component):
         total = C(0, parameters.slots)
         for one in held:
             total = total | one
-        m.d.comb += [self.held.eq(total), self.idle.eq(~is_full.any() & ~marks & ~self.o.valid)]
+        m.d.comb += [
+            self.held.eq(total),
+            self.settled.eq(~complete.o.valid & ~marks & ~self.o.valid),
+            self.idle.eq(self.settled & ~self.merged.valid),
+        ]
         return m
 
     def _evict(
-        self, m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, completes
+        self, m, is_open, is_full, oldest, blocks, answered, one, evicts, marks, marked, completes
     ) -> Value:
         """Choose a block to evict, and do so unless the beat before may still complete one."""
         parameters = self._parameters
@@ -318,17 +342,60 @@ class Gather(wiring.Component):
         for i in reversed(range(count)):
             with m.If(candidates[i]):
                 m.d.comb += victim.eq(i)
+        closes = evicts & ~marks & ~self.merged.valid
+        merges = self.merges.bit_select(one.region, 1) if parameters.merging else C(0)
         m.d.comb += [
             evicts.eq(candidates.any()),
-            self.evicted.valid.eq(evicts & ~marks),
-            self.evicted.place.eq(Array([block.place for block in blocks])[victim]),
+            self.evicted.valid.eq(closes & ~merges),
+            self.evicted.place.eq(one.place),
+            self.evicted.waiting.eq(Mux(self.evicted.valid, one.waiting, 0)),
         ]
-        with m.If(self.evicted.valid):
+        with m.If(closes):
             m.d.sync += is_open.bit_select(victim, 1).eq(0)
         m.d.comb += ends_oldest.eq(
-            (self.evicted.valid & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
+            (closes & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
         )
+        if parameters.merging:
+            merged = Signal(range(count))
+            with m.If(self.merged.valid):
+                m.d.comb += victim.eq(merged)
+            with m.If(closes & merges):
+                m.d.sync += [self.merged.valid.eq(1), merged.eq(victim), is_full.bit_select(victim, 1).eq(1)]
         return victim
+
+    def _merge(self, m, merged, one, is_full, touched, complete, content_write, strobes_read) -> None:
+        """Put what memory has of a block where nothing was written; then it is complete."""
+        values, merging = self.values, self.merged.valid
+        word, following = (
+            Signal(range(self._parameters.most_words), name=name) for name in ("merged_word", "merged_next")
+        )
+        takes, ends = merging & values.valid, Signal()
+        written = Mux(touched[merged].bit_select(word, 1), strobes_read.data, 0)
+        failed = values.p.resp != Response.OKAY
+        m.d.comb += [
+            values.ready.eq(merging),
+            following.eq(word + takes),
+            ends.eq(takes & values.p.last),
+            self.merged.block.eq(one),
+            self.spoiled.eq(ends & failed),
+        ]
+        with m.If(merging):
+            m.d.comb += [
+                strobes_read.addr.eq(Cat(following, merged)),
+                content_write.addr.eq(Cat(word, merged)),
+                content_write.data.eq(values.p.data),
+                content_write.en.eq(Mux(takes, ~written, 0)),
+                complete.i.p.index.eq(merged),
+                complete.i.p.block.eq(one),
+                complete.i.valid.eq(ends & ~failed),
+                self.completed.valid.eq(ends & ~failed),
+                self.completed.place.eq(one.place),
+            ]
+            m.d.sync += word.eq(Mux(ends, 0, following))
+        with m.If(ends):
+            m.d.sync += merging.eq(0)
+            with m.If(failed):
+                m.d.sync += is_full.bit_select(merged, 1).eq(0)
 
     def _feed(self, m, complete, content_read, is_full, words):
         """Read the words of complete blocks, one after the other."""

@@ -21,6 +21,7 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
         base, size, stored: see :class:`golden.memory.Region`.
         end: behind the last page; known of those that are enabled.
         format: its number, 0 for bypass.
+        merge: evicted blocks are merged.
         enabled: it answers for its addresses.
         usable: and shares no stored bytes with another one.
     """
@@ -32,6 +33,7 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
             "stored": pages,
             "end": pages + 1,
             "format": format_number_bits(parameters),
+            "merge": 1,
             "enabled": 1,
             "usable": 1,
         }

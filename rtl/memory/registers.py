@@ -21,6 +21,7 @@ def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
         "READ_BYTES": parameters.bus_bytes,
         "WRITE_BYTES": parameters.bus_bytes,
         "MEMORY_WRITE_BYTES": parameters.memory_bytes,
+        "BLOCKS_READ": 2 if parameters.merging else 1,
         "ERRORS_SEEN": len(ERRORS),
     }
     return data.StructLayout({name: range(most.get(name, 1) + 1) for name, _ in COUNTERS})
@@ -195,6 +196,8 @@ class Registers(wiring.Component):
             with m.If(is_control & (number == i)):
                 with m.If(~is_enabled):
                     m.d.sync += region.format.eq(word[8:12])
+                    if parameters.merging:
+                        m.d.sync += region.merge.eq(word[3])
                 with m.If(is_done):
                     m.d.sync += [enabled[i].eq(word[0]), locked[i].eq(word[1])]
 
@@ -218,7 +221,7 @@ class Registers(wiring.Component):
             is_pair = ((number == i) & (picked == j)) | ((number == j) & (picked == i))
             with m.If((step > 1) & is_pair):
                 m.d.sync += clash.eq(meets)
-        control = Cat(one.enabled, locked.bit_select(picked, 1), one.usable, C(0, 5), one.format)
+        control = Cat(one.enabled, locked.bit_select(picked, 1), one.usable, one.merge, C(0, 4), one.format)
         registers = {"BASE": one.base, "SIZE": one.size, "STORED": one.stored, "CONTROL": control}
         return {f"REGION_{name}": value for name, value in registers.items()}, enables
 
