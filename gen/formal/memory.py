@@ -123,7 +123,6 @@ def _regions(m: Module, parameters: MemoryParameters, regions, stored) -> None:
     region = regions[0]
     m.d.comb += [
         region.size.eq(8),
-        region.end.eq(8),
         region.format.eq(len(parameters.formats)),
         region.stored.eq(_stays(m, stored)),
         region.enabled.eq(1),
@@ -336,11 +335,7 @@ class MapInside(wiring.Component):
         m.submodules[f"{name}_lookup"] = lookup = Lookup(parameters)
         m.submodules[f"{name}_mapper"] = mapper = Mapper(parameters)
         for i, region in enumerate(self.regions):
-            m.d.comb += [
-                lookup.regions[i].eq(region),
-                lookup.regions[i].end.eq(region.base + region.size),
-                lookup.regions[i].usable.eq(usable[i]),
-            ]
+            m.d.comb += [lookup.regions[i].eq(region), lookup.regions[i].usable.eq(usable[i])]
         size, low = Signal(PAGE_BITS, name=f"{name}_size"), Signal(PAGE_BITS, name=f"{name}_low")
         low_bits = parameters.word_bits
         m.d.comb += [size.eq(parameters.bus_bytes), low.eq(address[low_bits:PAGE_BITS] << low_bits)]

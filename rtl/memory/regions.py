@@ -1,6 +1,6 @@
 """Which region an address lies in, and where its bytes are stored."""
 
-from amaranth import C, Cat, Module, Mux, Signal, Value
+from amaranth import Array, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,7 +19,6 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
 
     Members:
         base, size, stored: see :class:`golden.memory.Region`.
-        end: behind the last page; known of those that are enabled.
         format: its number, 0 for bypass.
         merge: evicted blocks are merged.
         enabled: it answers for its addresses.
@@ -31,7 +30,6 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
             "base": pages,
             "size": pages,
             "stored": pages,
-            "end": pages + 1,
             "format": format_number_bits(parameters),
             "merge": 1,
             "enabled": 1,
@@ -84,10 +82,11 @@ class Lookup(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         count = self._parameters.regions
+        offsets = [Signal(self._parameters.page_bits, name=f"offset{i}") for i in range(count)]
         hits = Signal(count)
         for i, region in enumerate(self.regions):
-            inside = (self.page >= region.base) & (self.page < region.end)
-            m.d.comb += hits[i].eq(region.enabled & inside)
+            inside = (self.page >= region.base) & (self.page - region.base < region.size)
+            m.d.comb += [offsets[i].eq(self.page - region.base), hits[i].eq(region.enabled & inside)]
         chosen = Signal(range(count))
         for i in range(count):
             with m.If(hits[i]):
@@ -99,7 +98,7 @@ class Lookup(wiring.Component):
             self.found.region.eq(chosen),
             self.found.format.eq(region.format),
             self.found.stored.eq(region.stored),
-            self.found.offset.eq(self.page - region.base),
+            self.found.offset.eq(Array(offsets)[chosen]),
         ]
         return m
 

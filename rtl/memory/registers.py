@@ -212,9 +212,6 @@ class Registers(wiring.Component):
             m.d.comb += picked.eq(Mux(step == 1, number, step - 2))
         with m.If(step == 1):
             m.d.sync += [start.eq(one.stored), stop.eq(end)]
-            for i, region in enumerate(regions):
-                with m.If(number == i):
-                    m.d.sync += region.end.eq(one.base + one.size)
             m.d.sync += fits.bit_select(number, 1).eq(known & (~end[-1] | ~end[:-1].any()))
         meets = (one.stored < stop) & (start < end)
         for (i, j), clash in clashes.items():
