@@ -67,6 +67,12 @@ class Harness {
         machine_.set(TIMEOUT, 1u << 30);
     }
 
+    // The simulated hardware broke.
+    void complain(const Broken &broken) {
+        message += std::string(broken.what()) + ", after\n";
+        for (const std::string &line : recent_) message += line;
+    }
+
     // Bursts that each wait for the one before, or until that one waits for a block.
     void sequential(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
@@ -511,7 +517,7 @@ int run(Harness &harness, Job job) {
         job();
         return 0;
     } catch (const Broken &broken) {
-        harness.message += std::string(broken.what()) + "\n";
+        harness.complain(broken);
         return -1;
     }
 }

@@ -25,9 +25,7 @@ KINDS = list(ErrorKind)
 
 
 class Bench:
-    """An engine between an accelerator that sends one burst at a time and a memory that answers in any order of
-    IDs.
-    """
+    """An engine between an accelerator that sends a burst at a time and a memory that mixes its IDs."""
 
     def __init__(self, memory_bytes: int, seed: int):
         parameters = MemoryParameters(
@@ -255,6 +253,15 @@ def test_a_merge_waits_for_no_read_that_the_accelerator_does_not_take():
         assert bench.model.responses[0] == Response.OKAY
         await bench.until(lambda: bench.answered.get(0) == [Response.OKAY] * 3)
         assert not bench.beats
+
+    bench.run(act)
+
+
+def test_the_longest_burst_in_bypass_has_room():
+    bench = Bench(4, seed=3)
+
+    async def act():
+        await bench.read(Burst(REGIONS[2].base, 256, BUS))
 
     bench.run(act)
 

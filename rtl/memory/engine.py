@@ -23,7 +23,8 @@ class MemoryEngine(wiring.Component):
     Members:
         aclk, aresetn: clock; synchronous reset, active low. While it is low nothing is offered or taken.
         s_axi_*: AXI4 of the accelerator.
-        m_axi_*: AXI4 of the memory; all bursts have the ID 0, and are INCR bursts of whole beats.
+        m_axi_*: AXI4 of the memory; all are INCR bursts of whole beats. What is read to be merged has the
+            ID 1, all else 0.
         s_axil_*: AXI4-Lite of the registers.
         irq: see :class:`rtl.memory.registers.Registers`.
     """

@@ -29,7 +29,8 @@ from .unpack import Decompressors, Joiner, Unpacker
 
 __all__ = ["ReadPath"]
 
-# Of the memory's that can be under way at once, where merges may overtake them: enough for 100 cycles.
+# Beats of memory that can be under way at once where merges may overtake them: enough for 100 cycles, and
+# for the longest burst in bypass, for it is answered once all of it was asked for.
 _LEAST_BEATS = 128
 
 
@@ -143,7 +144,7 @@ class ReadPath(wiring.Component):
         those that are not a merge's; they pass in the same cycle if there are none before them.
         """
         parameters = self._parameters
-        most = max(_LEAST_BEATS, min(PAGE // parameters.memory_bytes, 256))
+        most = max(_LEAST_BEATS, PAGE // parameters.memory_bytes)
         m.submodules.beats = beats = Queue(self.mr.p.shape(), most)
         passed = stream.Signature(self.mr.p.shape()).create()
 
