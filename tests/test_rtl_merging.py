@@ -17,9 +17,9 @@ from rtl.memory.map import address_of
 BUS = 16
 FORMAT = PlaneFormat("bf16", 32, 21)
 REGIONS = (
-    Region(0, 2 * PAGE, 4 * PAGE, FORMAT, merge=True),
-    Region(4 * PAGE, 2 * PAGE, 8 * PAGE, FORMAT),
-    Region(8 * PAGE, PAGE, 0, None),
+    Region(0, 4 * PAGE, 4 * PAGE, FORMAT, merge=True),
+    Region(4 * PAGE, 4 * PAGE, 8 * PAGE, FORMAT),
+    Region(8 * PAGE, 4 * PAGE, 0, None),
 )
 KINDS = list(ErrorKind)
 
@@ -194,8 +194,8 @@ class Bench:
 
 
 def random_burst(rng: random.Random, region: Region) -> Burst:
-    """Within three blocks that two bursts of memory may be needed for."""
-    start = region.base + rng.choice([0, PAGE + 64 * 2]) + rng.randrange(3 * 64)
+    """In the first blocks, or around the one that lies in two pages of memory."""
+    start = region.base + 64 * rng.choice([0, PAGE // FORMAT.target - 1]) + rng.randrange(3 * 64)
     size = rng.choice([1, 4, 16, 16])
     if rng.random() < 0.2:
         return Burst(start - start % size, rng.choice([2, 4]), size, BurstKind.WRAP)
