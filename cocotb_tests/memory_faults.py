@@ -121,8 +121,8 @@ FAULTS = (
         "writes lock up after DECERR",
         "verilog-axi #84",
         "write.py",
-        "passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready)))",
-        "passes.eq(Mux(bypass, ~about.refused & cutter.i.ready, gather.i.ready))",
+        "Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready)) & ~merging",
+        "Mux(bypass, ~about.refused & cutter.i.ready, gather.i.ready) & ~merging",
     ),
     _fault(
         "B before memory's B",
