@@ -20,8 +20,7 @@ class MemoryParameters:
     """The parameters of a :class:`rtl.memory.MemoryEngine`.
 
     Args:
-        formats: that regions can have, each with a fixed target, no larger than the raw block, which has at
-            least two words.
+        formats: that regions can have, each with a fixed target and a raw block of at least two words.
         bus_bytes: bytes of the accelerator's data bus: 16, 32 or 64.
         memory_bytes: of the memory's: as many, or a half or a quarter.
         address_bits: of both, from 16 to 44.
@@ -61,10 +60,6 @@ class MemoryParameters:
         for fmt in self.formats:
             if fmt.target is None:
                 raise ValueError("formats must have fixed targets, not None")
-            if fmt.target > fmt.raw_bytes:
-                raise ValueError(
-                    f"formats must have targets of at most {fmt.raw_bytes} bytes, not {fmt.target}"
-                )
             if fmt.raw_bytes < 2 * self.bus_bytes:
                 raise ValueError(
                     f"formats must have blocks of at least {2 * self.bus_bytes} bytes, not {fmt.raw_bytes}"
