@@ -204,7 +204,8 @@ class Gather(wiring.Component):
             content_write.data.eq(beat.data),
             content_write.en.eq(Mux(takes, beat.strb, 0)),
         ]
-        opens = takes & ~hits.any()
+        opens, waits = takes & ~hits.any(), Signal(parameters.slots)
+        m.d.comb += waits.eq(Mux(beat.bufferable, 0, 1 << beat.slot))
         for i in range(count):
             with m.If(takes & (index == i)):
                 with m.If(opens):
@@ -213,7 +214,6 @@ class Gather(wiring.Component):
                         blocks[i].place.eq(place),
                         blocks[i].region.eq(beat.region),
                         blocks[i].format.eq(beat.format),
-                        blocks[i].waiting.eq(Mux(beat.bufferable, 0, 1 << beat.slot)),
                         answered[i].eq(beat.bufferable),
                         touched[i].eq(0),
                         whole[i].eq(0),
@@ -221,8 +221,7 @@ class Gather(wiring.Component):
                     ]
                 with m.Elif(beat.bufferable):
                     m.d.sync += answered[i].eq(1)
-                with m.Else():
-                    m.d.sync += blocks[i].waiting.eq(blocks[i].waiting | (1 << beat.slot))
+                m.d.sync += blocks[i].waiting.eq(Mux(opens, 0, blocks[i].waiting) | waits)
 
         # The second: which of the word's bytes were written, and whether the block is complete.
         m.submodules.strobes = strobes = memory.Memory(shape=size, depth=count * words, init=[])
@@ -260,13 +259,17 @@ class Gather(wiring.Component):
                 with m.If(is_whole):
                     m.d.sync += whole[i].eq(whole[i] | (1 << marked_word))
         one = Signal(block_layout(parameters))  # the marked one, the one that is merged, or that is evicted
-        entry = data.StructLayout({"index": index_shape, "block": block_layout(parameters)})
-        m.submodules.complete = complete = Queue(entry, count)
+        # Room for all complete blocks: buffers to be read; what they are, until the last word is taken.
+        to_read = data.StructLayout({"index": index_shape, "format": format_number_bits(parameters)})
+        m.submodules.reading = reading = Queue(to_read, count)
+        m.submodules.complete = complete = Queue(block_layout(parameters), 2 * count)
         m.d.comb += [
-            complete.i.p.index.eq(marked),
-            complete.i.p.block.eq(of_marked),
-            complete.i.p.block.waiting.eq(one.waiting),
-            complete.i.valid.eq(completes),  # it has room for all
+            reading.i.p.index.eq(marked),
+            reading.i.p.format.eq(complete.i.p.format),
+            reading.i.valid.eq(complete.i.valid),
+            complete.i.payload.eq(of_marked),
+            complete.i.p.waiting.eq(one.waiting),
+            complete.i.valid.eq(completes),
         ]
         m.d.comb += [self.completed.valid.eq(completes), self.completed.place.eq(of_marked.place)]
         with m.If(completes):
@@ -285,10 +288,12 @@ class Gather(wiring.Component):
         )
         m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
         if parameters.merging:
-            self._merge(m, victim, one, is_full, Array(touched), complete, content_write, strobes_read)
+            self._merge(
+                m, victim, one, is_full, Array(touched), reading, complete, content_write, strobes_read
+            )
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
-        self._feed(m, complete, content_read, is_full, words)
+        self._feed(m, reading, complete, content_read, is_full, words)
 
         in_use = is_open | is_full
         held = [Mux(in_use[i], blocks[i].waiting, 0) for i in range(count)]
@@ -363,7 +368,9 @@ class Gather(wiring.Component):
                 m.d.sync += [self.merged.valid.eq(1), merged.eq(victim), is_full.bit_select(victim, 1).eq(1)]
         return victim
 
-    def _merge(self, m, merged, one, is_full, touched, complete, content_write, strobes_read) -> None:
+    def _merge(
+        self, m, merged, one, is_full, touched, reading, complete, content_write, strobes_read
+    ) -> None:
         """Put what memory has of a block where nothing was written; then it is complete."""
         values, merging = self.values, self.merged.valid
         word, following = (
@@ -385,8 +392,8 @@ class Gather(wiring.Component):
                 content_write.addr.eq(Cat(word, merged)),
                 content_write.data.eq(values.p.data),
                 content_write.en.eq(Mux(takes, ~written, 0)),
-                complete.i.p.index.eq(merged),
-                complete.i.p.block.eq(one),
+                reading.i.p.index.eq(merged),
+                complete.i.payload.eq(one),
                 complete.i.valid.eq(ends & ~failed),
                 self.completed.valid.eq(ends & ~failed),
                 self.completed.place.eq(one.place),
@@ -397,29 +404,26 @@ class Gather(wiring.Component):
             with m.If(failed):
                 m.d.sync += is_full.bit_select(merged, 1).eq(0)
 
-    def _feed(self, m, complete, content_read, is_full, words):
+    def _feed(self, m, reading, complete, content_read, is_full, words):
         """Read the words of complete blocks, one after the other."""
-        word = Signal(range(words))
-        block, index = complete.o.p.block, complete.o.p.index
-        shown = Signal(block_layout(self._parameters))
-        last = Signal()
+        word, last, index = Signal(range(words)), Signal(), reading.o.p.index
         advances = ~self.o.valid | self.o.ready
         m.d.comb += [
-            last.eq(self._last_word(block.format) == word),
+            last.eq(self._last_word(reading.o.p.format) == word),
             content_read.addr.eq(Cat(word, index)),
             content_read.en.eq(advances),
-            complete.o.ready.eq(advances & last),
+            reading.o.ready.eq(advances & last),
+            complete.o.ready.eq(self.o.valid & self.o.ready & self.o.p.last),
             self.o.p.data.eq(content_read.data),
-            self.o.p.block.eq(shown),
+            self.o.p.block.eq(complete.o.payload),
         ]
         with m.If(advances):
             m.d.sync += [
-                self.o.valid.eq(complete.o.valid),
+                self.o.valid.eq(reading.o.valid),
                 self.o.p.first.eq(word == 0),
                 self.o.p.last.eq(last),
-                shown.eq(block),
             ]
-            with m.If(complete.o.valid):
+            with m.If(reading.o.valid):
                 m.d.sync += word.eq(Mux(last, 0, word + 1))
                 with m.If(last):
                     m.d.sync += is_full.bit_select(index, 1).eq(0)
