@@ -239,7 +239,7 @@ def test_regions_are_found_and_blocks_are_where_the_model_says():
     assert len(places) > 20
 
 
-@pytest.mark.parametrize("memory_bytes", [16, 4])
+@pytest.mark.parametrize("memory_bytes", [16, 8, 4])
 def test_blocks_side_by_side_share_beats_and_bursts(memory_bytes):
     p, rng = parameters(memory_bytes), random.Random(3)
     packer, out = Packer(p), WriteOut(p)
@@ -353,7 +353,7 @@ def test_blocks_of_two_formats_in_turn_flow_and_leave_in_order():
     assert sum(stalls) == 0
 
 
-@pytest.mark.parametrize("memory_bytes", [16, 4])
+@pytest.mark.parametrize("memory_bytes", [16, 8, 4])
 def test_runs_of_blocks_are_cut_and_errors_stay_with_their_blocks(memory_bytes):
     p, rng = parameters(memory_bytes), random.Random(4)
     unpacker = Unpacker(p)
