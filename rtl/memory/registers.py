@@ -31,7 +31,7 @@ class Registers(wiring.Component):
     """The map of :mod:`rtl.memory.map`.
 
     A read is answered in the cycle after it was taken, a write in the second after both address and data
-    were; one that enables a region two cycles later and one more for each region there is, for its stored
+    were; one that enables a region one cycle later and one more for each region there is, for its stored
     bytes are compared with one region's in a cycle; one that disables a region when that is drained. Whatever
     cannot be done is answered SLVERR: a register that is not there, one that cannot be written, or not now,
     a part of one.
