@@ -50,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument(
         "--memory-bytes", type=int, help="of a memory engine: bytes of the memory's bus (default: the port's)"
     )
+    make.add_argument(
+        "--merging",
+        action="store_true",
+        default=None,
+        help="of a memory engine: regions can merge parts of blocks",
+    )
     make.add_argument("--memories", action="store_true", default=None, help="delay lines as memories")
     make.add_argument("--part", choices=parts.KINDS, help="a register slice or the FIFO instead of engines")
     make.add_argument("--width", type=int, help="of a part: bits of a word, with all that travels with it")
@@ -148,7 +154,10 @@ def _config(arguments: argparse.Namespace) -> Config:
 def _memory(arguments: argparse.Namespace) -> MemoryParameters:
     bus = arguments.bus_bytes or 64
     return MemoryParameters(
-        formats=_formats(arguments), bus_bytes=bus, memory_bytes=arguments.memory_bytes or bus
+        formats=_formats(arguments),
+        bus_bytes=bus,
+        memory_bytes=arguments.memory_bytes or bus,
+        merging=bool(arguments.merging),
     )
 
 
@@ -178,8 +187,10 @@ def _verilog(arguments: argparse.Namespace, format_given: bool) -> Path:
         path = arguments.output or folder / f"{arguments.preset or memory.slug(parameters)}.v"
         memory.write(parameters, path)
         return path
-    if arguments.memory_bytes:
-        raise ValueError(f"--memory-bytes is of --interface memory, not {arguments.interface!r}")
+    for name in ("memory_bytes", "merging"):
+        if getattr(arguments, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is of --interface memory, not {arguments.interface!r}")
     if arguments.preset or format_given or arguments.output:
         config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
         config = replace(config, memories=has_memories)

@@ -25,7 +25,8 @@ PRESETS = {
 def slug(parameters: MemoryParameters) -> str:
     """The parameters as part of a Verilog or file name."""
     formats = "".join(f"_{fmt.dtype}_n{fmt.block}_t{fmt.target}_{kind_of(fmt)}" for fmt in parameters.formats)
-    return f"memory{formats}_b{parameters.bus_bytes}_m{parameters.memory_bytes}"
+    merging = "_merging" if parameters.merging else ""
+    return f"memory{formats}_b{parameters.bus_bytes}_m{parameters.memory_bytes}{merging}"
 
 
 def module_name(parameters: MemoryParameters) -> str:

@@ -81,6 +81,7 @@ def header(parameters: MemoryParameters) -> str:
         "MEMORY_BYTES": parameters.memory_bytes,
         "BUFFERS": parameters.buffers,
         "SLOTS": parameters.slots,
+        "MERGING": int(parameters.merging),
         "ERROR_KINDS": len(ERRORS),
     }
     for entry in REGISTERS:
@@ -98,7 +99,9 @@ def header(parameters: MemoryParameters) -> str:
         if register.name == "CONTROL"
         for field in register.fields
     }
-    constants |= {name: 1 << fields[name] for name in ("ENABLE", "USABLE")} | {"FORMAT_LOW": fields["FORMAT"]}
+    constants |= {name: 1 << fields[name] for name in ("ENABLE", "USABLE", "MERGE")} | {
+        "FORMAT_LOW": fields["FORMAT"]
+    }
     lines = ["#pragma once"]
     lines += [f"constexpr unsigned {name} = {value:#x};" for name, value in constants.items()]
     kinds = ", ".join(f'"{name}"' for name, _ in ERRORS)

@@ -103,6 +103,9 @@ def test_several_formats_share_a_memory_engine(tmp_path, capsys, monkeypatch):
     assert made == [(MemoryParameters(formats=formats, bus_bytes=32, memory_bytes=16), path)]
     names = "bf16_n32_t24_nearest_bf16_n64_t9_hadamard_fp16_n64_t70_truncate"
     assert memory.module_name(made[0][0]) == f"bitstash_memory_{names}_b32_m16"
+    main(["verilog", *options.split(), "--merging", "-o", str(path)])
+    assert made[1][0].merging
+    assert memory.module_name(made[1][0]).endswith("_m16_merging")
 
 
 def test_a_memory_engine_has_its_files_and_its_place_in_the_manifest(tmp_path):

@@ -51,6 +51,7 @@ def test_verilog_is_made_and_linted(tmp_path):
     assert "module bitstash_memory_bf16_n32_t24_nearest_b16_m16(" in path.read_text()
 
 
-def test_a_memory_has_a_bus_of_its_own_only_behind_a_memory_engine(tmp_path):
-    with pytest.raises(SystemExit, match="--memory-bytes is of --interface memory, not 'axi'"):
-        main(["verilog", "--interface", "axi", "--memory-bytes", "16"])
+@pytest.mark.parametrize("option", [["--memory-bytes", "16"], ["--merging"]], ids=lambda option: option[0])
+def test_a_memory_has_a_bus_of_its_own_and_merges_only_behind_a_memory_engine(option):
+    with pytest.raises(SystemExit, match=f"{option[0]} is of --interface memory, not 'axi'"):
+        main(["verilog", "--interface", "axi", *option])

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from amaranth import ResetInserter, Signal
 from amaranth.sim import Simulator
 
 from golden import HadamardFormat, PlaneFormat
@@ -11,7 +12,9 @@ from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import Dram, MemoryModel, Region
 from rtl.memory import MemoryParameters
 from rtl.memory.compress import Compressors
+from rtl.memory.map import COUNTERS, address_of
 from rtl.memory.regions import Lookup, Mapper
+from rtl.memory.registers import Registers
 from rtl.memory.slots import Slots
 from rtl.memory.unpack import Unpacker
 from rtl.memory.walker import Walker
@@ -50,6 +53,112 @@ async def receive(context, stream, into, rng, pause=0.3):
     _, _, valid, ready, payload = await context.tick().sample(stream.valid, stream.ready, stream.payload)
     if valid and ready:
         into.append(payload)
+
+
+async def put(context, registers, name, value, index=0):
+    """Write a register; whether that was accepted."""
+    context.set(registers.aw.p.addr, address_of(name, index))
+    context.set(registers.w.payload, {"data": value, "strb": 15})
+    context.set(registers.aw.valid, 1)
+    context.set(registers.w.valid, 1)
+    await context.tick().until(registers.aw.ready)
+    context.set(registers.aw.valid, 0)
+    context.set(registers.w.valid, 0)
+    while not context.get(registers.b.valid):
+        await context.tick()
+    return context.get(registers.b.p.resp) == Response.OKAY
+
+
+async def get(context, registers, name, index=0):
+    context.set(registers.ar.p.addr, address_of(name, index))
+    context.set(registers.ar.valid, 1)
+    await context.tick().until(registers.ar.ready)
+    context.set(registers.ar.valid, 0)
+    while not context.get(registers.r.valid):
+        await context.tick()
+    assert context.get(registers.r.p.resp) == Response.OKAY
+    return context.get(registers.r.p.data)
+
+
+def test_regions_that_share_stored_bytes_are_unusable_before_the_write_is_answered():
+    """And never usable at once."""
+    rng, model, enabled = random.Random(10), {}, {}
+    registers = Registers(parameters())
+    usable = []
+
+    def clashes(i):
+        region = enabled[i]
+        inside = region.stored + region.stored_size <= 1 << 20
+        return not inside or any(region.shares_memory(other) for j, other in enabled.items() if j != i)
+
+    async def act(context):
+        context.set(registers.b.ready, 1)
+        context.set(registers.r.ready, 1)
+        context.set(registers.drained, 1)
+        for _ in range(200):
+            i = rng.randrange(8)
+            if i in enabled:
+                assert not await put(context, registers, "REGION_STORED", 1, i)
+                assert await put(context, registers, "REGION_CONTROL", 0, i)
+                del enabled[i]
+            else:
+                fmt = rng.choice([*FORMATS, None])
+                size, stored = rng.randint(1, 40), rng.randrange(256)
+                model[i] = Region(0, size * PAGE, stored * PAGE, fmt)
+                for name, value in (("SIZE", size), ("STORED", stored)):
+                    assert await put(context, registers, f"REGION_{name}", value, i)
+                control = 1 | (FORMATS.index(fmt) + 1 if fmt else 0) << 8
+                assert await put(context, registers, "REGION_CONTROL", control, i)
+                enabled[i] = model[i]
+            expected = [j in enabled and not clashes(j) for j in range(8)]
+            assert [bool(region.usable) for region in context.get(registers.regions)] == expected
+            assert (await get(context, registers, "REGION_CONTROL", i) >> 2 & 1) == expected[i]
+            if i in model:
+                assert await get(context, registers, "REGION_STORED", i) == model[i].stored // PAGE
+            usable.append(sum(expected))
+
+    async def watch(context):
+        async for *_, regions in context.tick().sample(registers.regions):
+            some = [model[i] for i, region in enumerate(regions) if region.usable]
+            assert not any(one.shares_memory(other) for one in some for other in some if one is not other)
+
+    simulator = Simulator(registers)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(act)
+    simulator.add_testbench(watch, background=True)
+    simulator.run()
+    assert min(usable) < 2 < max(usable)
+
+
+def test_counters_miss_nothing_however_often_they_are_read_and_are_cleared_by_a_reset():
+    rng, registers = random.Random(11), Registers(parameters())
+    counted = dict.fromkeys((name for name, _ in COUNTERS), 0)
+    reset = Signal()
+
+    async def count(context):
+        for _ in range(2):
+            for cycle in range(600):
+                more = {name: rng.choice([0, 1, 16 if "BYTES" in name else 1]) for name in counted}
+                context.set(registers.counts, more if cycle < 500 else dict.fromkeys(counted, 0))
+                for name in counted:
+                    counted[name] += more[name] if cycle < 500 else 0
+                await context.tick()
+            for name, total in counted.items():
+                assert await get(context, registers, name) == total, name
+            context.set(reset, 1)
+            await context.tick()
+            context.set(reset, 0)
+            counted.update(dict.fromkeys(counted, 0))
+            assert await get(context, registers, "WRITE_BYTES") == 0
+
+    async def read(context):
+        context.set(registers.r.ready, 1)
+        context.set(registers.ar.p.addr, address_of("BUSY"))
+        context.set(registers.ar.valid, 1)
+        await context.tick().repeat(500)
+        context.set(registers.ar.valid, 0)
+
+    simulate(ResetInserter(reset)(registers), count, read)
 
 
 def test_beats_are_where_axi_says():
@@ -130,7 +239,7 @@ def test_regions_are_found_and_blocks_are_where_the_model_says():
     assert len(places) > 20
 
 
-@pytest.mark.parametrize("memory_bytes", [16, 4])
+@pytest.mark.parametrize("memory_bytes", [16, 8, 4])
 def test_blocks_side_by_side_share_beats_and_bursts(memory_bytes):
     p, rng = parameters(memory_bytes), random.Random(3)
     packer, out = Packer(p), WriteOut(p)
@@ -244,7 +353,7 @@ def test_blocks_of_two_formats_in_turn_flow_and_leave_in_order():
     assert sum(stalls) == 0
 
 
-@pytest.mark.parametrize("memory_bytes", [16, 4])
+@pytest.mark.parametrize("memory_bytes", [16, 8, 4])
 def test_runs_of_blocks_are_cut_and_errors_stay_with_their_blocks(memory_bytes):
     p, rng = parameters(memory_bytes), random.Random(4)
     unpacker = Unpacker(p)

@@ -246,7 +246,7 @@ class SlowMemory:
             for place, last in self._places(address):
                 response = self.dram.response(place, self._size)
                 data = self._content(place) if response == Response.OKAY else 0xDEAD
-                self.r.send({"data": data, "resp": response, "last": last, "id": 0}, ready)
+                self.r.send({"data": data, "resp": response, "last": last, "id": address["id"]}, ready)
             self.times.append((cycle, cycle + self.latency + address["len"] + 1))
         while self.aw.received:
             self._writes.append(self.aw.received.popleft()[1])

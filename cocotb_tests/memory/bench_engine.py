@@ -100,7 +100,7 @@ async def small_reads_in_a_row_use_the_block_that_is_there(_):
     TASK.note(small_reads=figures)
 
 
-@cocotb.test(skip=not FORMATS_HERE)
+@cocotb.test(skip=not FORMATS_HERE or TASK.merging)
 async def a_block_that_stays_incomplete_is_dropped_in_time(_):
     tb = await TB.started("timeout")
     region = tb.regions[0]
@@ -119,7 +119,7 @@ async def a_block_that_stays_incomplete_is_dropped_in_time(_):
     assert not tb.dut.irq.value
 
 
-@cocotb.test(skip=not FORMATS_HERE)
+@cocotb.test(skip=not FORMATS_HERE or TASK.merging)
 async def a_region_is_disabled_once_it_is_drained(_):
     """Its open blocks are dropped first; it cannot be changed before, nor at all when it is locked."""
     tb = await TB.started("disable")

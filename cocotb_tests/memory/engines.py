@@ -18,7 +18,8 @@ from .faults import FAULTS, verilog_of
 
 BENCHES = ("memory.bench_engine", "memory.bench_bursts")
 
-# Bypass alone; one format and two in small; those of training, behind memories as wide and narrower ones.
+# Bypass alone; one format and two in small, and one that merges; those of training, behind memories as wide
+# and narrower ones.
 ENGINES = {
     "bypass": MemoryParameters(bus_bytes=16, memory_bytes=16),
     "bypass-narrow": MemoryParameters(bus_bytes=64, memory_bytes=16),
@@ -26,6 +27,9 @@ ENGINES = {
     "small": MemoryParameters(formats=(PlaneFormat("bf16", 32, 24),), bus_bytes=16, memory_bytes=16),
     "small-narrow": MemoryParameters(
         formats=(PlaneFormat("bf16", 32, 24), HadamardFormat("bf16", 64, 9)), bus_bytes=32, memory_bytes=16
+    ),
+    "small-merging": MemoryParameters(
+        formats=(PlaneFormat("bf16", 32, 21),), bus_bytes=16, memory_bytes=4, merging=True
     ),
     "planes": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),)),
     "planes-narrow": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),), memory_bytes=16),
@@ -64,6 +68,7 @@ def _run(
         "formats": [(fmt.scheme, asdict(fmt)) for fmt in parameters.formats],
         "bus_bytes": parameters.bus_bytes,
         "memory_bytes": parameters.memory_bytes,
+        "merging": parameters.merging,
         "bursts": bursts,
         "seed": seed,
     }

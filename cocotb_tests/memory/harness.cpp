@@ -60,11 +60,17 @@ class Harness {
             const unsigned place = codecs.size() - i;
             model_.regions.push_back({i * kReach, kPages * kPage, place * kRoom, format, true});
             const Region &region = model_.regions.back();
-            if (!machine_.enable(i, region.base, region.size, region.stored, format)) throw Broken("no region");
+            if (!enable(i)) throw Broken("no region");
             fill(region);
         }
         std::memcpy(machine_.dram.content(), model_.memory.data(), model_.memory.size());
         machine_.set(TIMEOUT, 1u << 30);
+    }
+
+    // The simulated hardware broke.
+    void complain(const Broken &broken) {
+        message += std::string(broken.what()) + ", after\n";
+        for (const std::string &line : recent_) message += line;
     }
 
     // Bursts that each wait for the one before, or until that one waits for a block.
@@ -383,7 +389,12 @@ class Harness {
         for (const std::string &line : recent_) message += line;
     }
 
-    // A region is disabled, which evicts its open blocks, and enabled again.
+    bool enable(unsigned index) {
+        const Region &region = model_.regions[index];
+        return machine_.enable(index, region.base, region.size, region.stored, region.format, region.merge);
+    }
+
+    // A region is disabled, which evicts its open blocks, and enabled again, to merge or not.
     void reopen() {
         const unsigned index = random_.below(model_.regions.size());
         Region &region = model_.regions[index];
@@ -391,9 +402,8 @@ class Harness {
         model_.disable(region);
         machine_.disable(index);
         region.enabled = true;
-        if (!machine_.enable(index, region.base, region.size, region.stored, region.format)) {
-            throw Broken("region " + std::to_string(index) + " does not answer again");
-        }
+        region.merge = MERGING && region.format && random_.chance(0.7);
+        if (!enable(index)) throw Broken("region " + std::to_string(index) + " does not answer again");
         settle();
         clear_errors();
     }
@@ -408,7 +418,7 @@ class Harness {
             const bool is_there = kinds >> kind & 1;
             const uint64_t low = machine_.get(ERROR_ADDRESS_LOW + kind * ERROR_ADDRESS_STRIDE);
             const uint64_t high = machine_.get(ERROR_ADDRESS_HIGH + kind * ERROR_ADDRESS_STRIDE);
-            const bool is_any = kind == kWrite || (kind == kEvicted && model_.evicts_any);
+            const bool is_any = kind == kWrite || ((kind == kEvicted || kind == kRead) && model_.evicts_any);
             const bool is_equal = is_any || !is_there || error == model_.errors.end() ||
                                   error->second == (high << 32 | low);
             if (is_there == (error != model_.errors.end()) && is_equal) continue;
@@ -447,7 +457,7 @@ class Harness {
                 ++mismatches[i];
                 message += "memory at " + hex(differ.first - &model_.memory[0]) + " differs\n";
             }
-            region.enabled = machine_.enable(i, region.base, region.size, region.stored, region.format);
+            region.enabled = enable(i);
         }
     }
 
@@ -507,7 +517,7 @@ int run(Harness &harness, Job job) {
         job();
         return 0;
     } catch (const Broken &broken) {
-        harness.message += std::string(broken.what()) + "\n";
+        harness.complain(broken);
         return -1;
     }
 }

@@ -26,7 +26,7 @@ from ..runner import BenchError
 from .engines import ENGINES as SMALL
 
 # Engines, and which share of the bursts each has: those of training are slow to simulate.
-SHARES = {"bypass-narrow": 0.2, "small": 0.2, "small-quarter": 0.2, "small-narrow": 0.3}
+SHARES = {"bypass-narrow": 0.1, "small": 0.2, "small-quarter": 0.1, "small-merging": 0.2, "small-narrow": 0.3}
 SHARES |= dict.fromkeys(memory.PRESETS, 0.05)
 ENGINES = {name: (SMALL | memory.PRESETS)[name] for name in SHARES}
 

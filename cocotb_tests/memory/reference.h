@@ -26,7 +26,7 @@ struct Codec {
 struct Region {
     uint64_t base, size, stored;
     unsigned format;  // 0 is bypass
-    bool enabled = false;
+    bool enabled = false, merge = false;
 };
 
 class Reference {
@@ -35,7 +35,7 @@ class Reference {
     std::vector<uint8_t> memory;
     std::map<size_t, int> answers;       // of writes, by their tickets
     std::map<int, uint64_t> errors;      // kinds, and the address of the first
-    bool evicts_any = false;             // whether that of what was evicted may be another's
+    bool evicts_any = false;             // whether those of what was evicted may be others'
     uint64_t stored = 0;                 // bursts in bypass, and blocks, that were written
 
     // `fault` says what a beat of memory answers.
@@ -211,9 +211,24 @@ class Reference {
     }
 
     void evict(std::list<Open>::iterator block) {
-        note(kEvicted, block->address);
-        close(block, kSlvErr);
+        if (block->region->merge) {
+            merge(block);
+        } else {
+            note(kEvicted, block->address);
+            close(block, kSlvErr);
+        }
         answer();
+    }
+
+    // Complete a block with what memory has of it.
+    void merge(std::list<Open>::iterator block) {
+        std::vector<uint8_t> content(block->content.size());
+        const int answered = load(*block->region, block->address, content);
+        if (answered > kOkay) return close(block, answered);
+        for (size_t i = 0; i < content.size(); ++i) {
+            if (!block->written[i]) block->content[i] = content[i];
+        }
+        store(block);
     }
 
     void close(std::list<Open>::iterator block, int response) {

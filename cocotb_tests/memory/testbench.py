@@ -30,6 +30,7 @@ class Task(Noting):
     formats: list[tuple[str, dict[str, Any]]]
     bus_bytes: int
     memory_bytes: int
+    merging: bool
     bursts: int
     seed: int
 
@@ -61,7 +62,10 @@ class TB:
 
     @classmethod
     async def started(cls, salt: str, latency: int = 8) -> TB:
-        """An engine with a region for each format and one in bypass behind them, 16 pages apart."""
+        """An engine with a region for each format and one in bypass behind them, 16 pages apart.
+
+        With ``merging``, those of formats merge.
+        """
         dut = cocotb.top
         tb = cls(dut, salt, latency)
         dut.aclk.value = 0
@@ -72,7 +76,8 @@ class TB:
         dut.aresetn.value = 1
         cocotb.start_soon(tb._run())
         for i, fmt in enumerate([*FORMATS_HERE, None]):
-            await tb.enable(i, Region(16 * i * PAGE, REGION_PAGES * PAGE, (40 - 5 * i) * PAGE, fmt))
+            merge = TASK.merging and fmt is not None
+            await tb.enable(i, Region(16 * i * PAGE, REGION_PAGES * PAGE, (40 - 5 * i) * PAGE, fmt, merge))
         return tb
 
     async def _tick(self) -> None:
@@ -117,7 +122,9 @@ class TB:
             "REGION_BASE": region.base // PAGE,
             "REGION_SIZE": region.size // PAGE,
             "REGION_STORED": region.stored // PAGE,
-            "REGION_CONTROL": 1 | (FORMATS_HERE.index(region.fmt) + 1 if region.fmt else 0) << 8,
+            "REGION_CONTROL": 1
+            | region.merge << 3
+            | (FORMATS_HERE.index(region.fmt) + 1 if region.fmt else 0) << 8,
         }
         for name, value in values.items():
             assert await self.set(name, value, index) == OKAY

@@ -60,12 +60,13 @@ class Machine {
     }
 
     // Let a region answer, or not; format 0 is bypass. Whether it does now, or no more.
-    bool enable(unsigned region, uint64_t base, uint64_t size, uint64_t stored, unsigned format) {
+    bool enable(unsigned region, uint64_t base, uint64_t size, uint64_t stored, unsigned format,
+                bool merge = false) {
         const unsigned at = region * REGION_STRIDE;
         int worst = set(REGION_BASE + at, base / kPage);
         worst |= set(REGION_SIZE + at, size / kPage);
         worst |= set(REGION_STORED + at, stored / kPage);
-        worst |= set(REGION_CONTROL + at, ENABLE | format << FORMAT_LOW);
+        worst |= set(REGION_CONTROL + at, ENABLE | (merge ? MERGE : 0) | format << FORMAT_LOW);
         return worst == kOkay && get(REGION_CONTROL + at) & USABLE;
     }
     bool disable(unsigned region) { return set(REGION_CONTROL + region * REGION_STRIDE, 0) == kOkay; }

@@ -1,6 +1,6 @@
 """The compressors in the way of complete blocks."""
 
-from amaranth import C, Module, Mux, Signal, Value
+from amaranth import Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,6 +12,7 @@ from .gather import place_layout, probe_layout, probes
 from .parameters import MemoryParameters
 from .queue import Queue
 from .regions import format_number_bits
+from .slots import hold
 from .writeout import stored_layout
 
 __all__ = ["Compressors"]
@@ -41,10 +42,10 @@ class Compressors(wiring.Component):
         about = {
             "format": format_number_bits(parameters),
             "address": parameters.address_bits,
-            "place": place_layout(parameters),
             "waiting": parameters.slots,
         }
         word = {"data": 8 * parameters.bus_bytes, "first": 1, "last": 1, "number": NUMBER_BITS}
+        word |= {"place": place_layout(parameters)}
         stored = data.StructLayout({"word": stored_layout(parameters), "last": 1})
         self._entry = data.StructLayout(about)
         super().__init__(
@@ -62,45 +63,42 @@ class Compressors(wiring.Component):
         m = Module()
         parameters = self._parameters
         count = _INSIDE if len(parameters.formats) == 1 else _INSIDE_SEVERAL
-        entries = [Signal(self._entry, name=f"entry{i}") for i in range(count)]
+        m.submodules.entries = entries = Queue(self._entry, count)
+        current = entries.o.p
+        places = [Signal(place_layout(parameters), name=f"place{i}") for i in range(count)]
         live = Signal(count)
         newest, oldest = Signal(range(count)), Signal(range(count))
-        current = Signal(self._entry)
-        with m.Switch(oldest):
-            for i in range(count):
-                with m.Case(i):
-                    m.d.comb += current.eq(entries[i])
 
         passes, first = Signal(), Signal(init=1)
         m.d.comb += [
-            passes.eq(~self.i.p.first | ~live.bit_select(newest, 1)),
+            passes.eq(~self.i.p.first | entries.i.ready),
             self.o.p.word.first.eq(first),
             self.o.p.word.address.eq(current.address),
             self.o.p.word.waiting.eq(current.waiting),
         ]
         for i, fmt in enumerate(parameters.formats):
-            self._add_core(m, i, fmt, passes, current, live.bit_select(oldest, 1))
+            self._add_core(m, i, fmt, passes, current, entries.o.valid)
 
         gives = self.o.valid & self.o.ready
         begins = self.i.valid & self.i.ready & self.i.p.first
         ends = gives & self.o.p.last
+        m.d.comb += [
+            entries.i.valid.eq(begins),
+            *(entries.i.p[name].eq(self.i.p[name]) for name, _ in self._entry),
+            entries.o.ready.eq(ends),
+            self.idle.eq(~entries.o.valid),
+        ]
         with m.If(gives):
             m.d.sync += first.eq(self.o.p.last)
-        with m.If(begins):
-            m.d.sync += newest.eq(newest + 1)
-        with m.If(ends):
-            m.d.sync += oldest.eq(oldest + 1)
-        held = C(0, parameters.slots)
-        for i, one in enumerate(entries):
+        m.d.sync += [newest.eq(newest + begins), oldest.eq(oldest + ends)]
+        hold(m, self.held, begins, self.i.p.waiting, newest, ends, oldest)
+        for i, place in enumerate(places):
             with m.If(begins & (newest == i)):
-                m.d.sync += live[i].eq(1)
-                m.d.sync += (one[name].eq(self.i.p[name]) for name, _ in self._entry)
-            with m.If(ends & (oldest == i)):
+                m.d.sync += [live[i].eq(1), place.eq(self.i.p.place)]
+            with m.Elif(ends & (oldest == i)):
                 m.d.sync += live[i].eq(0)
-            with m.If(live[i] & probes(self.probe, one.place)):
+            with m.If(live[i] & probes(self.probe, place)):
                 m.d.comb += self.probed.eq(1)
-            held = held | Mux(live[i], one.waiting, 0)
-        m.d.comb += [self.held.eq(held), self.idle.eq(~live.any())]
         return m
 
     def _add_core(self, m: Module, i: int, fmt: Format, passes, current, has_current) -> None:

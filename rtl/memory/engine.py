@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
-from .map import COUNTERS, MAP_BITS
+from .map import MAP_BITS
 from .parameters import MemoryParameters
 from .read import ReadPath
 from .registers import Registers
@@ -23,7 +23,8 @@ class MemoryEngine(wiring.Component):
     Members:
         aclk, aresetn: clock; synchronous reset, active low. While it is low nothing is offered or taken.
         s_axi_*: AXI4 of the accelerator.
-        m_axi_*: AXI4 of the memory; all bursts have the ID 0, and are INCR bursts of whole beats.
+        m_axi_*: AXI4 of the memory; all are INCR bursts of whole beats. What is read to be merged has the
+            ID 1, all else 0.
         s_axil_*: AXI4-Lite of the registers.
         irq: see :class:`rtl.memory.registers.Registers`.
     """
@@ -91,6 +92,9 @@ class _Core(wiring.Component):
             m.submodules[name] = part
         write, read, registers = self._parts.values()
         wiring.connect(m, read.hazards, write.hazards)
+        if self._parameters.merging:
+            wiring.connect(m, write.merge_ar, read.merge_ar)
+            wiring.connect(m, read.merge_r, write.merge_r)
         for name, (part, channel) in self._channels.items():
             outer, inner = getattr(self, name), getattr(part, channel)
             into = self.signature.members[name].flow == In
@@ -111,13 +115,13 @@ class _Core(wiring.Component):
             self.irq.eq(registers.irq),
         ]
 
-        undecoded, *errors = registers.errors
-        sources = (write.refused, write.evicted, read.invalid, read.failed, write.failed)
-        m.d.comb += [
-            undecoded.valid.eq(write.undecoded.valid | read.undecoded.valid),
-            undecoded.address.eq(Mux(write.undecoded.valid, write.undecoded.address, read.undecoded.address)),
-            *(error.eq(source) for error, source in zip(errors, sources, strict=True)),
-        ]
+        def either(one, other):
+            return Mux(one.valid, one, other)
+
+        undecoded, invalid = either(write.undecoded, read.undecoded), either(write.invalid, read.invalid)
+        unread = either(write.unread, read.failed)
+        sources = (undecoded, write.refused, write.evicted, invalid, unread, write.failed)
+        m.d.comb += [error.eq(source) for error, source in zip(registers.errors, sources, strict=True)]
         self._count(m, write, read, registers)
         return m
 
@@ -133,7 +137,7 @@ class _Core(wiring.Component):
             "MEMORY_READ_BEATS": moves["m_axi_r"],
             "MEMORY_WRITE_BEATS": moves["m_axi_w"],
             "MEMORY_WRITE_BYTES": _ones(self.m_axi_w.p.strb, moves["m_axi_w"]),
-            "BLOCKS_READ": read.block_read,
+            "BLOCKS_READ": read.block_read + write.block_merged,
             "BLOCKS_WRITTEN": write.block_written,
             "ERRORS_SEEN": sum(error.valid for error in registers.errors),
             "BUSY": is_busy,
@@ -142,8 +146,8 @@ class _Core(wiring.Component):
             "MEMORY_READ_STALLED": stalls["m_axi_ar"],
             "MEMORY_WRITE_STALLED": stalls["m_axi_w"],
         }
-        for (name, _), more in zip(COUNTERS, registers.counts, strict=True):
-            m.d.comb += more.eq(counts[name])
+        for name, more in counts.items():
+            m.d.comb += registers.counts[name].eq(more)
 
 
 def _ones(strobes, moves):

@@ -10,7 +10,8 @@ A buffer is free, open (some bytes were written), or full (its words wait to go 
 from amaranth import Array, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
+
+from golden.bursts import Response
 
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
@@ -21,6 +22,7 @@ __all__ = [
     "Gather",
     "address_of_place",
     "block_layout",
+    "merged_layout",
     "place_layout",
     "probe_layout",
     "probes",
@@ -58,6 +60,11 @@ def block_layout(parameters: MemoryParameters) -> data.StructLayout:
     )
 
 
+def merged_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """A word of a block in memory; if it cannot be read, the answer for that, and whether it is invalid."""
+    return data.StructLayout({"data": 8 * parameters.bus_bytes, "last": 1, "resp": 2, "invalid": 1})
+
+
 def probe_layout(parameters: MemoryParameters) -> data.StructLayout:
     """Blocks of a page: the units in which the first and the last of them begin."""
     unit = PAGE_BITS - BLOCK_UNIT_BITS
@@ -89,7 +96,12 @@ class Gather(wiring.Component):
         evicted: a block is, with its place and the slots that wait for it.
         completed: a block is complete.
         held: slots that wait for a block that is here.
-        idle: there are no full buffers and no beats on their way into one.
+        settled: no block is complete, and no beats are on their way into one.
+        idle: nor is one merged.
+        merges: regions that merge.
+        merged: with ``merging``, a block that is evicted is to be merged, and no beats are taken; which.
+        values: of the block in memory, for what was not written of it, see :func:`merged_layout`.
+        spoiled: these were an error: the block is dropped.
     """
 
     def __init__(self, parameters: MemoryParameters):
@@ -118,6 +130,7 @@ class Gather(wiring.Component):
             {"valid": 1, "place": place_layout(parameters), "waiting": parameters.slots}
         )
         completed = data.StructLayout({"valid": 1, "place": place_layout(parameters)})
+        merged = data.StructLayout({"valid": 1, "block": block_layout(parameters)})
         super().__init__(
             {
                 "i": In(stream.Signature(beat)),
@@ -133,7 +146,12 @@ class Gather(wiring.Component):
                 "evicted": Out(evicted),
                 "completed": Out(completed),
                 "held": Out(parameters.slots),
+                "settled": Out(1),
                 "idle": Out(1),
+                "merges": In(parameters.regions),
+                "merged": Out(merged),
+                "values": In(stream.Signature(merged_layout(parameters))),
+                "spoiled": Out(1),
             }
         )
 
@@ -141,14 +159,13 @@ class Gather(wiring.Component):
         m = Module()
         parameters = self._parameters
         count, words, size = parameters.buffers, parameters.most_words, parameters.bus_bytes
-        word_bits = exact_log2(words)
         index_shape = range(count)
 
         is_open, is_full = Signal(count), Signal(count)
         blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
         answered = Signal(count)
         touched, whole = ([Signal(words, name=f"{n}{i}") for i in range(count)] for n in ("touched", "whole"))
-        opened_before = [Signal(count, name=f"opened_before{i}") for i in range(count)]
+        opened_before = {(i, j): Signal(name=f"opened{i}_before{j}") for j in range(count) for i in range(j)}
 
         # The first cycle of a beat: find its block's buffer, or open one, and put the data there.
         beat = self.i.payload
@@ -168,14 +185,14 @@ class Gather(wiring.Component):
                 m.d.comb += index.eq(i)
 
         marks, marked, marked_word = Signal(), Signal(index_shape), Signal(range(words))
-        marked_strb = Signal(size)
+        marked_strb, of_marked = Signal(size), Signal(block_layout(parameters))  # but for `waiting`
         may_complete = Signal()
         evicts = Signal()
         has_bytes = beat.strb.any()
         room = Mux(hits.any(), ~(marks & may_complete & (index == marked)), has_free)
         takes = Signal()
         m.d.comb += [
-            self.i.ready.eq(~evicts & (~has_bytes | room)),
+            self.i.ready.eq(~evicts & ~self.merged.valid & (~has_bytes | room)),
             takes.eq(self.i.valid & self.i.ready & has_bytes),
         ]
 
@@ -187,7 +204,8 @@ class Gather(wiring.Component):
             content_write.data.eq(beat.data),
             content_write.en.eq(Mux(takes, beat.strb, 0)),
         ]
-        opens = takes & ~hits.any()
+        opens, waits = takes & ~hits.any(), Signal(parameters.slots)
+        m.d.comb += waits.eq(Mux(beat.bufferable, 0, 1 << beat.slot))
         for i in range(count):
             with m.If(takes & (index == i)):
                 with m.If(opens):
@@ -196,18 +214,14 @@ class Gather(wiring.Component):
                         blocks[i].place.eq(place),
                         blocks[i].region.eq(beat.region),
                         blocks[i].format.eq(beat.format),
-                        blocks[i].waiting.eq(Mux(beat.bufferable, 0, 1 << beat.slot)),
                         answered[i].eq(beat.bufferable),
                         touched[i].eq(0),
                         whole[i].eq(0),
-                        opened_before[i].eq(is_open),
+                        *(before.eq(i in pair[1:]) for pair, before in opened_before.items() if i in pair),
                     ]
                 with m.Elif(beat.bufferable):
                     m.d.sync += answered[i].eq(1)
-                with m.Else():
-                    m.d.sync += blocks[i].waiting.eq(blocks[i].waiting | (1 << beat.slot))
-            with m.If(opens & (index != i)):
-                m.d.sync += opened_before[i].bit_select(index, 1).eq(0)
+                m.d.sync += blocks[i].waiting.eq(Mux(opens, 0, blocks[i].waiting) | waits)
 
         # The second: which of the word's bytes were written, and whether the block is complete.
         m.submodules.strobes = strobes = memory.Memory(shape=size, depth=count * words, init=[])
@@ -218,13 +232,14 @@ class Gather(wiring.Component):
             marked.eq(index),
             marked_word.eq(word),
             marked_strb.eq(beat.strb),
+            of_marked.place.eq(place),
+            of_marked.region.eq(beat.region),
+            of_marked.format.eq(beat.format),
         ]
-        of_marked = Signal(block_layout(parameters))
         marked_whole, marked_touched = Signal(words), Signal(words)
         others = Signal(words)
         written, is_whole, completes = Signal(size), Signal(), Signal()
         m.d.comb += [
-            of_marked.eq(Array(blocks)[marked]),
             marked_whole.eq(Array(whole)[marked]),
             marked_touched.eq(Array(touched)[marked]),
             others.eq(marked_whole | self._beyond(of_marked.format) | (1 << marked_word)),
@@ -243,29 +258,59 @@ class Gather(wiring.Component):
                 m.d.sync += touched[i].eq(touched[i] | (1 << marked_word))
                 with m.If(is_whole):
                     m.d.sync += whole[i].eq(whole[i] | (1 << marked_word))
-        m.submodules.complete = complete = Queue(index_shape, count)
-        m.d.comb += [complete.i.payload.eq(marked), complete.i.valid.eq(completes)]  # it has room for all
+        one = Signal(block_layout(parameters))  # the marked one, the one that is merged, or that is evicted
+        # Room for all complete blocks: buffers to be read; what they are, until the last word is taken.
+        to_read = data.StructLayout({"index": index_shape, "format": format_number_bits(parameters)})
+        m.submodules.reading = reading = Queue(to_read, count)
+        m.submodules.complete = complete = Queue(block_layout(parameters), 2 * count)
+        m.d.comb += [
+            reading.i.p.index.eq(marked),
+            reading.i.p.format.eq(complete.i.p.format),
+            reading.i.valid.eq(complete.i.valid),
+            complete.i.payload.eq(of_marked),
+            complete.i.p.waiting.eq(one.waiting),
+            complete.i.valid.eq(completes),
+        ]
         m.d.comb += [self.completed.valid.eq(completes), self.completed.place.eq(of_marked.place)]
         with m.If(completes):
             m.d.sync += [is_open.bit_select(marked, 1).eq(0), is_full.bit_select(marked, 1).eq(1)]
 
         oldest = Signal(count)
-        m.d.comb += [oldest[i].eq(is_open[i] & ~(opened_before[i] & is_open).any()) for i in range(count)]
-        self._evict(m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes)
+        for i in range(count):
+            before = [
+                is_open[sum(pair) - i] & (of_pair if i == pair[1] else ~of_pair)
+                for pair, of_pair in opened_before.items()
+                if i in pair
+            ]
+            m.d.comb += oldest[i].eq(is_open[i] & ~Cat(before).any())
+        victim = self._evict(
+            m, is_open, is_full, oldest, blocks, answered, one, evicts, marks, marked, completes
+        )
+        m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
+        if parameters.merging:
+            self._merge(
+                m, victim, one, is_full, Array(touched), reading, complete, content_write, strobes_read
+            )
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
-        self._feed(m, complete, content_read, blocks, is_full, words, word_bits)
+        self._feed(m, reading, complete, content_read, is_full, words)
 
         in_use = is_open | is_full
         held = [Mux(in_use[i], blocks[i].waiting, 0) for i in range(count)]
         total = C(0, parameters.slots)
         for one in held:
             total = total | one
-        m.d.comb += [self.held.eq(total), self.idle.eq(~is_full.any() & ~marks & ~self.o.valid)]
+        m.d.comb += [
+            self.held.eq(total),
+            self.settled.eq(~complete.o.valid & ~marks & ~self.o.valid),
+            self.idle.eq(self.settled & ~self.merged.valid),
+        ]
         return m
 
-    def _evict(self, m, is_open, is_full, oldest, blocks, answered, evicts, marks, marked, opens, completes):
-        """Choose a block to evict, and do so unless the beat before may still complete it."""
+    def _evict(
+        self, m, is_open, is_full, oldest, blocks, answered, one, evicts, marks, marked, completes
+    ) -> Value:
+        """Choose a block to evict, and do so unless the beat before may still complete one."""
         parameters = self._parameters
         count = parameters.buffers
         asked, of_region = Signal(count), Signal(count)
@@ -302,46 +347,86 @@ class Gather(wiring.Component):
         for i in reversed(range(count)):
             with m.If(candidates[i]):
                 m.d.comb += victim.eq(i)
-        gone = Array(blocks)[victim]
+        closes = evicts & ~marks & ~self.merged.valid
+        merges = self.merges.bit_select(one.region, 1) if parameters.merging else C(0)
         m.d.comb += [
             evicts.eq(candidates.any()),
-            self.evicted.valid.eq(evicts & ~(marks & (marked == victim))),
-            self.evicted.place.eq(gone.place),
-            self.evicted.waiting.eq(Mux(self.evicted.valid, gone.waiting, 0)),
+            self.evicted.valid.eq(closes & ~merges),
+            self.evicted.place.eq(one.place),
+            self.evicted.waiting.eq(Mux(self.evicted.valid, one.waiting, 0)),
         ]
-        with m.If(self.evicted.valid):
+        with m.If(closes):
             m.d.sync += is_open.bit_select(victim, 1).eq(0)
         m.d.comb += ends_oldest.eq(
-            (self.evicted.valid & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
+            (closes & oldest.bit_select(victim, 1)) | (completes & oldest.bit_select(marked, 1))
         )
+        if parameters.merging:
+            merged = Signal(range(count))
+            with m.If(self.merged.valid):
+                m.d.comb += victim.eq(merged)
+            with m.If(closes & merges):
+                m.d.sync += [self.merged.valid.eq(1), merged.eq(victim), is_full.bit_select(victim, 1).eq(1)]
+        return victim
 
-    def _feed(self, m, complete, content_read, blocks, is_full, words, word_bits):
+    def _merge(
+        self, m, merged, one, is_full, touched, reading, complete, content_write, strobes_read
+    ) -> None:
+        """Put what memory has of a block where nothing was written; then it is complete."""
+        values, merging = self.values, self.merged.valid
+        word, following = (
+            Signal(range(self._parameters.most_words), name=name) for name in ("merged_word", "merged_next")
+        )
+        takes, ends = merging & values.valid, Signal()
+        written = Mux(touched[merged].bit_select(word, 1), strobes_read.data, 0)
+        failed = values.p.resp != Response.OKAY
+        m.d.comb += [
+            values.ready.eq(merging),
+            following.eq(word + takes),
+            ends.eq(takes & values.p.last),
+            self.merged.block.eq(one),
+            self.spoiled.eq(ends & failed),
+        ]
+        with m.If(merging):
+            m.d.comb += [
+                strobes_read.addr.eq(Cat(following, merged)),
+                content_write.addr.eq(Cat(word, merged)),
+                content_write.data.eq(values.p.data),
+                content_write.en.eq(Mux(takes, ~written, 0)),
+                reading.i.p.index.eq(merged),
+                complete.i.payload.eq(one),
+                complete.i.valid.eq(ends & ~failed),
+                self.completed.valid.eq(ends & ~failed),
+                self.completed.place.eq(one.place),
+            ]
+            m.d.sync += word.eq(Mux(ends, 0, following))
+        with m.If(ends):
+            m.d.sync += merging.eq(0)
+            with m.If(failed):
+                m.d.sync += is_full.bit_select(merged, 1).eq(0)
+
+    def _feed(self, m, reading, complete, content_read, is_full, words):
         """Read the words of complete blocks, one after the other."""
-        word = Signal(range(words))
-        block = Signal(block_layout(self._parameters))
-        shown = Signal.like(block)
-        last = Signal()
+        word, last, index = Signal(range(words)), Signal(), reading.o.p.index
         advances = ~self.o.valid | self.o.ready
         m.d.comb += [
-            block.eq(Array(blocks)[complete.o.payload]),
-            last.eq(self._last_word(block.format) == word),
-            content_read.addr.eq(Cat(word, complete.o.payload)),
+            last.eq(self._last_word(reading.o.p.format) == word),
+            content_read.addr.eq(Cat(word, index)),
             content_read.en.eq(advances),
-            complete.o.ready.eq(advances & last),
+            reading.o.ready.eq(advances & last),
+            complete.o.ready.eq(self.o.valid & self.o.ready & self.o.p.last),
             self.o.p.data.eq(content_read.data),
-            self.o.p.block.eq(shown),
+            self.o.p.block.eq(complete.o.payload),
         ]
         with m.If(advances):
             m.d.sync += [
-                self.o.valid.eq(complete.o.valid),
+                self.o.valid.eq(reading.o.valid),
                 self.o.p.first.eq(word == 0),
                 self.o.p.last.eq(last),
-                shown.eq(block),
             ]
-            with m.If(complete.o.valid):
+            with m.If(reading.o.valid):
                 m.d.sync += word.eq(Mux(last, 0, word + 1))
                 with m.If(last):
-                    m.d.sync += is_full.bit_select(complete.o.payload, 1).eq(0)
+                    m.d.sync += is_full.bit_select(index, 1).eq(0)
 
     def _by_format(self, number: Value, of) -> Value:
         """What belongs to a format's number; that of the first where there is none."""

@@ -30,6 +30,8 @@ class MemoryParameters:
         least_slots: write bursts that can be unanswered at once; a block's words if those are more.
         reads: read bursts that can be unanswered at once.
         bursts: of the memory's that can be unanswered at once, in either direction.
+        merging: regions can merge. That takes decompressors of its own, and a memory for the beats that may
+            wait for the accelerator.
 
     Raises:
         ValueError: an argument is none of the above; the message names the value.
@@ -45,6 +47,7 @@ class MemoryParameters:
     least_slots: int = 32
     reads: int = 32
     bursts: int = 16
+    merging: bool = False
 
     def __post_init__(self) -> None:
         if self.bus_bytes not in _BUS_BYTES:

@@ -227,6 +227,7 @@ class Plan(wiring.Component):
                 "after": parameters.beat_bits,  # bytes of the last beat up to the end of the last block
                 "run": run_layout(parameters),
                 "asked": 1,
+                "checked": 1,  # the first page
                 "cleared": 1,
                 "continues": 1,
                 "is_old": 1,  # the last beat was written since
@@ -269,12 +270,10 @@ class Plan(wiring.Component):
             self.mar.p.size.eq(parameters.beat_bits),
             self.mar.p.burst.eq(BurstKind.INCR),
             self.mar.p.cache.eq(0b0010),
-            self.hazards.beats.first.eq(fetch.first),
-            self.hazards.beats.last.eq(fetch.last),
         ]
         asks = self.mar.valid & self.mar.ready
-        begins, beats, ends = self._blocks_of_memory(m, fetch, has_fetch, asks)
-        clear = fetch.cleared | ~self.hazards.has_beat
+        clear = self._check(m, fetch, has_fetch)
+        begins, beats, ends = self._blocks_of_memory(m, fetch, has_fetch, clear, asks)
         needs_none = self._continues & (fetch.first == fetch.last)
         goes = has_fetch & clear & (fetch.asked | self.runs.ready)
         with m.If(has_fetch):
@@ -295,7 +294,22 @@ class Plan(wiring.Component):
         with m.Else():
             self._ask_bypass(m, in_bypass, may_ask, asks, found, first, last, address, length)
 
-    def _blocks_of_memory(self, m, fetch, has_fetch, asks):
+    def _check(self, m, fetch, has_fetch) -> Value:
+        """Whether none of the beats are on their way to memory any more; of two pages each has a cycle."""
+        probe, page = self.hazards.beats, PAGE_BITS - self._parameters.beat_bits
+        is_last = fetch.checked | (fetch.first[page] == fetch.last[page])
+        m.d.comb += [
+            probe.page.eq(Mux(fetch.checked, fetch.last[page:], fetch.first[page:])),
+            probe.first.eq(Mux(fetch.checked, 0, fetch.first[:page])),
+            probe.last.eq(Mux(is_last, fetch.last[:page], -1)),
+        ]
+        with m.If(has_fetch & ~self.hazards.has_beat):
+            m.d.sync += fetch.checked.eq(1)
+        clear = Signal()
+        m.d.comb += clear.eq(fetch.cleared | (is_last & ~self.hazards.has_beat))
+        return clear
+
+    def _blocks_of_memory(self, m, fetch, has_fetch, clear, asks):
         """The first beat to ask for and how many more of its burst, and whether no burst follows.
 
         A beat that two runs share is asked for once, if nothing was written to it in between.
@@ -313,7 +327,7 @@ class Plan(wiring.Component):
         ]
         packed = self.hazards.packed
         writes_last = packed.valid & (packed.beat == fetch.last)
-        with m.If(has_fetch & (fetch.cleared | ~self.hazards.has_beat) & writes_last):
+        with m.If(has_fetch & clear & writes_last):
             m.d.sync += fetch.is_old.eq(1)
         with m.If(packed.valid & (packed.beat == rest_beat)):
             m.d.sync += has_rest.eq(0)

@@ -11,12 +11,15 @@ Memory is asked with one ID, so that it answers in the order in which it was ask
 never a write for a read.
 """
 
-from amaranth import Module, Value
+from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from golden.bursts import PAGE
+
 from .channels import axi4_channels
 from .hazards import Hazards, error_layout
+from .merge import MERGE_ID
 from .parameters import MemoryParameters
 from .plan import Plan
 from .queue import Queue
@@ -26,6 +29,10 @@ from .unpack import Decompressors, Joiner, Unpacker
 
 __all__ = ["ReadPath"]
 
+# Beats of memory that can be under way at once where merges may overtake them: enough for 100 cycles, and
+# for the longest burst in bypass, for it is answered once all of it was asked for.
+_LEAST_BEATS = 128
+
 
 class ReadPath(wiring.Component):
     """Answers reads; see the module.
@@ -34,6 +41,7 @@ class ReadPath(wiring.Component):
         regions: all of them.
         ar, r: of the accelerator's AXI4.
         mar, mr: of the memory's.
+        merge_ar, merge_r: with ``merging``, of what is read for writes; it comes before all else.
         hazards: see :class:`rtl.memory.hazards.Hazards`.
         drain: take no bursts, and forget what was read.
         moves, bytes: a beat is taken on ``r``, with so many bytes.
@@ -54,6 +62,8 @@ class ReadPath(wiring.Component):
                 "r": Out(stream.Signature(port["r"])),
                 "mar": Out(stream.Signature(below["ar"])),
                 "mr": In(stream.Signature(below["r"])),
+                "merge_ar": In(stream.Signature(below["ar"])),
+                "merge_r": Out(stream.Signature(below["r"])),
                 "hazards": Out(Hazards(parameters)),
                 "drain": In(1),
                 "moves": Out(1),
@@ -73,7 +83,6 @@ class ReadPath(wiring.Component):
         m.submodules.joiner = joiner = Joiner(parameters)
         m.submodules.reply = reply = Reply(parameters)
         wiring.connect(m, wiring.flipped(self.ar), plan.ar)
-        wiring.connect(m, plan.mar, wiring.flipped(self.mar))
         wiring.connect(m, plan.hazards, wiring.flipped(self.hazards))
         wiring.connect(m, plan.bursts, bursts.i)
         wiring.connect(m, plan.runs, runs.i)
@@ -95,17 +104,23 @@ class ReadPath(wiring.Component):
             self.idle.eq(plan.idle & reply.idle),
         ]
 
+        if parameters.merging:
+            mr = self._share_memory(m, plan.mar)
+        else:
+            mr = self.mr
+            wiring.connect(m, plan.mar, wiring.flipped(self.mar))
+
         # A beat belongs to the oldest run.
         in_bypass = runs.o.p.format == 0
         m.d.comb += [
             joiner.run.payload.eq(runs.o.payload),
             joiner.run.valid.eq(runs.o.valid & in_bypass),
-            joiner.i.p.data.eq(self.mr.p.data),
-            joiner.i.p.resp.eq(self.mr.p.resp),
-            joiner.i.valid.eq(self.mr.valid & in_bypass),
+            joiner.i.p.data.eq(mr.p.data),
+            joiner.i.p.resp.eq(mr.p.resp),
+            joiner.i.valid.eq(mr.valid & in_bypass),
         ]
         if not parameters.formats:
-            m.d.comb += [runs.o.ready.eq(joiner.run.ready), self.mr.ready.eq(joiner.i.ready)]
+            m.d.comb += [runs.o.ready.eq(joiner.run.ready), mr.ready.eq(joiner.i.ready)]
             return m
         m.submodules.unpacker = unpacker = Unpacker(parameters)
         m.submodules.decompressors = decompressors = Decompressors(parameters)
@@ -114,10 +129,49 @@ class ReadPath(wiring.Component):
         m.d.comb += [
             unpacker.run.payload.eq(runs.o.payload),
             unpacker.run.valid.eq(runs.o.valid & ~in_bypass),
-            unpacker.i.p.data.eq(self.mr.p.data),
-            unpacker.i.p.resp.eq(self.mr.p.resp),
-            unpacker.i.valid.eq(self.mr.valid & ~in_bypass),
+            unpacker.i.p.data.eq(mr.p.data),
+            unpacker.i.p.resp.eq(mr.p.resp),
+            unpacker.i.valid.eq(mr.valid & ~in_bypass),
             runs.o.ready.eq(joiner.run.ready | unpacker.run.ready),
-            self.mr.ready.eq(joiner.i.ready | unpacker.i.ready),
+            mr.ready.eq(joiner.i.ready | unpacker.i.ready),
         ]
         return m
+
+    def _share_memory(self, m: Module, mar):
+        """Ask memory for what a merge needs first, and for no more of other beats than there is room for.
+
+        So all beats that come are taken, whether the accelerator takes its own or not. Returns the stream of
+        those that are not a merge's; they pass in the same cycle if there are none before them.
+        """
+        parameters = self._parameters
+        most = max(_LEAST_BEATS, PAGE // parameters.memory_bytes)
+        m.submodules.beats = beats = Queue(self.mr.p.shape(), most)
+        passed = stream.Signature(self.mr.p.shape()).create()
+
+        # Beats that were asked for and not used; an address that is offered stays.
+        open_beats, wanted = Signal(range(most + 1)), Signal(range(most + 257))
+        merge_first, offered, was_merge = Signal(), Signal(), Signal()
+        m.d.comb += [
+            wanted.eq(open_beats + mar.p.len + 1),
+            merge_first.eq(Mux(offered, was_merge, self.merge_ar.valid)),
+            self.mar.valid.eq(Mux(merge_first, self.merge_ar.valid, mar.valid & (wanted <= most))),
+            Value.cast(self.mar.payload).eq(Mux(merge_first, self.merge_ar.payload, mar.payload)),
+            self.merge_ar.ready.eq(self.mar.ready & merge_first),
+            mar.ready.eq(self.mar.ready & ~merge_first & (wanted <= most)),
+        ]
+        m.d.sync += [offered.eq(self.mar.valid & ~self.mar.ready), was_merge.eq(merge_first)]
+        asks, uses = mar.valid & mar.ready, passed.valid & passed.ready
+        m.d.sync += open_beats.eq(open_beats + Mux(asks, mar.p.len + 1, 0) - uses)
+
+        is_merge = self.mr.p.id == MERGE_ID
+        m.d.comb += [
+            Value.cast(self.merge_r.payload).eq(self.mr.payload),
+            self.merge_r.valid.eq(self.mr.valid & is_merge),
+            self.mr.ready.eq(~is_merge | self.merge_r.ready),
+            Value.cast(beats.i.payload).eq(self.mr.payload),
+            beats.i.valid.eq(self.mr.valid & ~is_merge & (beats.o.valid | ~passed.ready)),
+            Value.cast(passed.payload).eq(Mux(beats.o.valid, beats.o.payload, self.mr.payload)),
+            passed.valid.eq(beats.o.valid | (self.mr.valid & ~is_merge)),
+            beats.o.ready.eq(passed.ready),
+        ]
+        return passed

@@ -20,6 +20,7 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
     Members:
         base, size, stored: see :class:`golden.memory.Region`.
         format: its number, 0 for bypass.
+        merge: evicted blocks are merged.
         enabled: it answers for its addresses.
         usable: and shares no stored bytes with another one.
     """
@@ -30,6 +31,7 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
             "size": pages,
             "stored": pages,
             "format": format_number_bits(parameters),
+            "merge": 1,
             "enabled": 1,
             "usable": 1,
         }

@@ -1,7 +1,7 @@
 """The registers behind AXI4-Lite."""
 
-from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, stream, wiring
+from amaranth import Array, C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
@@ -12,19 +12,33 @@ from .map import COUNTERS, ERRORS, IDENTITY, MAP_BITS, TIMEOUT_CYCLES, address_o
 from .parameters import MemoryParameters
 from .regions import region_layout, stored_pages
 
-__all__ = ["Registers"]
+__all__ = ["Registers", "counts_layout"]
+
+
+def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """What is added to each counter in a cycle."""
+    most = {
+        "READ_BYTES": parameters.bus_bytes,
+        "WRITE_BYTES": parameters.bus_bytes,
+        "MEMORY_WRITE_BYTES": parameters.memory_bytes,
+        "BLOCKS_READ": 2 if parameters.merging else 1,
+        "ERRORS_SEEN": len(ERRORS),
+    }
+    return data.StructLayout({name: range(most.get(name, 1) + 1) for name, _ in COUNTERS})
 
 
 class Registers(wiring.Component):
     """The map of :mod:`rtl.memory.map`.
 
-    A read is answered in the second cycle after it was taken, a write in the second after both address and
-    data were; the one that disables a region when the region is drained. Whatever cannot be done is answered
-    SLVERR: a register that is not there, one that cannot be written, or not now, a part of one.
+    A read is answered in the cycle after it was taken, a write in the second after both address and data
+    were; one that enables a region one cycle later and one more for each region there is, for its stored
+    bytes are compared with one region's in a cycle; one that disables a region when that is drained. Whatever
+    cannot be done is answered SLVERR: a register that is not there, one that cannot be written, or not now,
+    a part of one.
 
     Members:
         aw, w, b, ar, r: of AXI4-Lite.
-        regions: all of them.
+        regions: all of them; one is enabled once it is known which others share its stored bytes.
         timeout: see :class:`rtl.memory.gather.Gather`.
         drain, region: a region is to be drained; drained: it is.
         errors: of each kind.
@@ -48,7 +62,7 @@ class Registers(wiring.Component):
                 "region": Out(range(parameters.regions)),
                 "drained": In(1),
                 "errors": In(data.ArrayLayout(error_layout(parameters), len(ERRORS))),
-                "counts": In(data.ArrayLayout(7, len(COUNTERS))),
+                "counts": In(counts_layout(parameters)),
                 "irq": Out(1),
             }
         )
@@ -56,16 +70,12 @@ class Registers(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        seen, enabled = Signal(len(ERRORS)), Signal(len(ERRORS))
+        seen, raises = Signal(len(ERRORS)), Signal(len(ERRORS))
         places = [Signal(parameters.address_bits, name=f"place{i}") for i in range(len(ERRORS))]
-        counters = [Signal(32, name=f"counter{i}") for i in range(len(COUNTERS))]
-        locked = Signal(parameters.regions)
-        m.d.comb += self.irq.eq((seen & enabled).any())
-        for counter, more in zip(counters, self.counts, strict=True):
-            m.d.sync += counter.eq(counter + more)
+        m.d.comb += self.irq.eq((seen & raises).any())
 
         # A write: address and data are taken together once the one before is answered.
-        taken, is_done = Signal(), Signal()
+        taken, is_done, accepted = Signal(), Signal(), Signal()
         address, word, is_whole = Signal(MAP_BITS), Signal(32), Signal()
         both = self.aw.valid & self.w.valid & ~taken & ~self.b.valid
         m.d.comb += [self.aw.ready.eq(both), self.w.ready.eq(both), is_done.eq(taken)]
@@ -76,7 +86,6 @@ class Registers(wiring.Component):
                 word.eq(self.w.p.data),
                 is_whole.eq(self.w.p.strb.all()),
             ]
-        accepted = Signal()
         with m.If(taken & is_done):
             m.d.sync += [
                 taken.eq(0),
@@ -95,9 +104,7 @@ class Registers(wiring.Component):
                 m.d.comb += [accepted.eq(1), clears.eq(word)]
             with m.Case(address_of("INTERRUPTS")):
                 m.d.comb += accepted.eq(1)
-                m.d.sync += enabled.eq(word)
-            for i in range(parameters.regions):
-                self._write_region(m, i, word, locked, accepted, is_done)
+                m.d.sync += raises.eq(word)
         for i, error in enumerate(self.errors):
             with m.If(error.valid):
                 m.d.sync += seen[i].eq(1)
@@ -105,82 +112,144 @@ class Registers(wiring.Component):
                     m.d.sync += places[i].eq(error.address)
             with m.Elif(clears[i]):
                 m.d.sync += seen[i].eq(0)
-        self._find_overlaps(m)
+        region, is_searching = self._regions(m, taken & is_whole, address, word, accepted, is_done)
 
-        # A read.
+        # A read, in no more than every other cycle.
+        takes = self.ar.valid & self.ar.ready
+        count, is_fresh = self._count(m, takes)
+        place = Signal(parameters.address_bits)
+        m.d.comb += [
+            place.eq(Array(places)[self.ar.p.addr[3:6]]),
+            self.ar.ready.eq(~self.r.valid & ~is_searching & ~is_fresh),
+        ]
         values = {
             address_of("IDENTITY"): C(IDENTITY, 32),
             address_of("PARAMETERS"): self._described(),
             address_of("TIMEOUT"): self.timeout,
             address_of("ERRORS"): seen,
-            address_of("INTERRUPTS"): enabled,
+            address_of("INTERRUPTS"): raises,
+            _all_of("ERROR_ADDRESS_LOW", len(ERRORS)): place[:32],
+            _all_of("ERROR_ADDRESS_HIGH", len(ERRORS)): place[32:],
+            tuple(address_of(name) for name, _ in COUNTERS): count,
+            **{_all_of(name, parameters.regions): value for name, value in region.items()},
         }
-        for i, place in enumerate(places):
-            values[address_of("ERROR_ADDRESS_LOW", i)] = place[:32]
-            values[address_of("ERROR_ADDRESS_HIGH", i)] = place[32:]
-        for (name, _), counter in zip(COUNTERS, counters, strict=True):
-            values[address_of(name)] = counter
-        for i, region in enumerate(self.regions):
-            values[address_of("REGION_BASE", i)] = region.base
-            values[address_of("REGION_SIZE", i)] = region.size
-            values[address_of("REGION_STORED", i)] = region.stored
-            values[address_of("REGION_CONTROL", i)] = Cat(
-                region.enabled, locked[i], region.usable, C(0, 5), region.format
-            )
-        m.d.comb += self.ar.ready.eq(~self.r.valid | self.r.ready)
-        with m.If(self.ar.ready):
-            m.d.sync += [
-                self.r.valid.eq(self.ar.valid),
-                self.r.p.resp.eq(Response.SLVERR),
-                self.r.p.data.eq(0),
-            ]
+        with m.If(self.r.ready):
+            m.d.sync += self.r.valid.eq(0)
+        with m.If(takes):
+            m.d.sync += [self.r.valid.eq(1), self.r.p.resp.eq(Response.SLVERR), self.r.p.data.eq(0)]
             with m.Switch(self.ar.p.addr):
                 for at, value in values.items():
-                    with m.Case(at):
+                    with m.Case(*(at if isinstance(at, tuple) else (at,))):
                         m.d.sync += [self.r.p.data.eq(value), self.r.p.resp.eq(Response.OKAY)]
         return m
 
-    def _write_region(self, m: Module, i: int, word: Value, locked: Value, accepted, is_done) -> None:
-        """A write to one of a region's registers; to disable it takes until it is drained."""
-        region = self.regions[i]
-        may_change = ~region.enabled & ~locked[i]
-        for name, field in (
-            ("REGION_BASE", region.base),
-            ("REGION_SIZE", region.size),
-            ("REGION_STORED", region.stored),
-        ):
-            with m.Case(address_of(name, i)), m.If(may_change):
-                m.d.comb += accepted.eq(1)
-                m.d.sync += field.eq(word)
-        with m.Case(address_of("REGION_CONTROL", i)), m.If(~locked[i]):
-            m.d.comb += accepted.eq(1)
-            with m.If(region.enabled & ~word[0]):
-                m.d.comb += [self.drain.eq(1), self.region.eq(i), is_done.eq(self.drained)]
-            with m.If(is_done):
-                m.d.sync += [region.enabled.eq(word[0]), locked[i].eq(word[1])]
-                with m.If(~region.enabled):
-                    m.d.sync += region.format.eq(word[8:12])
+    def _regions(self, m: Module, writes, address, word, accepted, is_done) -> tuple[dict[str, Value], Value]:
+        """Write regions; the registers of the one that a read is about, and whether none can be read.
 
-    def _find_overlaps(self, m: Module) -> None:
-        """Which regions share stored bytes with no other."""
+        A region that is to be enabled is compared with all of them, one a cycle, before it is.
+        """
         parameters = self._parameters
-        bits = parameters.page_bits + 1
-        ends = [Signal(bits, name=f"end{i}") for i in range(parameters.regions)]
-        overlaps = [Signal(parameters.regions, name=f"overlaps{i}") for i in range(parameters.regions)]
-        for i, region in enumerate(self.regions):
-            taken = stored_pages(parameters, region.size, region.format)
-            m.d.sync += ends[i].eq(region.stored + taken)
-            for j, other in enumerate(self.regions):
-                if j > i:
-                    both = region.enabled & other.enabled
-                    meets = (region.stored < ends[j]) & (other.stored < ends[i]) & both
-                    m.d.comb += [overlaps[i][j].eq(meets), overlaps[j][i].eq(meets)]
-        for region, end, overlap in zip(self.regions, ends, overlaps, strict=True):
-            fits = ~end[-1] | ~end[:-1].any()
-            known = fits
-            if len(parameters.formats) + 1 < 1 << len(region.format):
-                known &= region.format <= len(parameters.formats)
-            m.d.sync += region.usable.eq(region.enabled & known & ~overlap.any())
+        count = parameters.regions
+        kept = data.StructLayout(
+            {
+                name: place.width
+                for name, place in region_layout(parameters)
+                if name not in ("enabled", "usable")
+            }
+        )
+        regions = [Signal(kept, name=f"region{i}") for i in range(count)]
+        enabled, locked, fits = Signal(count), Signal(count), Signal(count)
+        clashes = {(i, j): Signal(name=f"clash{i}_{j}") for j in range(count) for i in range(j)}
+        for i, region in enumerate(regions):
+            clash = [meets & enabled[sum(pair) - i] for pair, meets in clashes.items() if i in pair]
+            m.d.comb += [
+                *(self.regions[i][name].eq(region[name]) for name, _ in kept),
+                self.regions[i].enabled.eq(enabled[i]),
+                self.regions[i].usable.eq(enabled[i] & fits[i] & ~Cat(clash).any()),
+            ]
+
+        # The one that is written.
+        number, is_enabled, is_locked = Signal(range(count)), Signal(), Signal()
+        is_control, enables = Signal(), Signal()
+        step = Signal(range(count + 2))
+        m.d.comb += [
+            number.eq(address[4:]),
+            self.region.eq(number),
+            is_enabled.eq(enabled.bit_select(number, 1)),
+            is_locked.eq(locked.bit_select(number, 1)),
+            enables.eq(is_control & ~is_enabled & word[0]),
+        ]
+        with m.If(writes & ~is_locked), m.Switch(address):
+            for name in ("base", "size", "stored"):
+                with m.Case(*_all_of(f"REGION_{name.upper()}", count)), m.If(~is_enabled):
+                    m.d.comb += accepted.eq(1)
+                    for i, region in enumerate(regions):
+                        with m.If(number == i):
+                            m.d.sync += region[name].eq(word)
+            with m.Case(*_all_of("REGION_CONTROL", count)):
+                m.d.comb += [accepted.eq(1), is_control.eq(1)]
+                with m.If(enables):
+                    m.d.comb += is_done.eq(step == count + 1)
+                with m.Elif(is_enabled & ~word[0]):
+                    m.d.comb += [self.drain.eq(1), is_done.eq(self.drained)]
+        for i, region in enumerate(regions):
+            with m.If(is_control & (number == i)):
+                with m.If(~is_enabled):
+                    m.d.sync += region.format.eq(word[8:12])
+                    if parameters.merging:
+                        m.d.sync += region.merge.eq(word[3])
+                with m.If(is_done):
+                    m.d.sync += [enabled[i].eq(word[0]), locked[i].eq(word[1])]
+
+        # The one that is looked at: by a read; or by the search, first the written one and then each.
+        picked, one = Signal(range(count)), Signal(region_layout(parameters))
+        m.d.comb += [picked.eq(self.ar.p.addr[4:]), one.eq(self.regions[picked])]
+        end, start, stop = (Signal(parameters.page_bits + 1, name=name) for name in ("end", "start", "stop"))
+        m.d.comb += end.eq(one.stored + stored_pages(parameters, one.size, one.format))
+        known = one.format <= len(parameters.formats)
+        with m.If(enables):
+            m.d.sync += step.eq(Mux(is_done, 0, step + 1))
+            m.d.comb += picked.eq(Mux(step == 1, number, step - 2))
+        with m.If(step == 1):
+            m.d.sync += [start.eq(one.stored), stop.eq(end)]
+            m.d.sync += fits.bit_select(number, 1).eq(known & (~end[-1] | ~end[:-1].any()))
+        meets = (one.stored < stop) & (start < end)
+        for (i, j), clash in clashes.items():
+            is_pair = ((number == i) & (picked == j)) | ((number == j) & (picked == i))
+            with m.If((step > 1) & is_pair):
+                m.d.sync += clash.eq(meets)
+        control = Cat(one.enabled, locked.bit_select(picked, 1), one.usable, one.merge, C(0, 4), one.format)
+        registers = {"BASE": one.base, "SIZE": one.size, "STORED": one.stored, "CONTROL": control}
+        return {f"REGION_{name}": value for name, value in registers.items()}, enables
+
+    def _count(self, m: Module, reads: Value) -> tuple[Value, Value]:
+        """The counter that a read is about, and whether they have yet to be cleared after a reset.
+
+        They are in a memory. What is to be added to one waits until it is its turn, after 32 cycles at most,
+        or until it is read.
+        """
+        m.submodules.counters = counters = memory.Memory(shape=32, depth=16, init=[])
+        write, read = counters.write_port(), counters.read_port(domain="comb")
+        turn, index, is_fresh = Signal(4), Signal(4), Signal(init=1)
+        first = address_of(COUNTERS[0][0])  # a multiple of 64
+        is_read = reads & (self.ar.p.addr[6:] == first >> 6)
+        waiting = []
+        for i, (name, _) in enumerate(COUNTERS):
+            more = self.counts[name]
+            waits = Signal(range(33 * ((1 << len(more)) - 1) + 1), name=f"waiting{i}")
+            m.d.sync += waits.eq(Mux(index == i, 0, waits) + more)
+            waiting.append(waits)
+        m.d.comb += [
+            index.eq(Mux(is_read, self.ar.p.addr[2:], turn)),
+            read.addr.eq(index),
+            write.addr.eq(index),
+            write.data.eq(Mux(is_fresh, 0, read.data) + Array(waiting)[index]),
+            write.en.eq(1),
+        ]
+        m.d.sync += turn.eq(turn + ~is_read)
+        with m.If(turn == 15):
+            m.d.sync += is_fresh.eq(0)
+        return write.data, is_fresh
 
     def _described(self) -> Value:
         parameters = self._parameters
@@ -191,3 +260,8 @@ class Registers(wiring.Component):
             C(parameters.word_bits, 4),
             C(parameters.beat_bits, 4),
         )
+
+
+def _all_of(name: str, count: int) -> tuple[int, ...]:
+    """Where the registers of a group are."""
+    return tuple(address_of(name, i) for i in range(count))

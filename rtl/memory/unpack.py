@@ -1,7 +1,7 @@
 """What memory answers, cut into blocks, and these decompressed."""
 
-from amaranth import Cat, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
@@ -51,19 +51,21 @@ class Unpacker(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        grain, bus, beat = parameters.grain, parameters.bus_bytes, parameters.memory_bytes
-        grain_bits, bus_grains, beat_grains = exact_log2(grain), bus // grain, beat // grain
+        grain_bits = exact_log2(parameters.grain)
+        bus_grains, beat_grains = parameters.bus_bytes >> grain_bits, parameters.memory_bytes >> grain_bits
 
         # The run that is being cut, and in grains: what is in the buffer, and what of the block was given.
         begun, whole = Signal(), Signal()  # there is one; all of its beats were taken
         now = Signal(run_layout(parameters))  # `count`, `number`, `beats`: of what is left of it
-        buffer = Signal(8 * (bus - grain + beat))  # zero above the level
         level = Signal(range(bus_grains + beat_grains))
         target = self._target(m, now.format, "target")
         left, need = Signal.like(target), Signal(range(bus_grains + 1))
         given = Signal.like(target)
         response, rest_response = Signal(2), Signal(2)  # of the block's beats so far, and of the last one
         ends_block, ends_run, gives, gravest = Signal(), Signal(), Signal(), Signal(2)
+        # Where in the memory of beats the first grain is that was not given, and where the next beat goes.
+        place, come = Signal(range(2 * bus_grains)), Signal(range(2 * bus_grains))
+        wants, takes, starts = Signal(), Signal(), Signal()
         m.d.comb += [
             left.eq(target - given),
             ends_block.eq(left <= bus_grains),
@@ -71,7 +73,7 @@ class Unpacker(wiring.Component):
             ends_run.eq(ends_block & (now.count == 0)),
             self.o.valid.eq(begun & (level >= need)),
             self.o.p.format.eq(now.format),
-            self.o.p.word.data.eq(buffer & self._bytes_below(need)),
+            self.o.p.word.data.eq(self._beats(m, takes, come, place) & self._bytes_below(need)),
             self.o.p.word.last.eq(ends_block),
             self.o.p.word.empty.eq((bus_grains - need) << grain_bits),
             self.o.p.word.first.eq(now.number),
@@ -87,27 +89,21 @@ class Unpacker(wiring.Component):
         # After a word is given: what is left, and what the next one needs.
         free = Signal()
         level_left, need_left, after = Signal.like(level), Signal.like(need), Signal.like(left)
-        buffer_left = Signal.like(buffer)
-        m.d.comb += [
-            free.eq(~begun | (gives & ends_run)),
-            level_left.eq(level),
-            buffer_left.eq(buffer),
-            after.eq(left),
-        ]
+        m.d.comb += [free.eq(~begun | (gives & ends_run)), level_left.eq(level), after.eq(left)]
         with m.If(gives):
             m.d.comb += [
                 after.eq(Mux(ends_block, target, left - bus_grains)),
                 level_left.eq(level - need),
-                buffer_left.eq(buffer >> (need << (grain_bits + 3))),
             ]
+            m.d.sync += place.eq(place + need)
         with m.If(free):
             m.d.comb += after.eq(self._target(m, self.run.p.format, "next_target"))
             with m.If(self.run.valid & ~self.run.p.continues):
-                m.d.comb += [level_left.eq(0), buffer_left.eq(0)]
+                m.d.comb += level_left.eq(0)
+                m.d.sync += place.eq(come + (self.run.p.skip >> grain_bits))
         m.d.comb += need_left.eq(Mux(after <= bus_grains, after, bus_grains))
 
         # A beat is taken if it is needed, so that no more than one has bytes of another block.
-        wants, takes, starts = Signal(), Signal(), Signal()
         m.d.comb += [
             wants.eq((level_left < need_left) & Mux(free, self.run.valid, ~whole)),
             self.i.ready.eq(wants),
@@ -122,19 +118,14 @@ class Unpacker(wiring.Component):
                 m.d.sync += whole.eq(self.run.ready)
         with m.Elif(takes):
             m.d.sync += [now.beats.eq(now.beats - 1), whole.eq(self.run.ready)]
-        m.d.sync += [level.eq(level_left), buffer.eq(buffer_left)]
+        m.d.sync += level.eq(level_left)
         with m.If(takes):
             skip = Mux(free & ~self.run.p.continues, self.run.p.skip >> grain_bits, 0)
-            piece = Signal(8 * beat)
-            m.d.comb += piece.eq(self.i.p.data >> (skip << (grain_bits + 3)))
-            places = buffer_left
-            for at in range(bus_grains):
-                places = places | Mux(level_left == at, piece << (8 * grain * at), 0)
             # The beat before belongs to the block that goes on or begins only if it left something.
             goes_on = begun & ~(gives & ends_block)
             m.d.sync += [
-                buffer.eq(places),
                 level.eq(level_left + beat_grains - skip),
+                come.eq(come + beat_grains),
                 rest_response.eq(self.i.p.resp),
                 response.eq(Mux(goes_on, gravest, Mux(level_left != 0, rest_response, 0))),
             ]
@@ -153,6 +144,31 @@ class Unpacker(wiring.Component):
             with m.If(number == i + 1):
                 m.d.comb += target.eq(size)
         return target
+
+    def _beats(self, m: Module, takes: Value, come: Value, place: Value) -> Value:
+        """The word that begins at a grain of the last beats, which are in a memory of two words.
+
+        Each grain of a word has a bank, so that a word begins in one row and ends in the other.
+        """
+        parameters = self._parameters
+        bits, size = 8 * parameters.grain, parameters.bus_bytes // parameters.grain
+        of_beat, column_bits = parameters.memory_bytes // parameters.grain, exact_log2(size)
+        column, row = place[:column_bits], place[column_bits:]
+        grains = []
+        for i in range(size):
+            m.submodules[f"bank{i}"] = bank = memory.Memory(shape=bits, depth=2, init=[])
+            write, read = bank.write_port(), bank.read_port(domain="comb")
+            m.d.comb += [
+                write.addr.eq(come[column_bits:]),
+                write.data.eq(self.i.p.data.word_select(i % of_beat, bits)),
+                write.en.eq(takes & (come[:column_bits] == i - i % of_beat)),
+                read.addr.eq(row ^ (column > i)),
+            ]
+            grains.append(read.data)
+        word = Cat(grains)
+        for i in range(column_bits):
+            word = Mux(column[i], word.rotate_right(bits << i), word)
+        return word
 
     def _bytes_below(self, grains):
         """A mask of the data of so many grains."""

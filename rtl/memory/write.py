@@ -18,8 +18,9 @@ from golden.bursts import BurstKind
 
 from .channels import axi4_channels
 from .compress import Compressors
-from .gather import Gather, address_of_place
+from .gather import BLOCK_UNIT_BITS, Gather, address_of_place
 from .hazards import Hazards, error_layout
+from .merge import Merger
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
 from .regions import Lookup, Mapper, found_layout, region_layout
@@ -31,6 +32,8 @@ __all__ = ["WritePath"]
 
 # Bursts whose addresses came before their data.
 _AHEAD = 4
+
+_ERRORS = ("undecoded", "refused", "evicted", "failed", "unread", "invalid")
 
 
 class WritePath(wiring.Component):
@@ -48,7 +51,10 @@ class WritePath(wiring.Component):
         undecoded, refused: a burst is answered with an error.
         evicted: a block is dropped.
         failed: memory answered a burst with an error; where its first beat is.
+        merge_ar, merge_r: of the memory's AXI4, with ``merging``: see :class:`rtl.memory.merge.Merger`.
+        unread, invalid: a block could not be merged, for memory answered with an error, or it is invalid.
         block_written: a block's last word went to the packer.
+        block_merged: one was decompressed to be merged.
     """
 
     def __init__(self, parameters: MemoryParameters):
@@ -71,8 +77,11 @@ class WritePath(wiring.Component):
                 "drained": Out(1),
                 "idle": Out(1),
                 "hazards": In(Hazards(parameters)),
-                **{name: Out(error) for name in ("undecoded", "refused", "evicted", "failed")},
+                **{name: Out(error) for name in _ERRORS},
+                "merge_ar": Out(stream.Signature(below["ar"])),
+                "merge_r": In(stream.Signature(below["r"])),
                 "block_written": Out(1),
+                "block_merged": Out(1),
             }
         )
 
@@ -136,12 +145,15 @@ class WritePath(wiring.Component):
         beat = walker.o.p
         about = beat.burst.about
         bypass = about.found.format == 0
-        has_both = self.w.valid & walker.o.valid
+        has_both, merging = self.w.valid & walker.o.valid, C(0, 1)
+        if parameters.formats:
+            m.submodules.gather = gather = Gather(parameters)
+            merging = gather.merged.valid
         to_cutter = has_both & ~about.refused & bypass
         to_gather = has_both & ~about.refused & ~bypass
         passes = Signal()
         m.d.comb += [
-            cutter.i.valid.eq(to_cutter),
+            cutter.i.valid.eq(to_cutter & ~merging),
             cutter.i.p.address.eq(
                 Cat(beat.at, (about.found.stored + about.found.offset)[: parameters.page_bits])
             ),
@@ -159,7 +171,6 @@ class WritePath(wiring.Component):
         held = packer.held | out.held
         probed, idle = C(0, 1), packer.idle & out.idle
         if parameters.formats:
-            m.submodules.gather = gather = Gather(parameters)
             m.d.comb += [
                 gather.i.valid.eq(to_gather),
                 gather.i.p.page.eq(about.page),
@@ -170,7 +181,7 @@ class WritePath(wiring.Component):
                 gather.i.p.bufferable.eq(about.bufferable),
                 gather.i.p.data.eq(self.w.p.data),
                 gather.i.p.strb.eq(self.w.p.strb),
-                passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready))),
+                passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready)) & ~merging),
                 gather.probe.eq(self.hazards.blocks),
                 gather.probe_evicts.eq(self.hazards.evicts),
                 gather.timeout.eq(self.timeout),
@@ -184,13 +195,17 @@ class WritePath(wiring.Component):
             slverr |= gather.evicted.waiting
             held |= gather.held | compressors.held
             probed = gather.probed | compressors.probed
+            if parameters.merging:
+                spoiled = self._merge_blocks(m, gather, gather.settled & compressors.idle & idle)
+                slverr |= Mux(gather.values.p.resp[0], 0, spoiled)
+                decerr |= Mux(gather.values.p.resp[0], spoiled, 0)
             idle &= gather.idle & compressors.idle
             # No slot will become free by itself.
             m.d.comb += gather.evict_oldest.eq(
                 ahead.o.valid & ~slots.has_free & ~self.drain & ~walker.o.valid & idle & slots.idle
             )
             region_open = gather.region_open
-            hurry = gather.idle & compressors.idle
+            hurry = gather.settled & compressors.idle
         else:
             m.d.comb += passes.eq(about.refused | cutter.i.ready)
             region_open, hurry = C(0, 1), C(1, 1)
@@ -200,7 +215,7 @@ class WritePath(wiring.Component):
             slots.held.eq(held),
             self.hazards.has_block.eq(probed),
             packer.hurry.eq(hurry),
-            out.hurry.eq(hurry & packer.idle & ~walker.o.valid & ~ahead.o.valid),
+            out.hurry.eq(hurry & packer.idle & (merging | (~walker.o.valid & ~ahead.o.valid))),
             packer.probe.eq(self.hazards.beats),
             out.probe.eq(self.hazards.beats),
             self.hazards.has_beat.eq(packer.probed | out.probed),
@@ -239,6 +254,29 @@ class WritePath(wiring.Component):
             self.block_written.eq(compressors.o.valid & compressors.o.ready & compressors.o.p.last),
         ]
         return compressors
+
+    def _merge_blocks(self, m, gather, settled) -> Value:
+        """Read what memory has of a block that is to be merged; slots of bursts for which that failed."""
+        m.submodules.merger = merger = Merger(self._parameters)
+        wiring.connect(m, merger.ar, wiring.flipped(self.merge_ar))
+        wiring.connect(m, wiring.flipped(self.merge_r), merger.r)
+        wiring.connect(m, merger.o, gather.values)
+        block = gather.merged.block
+        region = Array(self.regions)[block.region]
+        m.d.comb += [
+            gather.merges.eq(Cat(region.merge for region in self.regions)),
+            merger.valid.eq(gather.merged.valid),
+            merger.settled.eq(settled),
+            self.block_merged.eq(merger.o.valid & merger.o.ready & merger.o.p.last),
+            merger.low.eq(Cat(C(0, BLOCK_UNIT_BITS), block.place.unit)),
+            merger.found.format.eq(block.format),
+            merger.found.stored.eq(region.stored),
+            merger.found.offset.eq(block.place.page - region.base),
+            self.unread.valid.eq(gather.spoiled & ~gather.values.p.invalid),
+            self.invalid.valid.eq(gather.spoiled & gather.values.p.invalid),
+            *(error.address.eq(address_of_place(block.place)) for error in (self.unread, self.invalid)),
+        ]
+        return Mux(gather.spoiled, block.waiting, 0)
 
     def _merge(self, m, packer, cutter, out) -> None:
         """Beats of blocks and those in bypass to memory: as long as one has more, up to a burst."""

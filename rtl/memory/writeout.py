@@ -8,7 +8,7 @@ What lies side by side in memory goes there side by side: blocks share beats, be
 """
 
 from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
@@ -17,6 +17,7 @@ from golden.bursts import BurstKind, Response
 from .channels import axi4_channels
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
+from .slots import hold
 
 __all__ = ["Cutter", "Packer", "WriteOut", "beat_layout", "range_layout", "stored_layout"]
 
@@ -54,9 +55,9 @@ def stored_layout(parameters: MemoryParameters) -> data.StructLayout:
 
 
 def range_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """Some beats of memory, by their addresses in beats."""
-    beat = parameters.address_bits - parameters.beat_bits
-    return data.StructLayout({"first": beat, "last": beat})
+    """Some beats of a page of memory: its number, and those of the first and the last within it."""
+    beat = PAGE_BITS - parameters.beat_bits
+    return data.StructLayout({"page": parameters.page_bits, "first": beat, "last": beat})
 
 
 class Packer(wiring.Component):
@@ -95,7 +96,6 @@ class Packer(wiring.Component):
         size, grain = parameters.memory_bytes, parameters.grain
         grains, grain_bits = size // grain, exact_log2(grain)
 
-        rest = Signal(8 * parameters.bus_bytes)  # zero above the level
         bus_grains = parameters.bus_bytes // grain
         level, lowest = Signal(range(bus_grains + grains)), Signal(range(max(grains, 2)))  # in grains
         beat = Signal(parameters.address_bits - parameters.beat_bits)  # the first that has some of it
@@ -117,26 +117,18 @@ class Packer(wiring.Component):
 
         # A beat that is whole goes first; then what cannot go on; then a word comes.
         drains, makes_way, inserts, emits = Signal(), Signal(), Signal(), Signal()
-        joined, total, left = (
-            Signal(8 * (parameters.bus_bytes + size)),
-            Signal.like(level),
-            Signal.like(level),
-        )
-        merged = rest
-        for i in range(grains):
-            merged = merged | Mux(inserts & (here == i), self.i.p.data << (8 * grain * i), 0)
+        total, left = Signal.like(level), Signal.like(level)
         m.d.comb += [
             drains.eq(level >= grains),
             makes_way.eq(~drains & (flushes | (self.i.valid & self.i.p.first & elsewhere))),
             inserts.eq(self.i.valid & ~drains & ~makes_way),
-            joined.eq(merged),
             total.eq(here + Mux(inserts, bus_grains - (self.i.p.empty >> grain_bits), 0)),
             emits.eq(drains | (inserts & (total >= grains))),
             left.eq(total - Mux(emits, grains, 0)),
             self.o.valid.eq(makes_way | emits),
             self.i.ready.eq(inserts & (~emits | self.o.ready)),
-            self.o.p.beat.eq(Mux(makes_way, beat, here_beat)),
-            self.o.p.data.eq(joined),
+            self.o.p.beat.eq(here_beat),
+            self.o.p.data.eq(self._joined(m, inserts, emits, here, here_beat)),
             self.o.p.strb.eq(
                 self._bytes_from(Mux(makes_way, lowest, here_lowest))
                 & Mux(makes_way, ~self._bytes_from(level), ~C(0, size))
@@ -147,7 +139,6 @@ class Packer(wiring.Component):
         m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
         with m.If(makes_way), m.If(self.o.ready):
             m.d.sync += [
-                rest.eq(0),
                 level.eq(0),
                 lowest.eq(0),
                 waiting.eq(0),
@@ -156,7 +147,6 @@ class Packer(wiring.Component):
             ]
         with m.Elif((emits & self.o.ready) | (inserts & ~emits)):
             m.d.sync += [
-                rest.eq(Mux(emits, joined >> 8 * size, joined)),
                 level.eq(left),
                 lowest.eq(Mux(emits, 0, here_lowest)),
                 beat.eq(here_beat + emits),
@@ -169,13 +159,50 @@ class Packer(wiring.Component):
             ]
         with m.Elif(~self.i.valid & has_rest & ~drains & (self.hurry | (patience == _PATIENCE))):
             m.d.sync += flushes.eq(1)
-        last_beat = beat + ((level - 1) >> exact_log2(grains))[: parameters.word_bits]
         m.d.comb += [
             self.held.eq(waiting),
             self.idle.eq(~has_rest),
-            self.probed.eq(has_rest & (last_beat >= self.probe.first) & (beat <= self.probe.last)),
+            self.probed.eq(has_rest & self._probes(beat, ((level - 1) >> exact_log2(grains))[:2])),
         ]
         return m
+
+    def _probes(self, beat: Value, more: Value) -> Value:
+        """Whether one of some beats is probed; those behind the first may be of another page."""
+        page_bits = PAGE_BITS - self._parameters.beat_bits
+        low, page = beat[:page_bits], beat[page_bits:]
+        last = low + more
+        is_in = (page == self.probe.page) & (low <= self.probe.last) & (last >= self.probe.first)
+        goes_on = last[page_bits:].any() & ((page + 1)[: len(page)] == self.probe.page)
+        return is_in | (goes_on & (last[:page_bits] >= self.probe.first))
+
+    def _joined(self, m: Module, inserts: Value, emits: Value, here: Value, beat: Value) -> Value:
+        """The bytes of a beat: what is kept of it, and from a grain on the word that comes.
+
+        A word is turned once, so that each of its grains is where it will be in a beat, and stays there.
+        """
+        parameters = self._parameters
+        bits, size = 8 * parameters.grain, parameters.memory_bytes // parameters.grain
+        columns, pieces = (
+            parameters.bus_bytes // parameters.grain,
+            parameters.bus_bytes // parameters.memory_bytes,
+        )
+        piece = beat[: exact_log2(pieces)]
+        column = Cat(here[: exact_log2(size)], piece)
+        turned = self.i.p.data
+        for i in range(exact_log2(columns)):
+            turned = Mux(column[i], turned.rotate_left(bits << i), turned)
+        joined = []
+        for i in range(columns):
+            comes = turned[bits * i :][:bits]
+            if columns == size and i == size - 1:  # what has it is whole
+                joined.append(comes)
+                continue
+            rest, stays = Signal(bits, name=f"rest{i}"), Signal(name=f"stays{i}")
+            m.d.comb += stays.eq((piece == i // size) & (here > i % size))
+            with m.If(inserts & self.i.ready & (emits | ~stays)):
+                m.d.sync += rest.eq(comes)
+            joined.append(Mux(inserts & ~stays, comes, rest))
+        return Cat(joined).word_select(piece, bits * size)
 
     def _bytes_from(self, start: Value) -> Value:
         """Strobes of a beat's bytes from a grain on."""
@@ -272,153 +299,114 @@ class WriteOut(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        count = parameters.bursts
+        count, page_bits = parameters.bursts, PAGE_BITS - parameters.beat_bits
+        index_bits = exact_log2(count)
+        low, page = self.i.p.beat[:page_bits], self.i.p.beat[page_bits:]
+
+        # How many bursts were begun, of how many addresses and data went, and how many were answered.
+        begun, sent_aw, sent_w, answered = (
+            Signal(range(2 * count), name=name) for name in ("begun", "sent_aw", "sent_w", "answered")
+        )
+        ended, forming = Signal.like(begun), Signal()  # all but the last, if that can go on
+        m.d.comb += ended.eq(begun - forming)
+
+        # What is known of each; of the last one also here.
         burst = data.StructLayout(
-            {
-                "first": parameters.address_bits - parameters.beat_bits,
-                "more": range(_BURST),
-                "waiting": parameters.slots,
-            }
+            {"first": len(self.i.p.beat), "more": range(_BURST), "waiting": parameters.slots}
         )
-        bursts = [Signal(burst, name=f"burst{i}") for i in range(count)]
-        live, ended = Signal(count), Signal(count)  # begun, and all of it is here
-        newest = Signal(range(count))
-        next_aw, next_w, next_b = (
-            Signal(range(count), name=name, init=1) for name in ("next_aw", "next_w", "next_b")
-        )
-        forming = Signal()  # the newest one can go on
+        m.submodules.bursts = bursts = memory.Memory(shape=burst, depth=count, init=[])
+        write, of_aw, of_w, of_b = bursts.write_port(), *(bursts.read_port(domain="comb") for _ in range(3))
+        newest, following, last = Signal(burst), Signal(burst), Signal(page_bits)
+        continues, to = Signal(), Signal(index_bits)
+        m.d.comb += [
+            to.eq(begun - continues),
+            write.addr.eq(to),
+            of_aw.addr.eq(sent_aw),
+            of_w.addr.eq(sent_w),
+            of_b.addr.eq(answered),
+        ]
 
         # Where a beat goes.
-        current = Signal(burst)
-        continues, starts, takes = Signal(), Signal(), Signal()
-        page = PAGE_BITS - parameters.beat_bits
-        following = Signal(range(count))
-        fills = Signal()
-        with m.Switch(newest):
-            for i in range(count):
-                with m.Case(i):
-                    m.d.comb += current.eq(bursts[i])
+        starts, takes, fills = Signal(), Signal(), Signal()
         m.submodules.beats = beats = Queue(
             data.StructLayout({"data": 8 * parameters.memory_bytes, "strb": parameters.memory_bytes}),
             _WAITING_BEATS,
         )
         m.d.comb += [
-            following.eq(newest + 1),
-            continues.eq(forming & (self.i.p.beat == current.first + current.more + 1)),
-            starts.eq(~continues & ~live.bit_select(following, 1)),
+            continues.eq(forming & (page == newest.first[page_bits:]) & (low == last + 1)),
+            starts.eq(~continues & (begun != (answered ^ count))),
             self.i.ready.eq(beats.i.ready & (continues | starts)),
             takes.eq(self.i.valid & self.i.ready),
-            fills.eq(self.i.p.beat[:page].all() | Mux(continues, current.more == _BURST - 2, _BURST == 1)),
+            fills.eq(low.all() | (following.more == _BURST - 1)),
             self.ends.eq(fills),
+            following.first.eq(Mux(continues, newest.first, self.i.p.beat)),
+            following.more.eq(Mux(continues, newest.more + 1, 0)),
+            following.waiting.eq(Mux(continues, newest.waiting, 0) | self.i.p.waiting),
+            write.data.eq(following),
+            write.en.eq(takes),
             beats.i.valid.eq(takes),
             beats.i.p.data.eq(self.i.p.data),
             beats.i.p.strb.eq(self.i.p.strb),
         ]
         patience = Signal(range(_PATIENCE + 1))
         m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
-        gives_up = forming & ~self.i.valid & (self.hurry | (patience == _PATIENCE))
         with m.If(takes):
-            m.d.sync += forming.eq(~fills)
-            with m.If(starts):
-                m.d.sync += newest.eq(following)
-        with m.Elif(gives_up):
+            m.d.sync += [forming.eq(~fills), begun.eq(begun + starts), newest.eq(following), last.eq(low)]
+        with m.Elif(forming & ~self.i.valid & (self.hurry | (patience == _PATIENCE))):
             m.d.sync += forming.eq(0)
-        for i in range(count):
-            with m.If(takes & continues & (newest == i)):
-                m.d.sync += [
-                    bursts[i].more.eq(bursts[i].more + 1),
-                    bursts[i].waiting.eq(bursts[i].waiting | self.i.p.waiting),
-                    ended[i].eq(fills),
-                ]
-            with m.Elif((takes & starts & forming | gives_up) & (newest == i)):
-                m.d.sync += ended[i].eq(1)
-            with m.If(takes & starts & (following == i)):
-                m.d.sync += [
-                    live[i].eq(1),
-                    ended[i].eq(fills),
-                    bursts[i].first.eq(self.i.p.beat),
-                    bursts[i].more.eq(0),
-                    bursts[i].waiting.eq(self.i.p.waiting),
-                ]
-
-        self._send(m, bursts, ended, next_aw, next_w, beats)
+        self._send(m, of_aw.data, of_w.data, ended, sent_aw, sent_w, beats)
 
         # Memory answers in order, for all have one ID.
-        answered = Signal(burst)
-        with m.Switch(next_b):
-            for i in range(count):
-                with m.Case(i):
-                    m.d.comb += answered.eq(bursts[i])
         m.d.comb += [
             self.b.ready.eq(1),
             self.failed.eq(self.b.valid & self.b.p.resp[1]),
-            self.failed_beat.eq(answered.first),
+            self.failed_beat.eq(of_b.data.first),
+            self.idle.eq(begun == answered),
         ]
         for name, response in (("slverr", Response.SLVERR), ("decerr", Response.DECERR)):
             is_it = self.b.valid & (self.b.p.resp == response)
-            m.d.comb += getattr(self, name).eq(Mux(is_it, answered.waiting, 0))
-        with m.If(self.b.valid):
-            m.d.sync += next_b.eq(next_b + 1)
-        for i in range(count):
-            with m.If(self.b.valid & (next_b == i)):
-                m.d.sync += [live[i].eq(0), ended[i].eq(0)]
-
-        held = C(0, parameters.slots)
-        for i, one in enumerate(bursts):
-            held = held | Mux(live[i], one.waiting, 0)
-            before = one.first + one.more < self.probe.first
-            with m.If(live[i] & ~before & (one.first <= self.probe.last)):
-                m.d.comb += self.probed.eq(1)
-        m.d.comb += [self.held.eq(held), self.idle.eq(~live.any())]
+            m.d.comb += getattr(self, name).eq(Mux(is_it, of_b.data.waiting, 0))
+        m.d.sync += answered.eq(answered + self.b.valid)
+        oldest = answered[:index_bits]
+        hold(m, self.held, takes, self.i.p.waiting, to, self.b.valid, oldest)
+        self._probe(m, takes, continues, to, self.b.valid, oldest)
         return m
 
-    def _send(self, m, bursts, ended, next_aw, next_w, beats):
+    def _probe(self, m: Module, takes, continues, to, answers, oldest) -> None:
+        """Whether a burst has a beat that is asked for: none leaves its page."""
+        layout = range_layout(self._parameters)
+        page_bits = len(self.probe.first)
+        low, page = self.i.p.beat[:page_bits], self.i.p.beat[page_bits:]
+        for i in range(self._parameters.bursts):
+            live, beats = Signal(name=f"live{i}"), Signal(layout, name=f"beats{i}", reset_less=True)
+            with m.If(takes & (to == i)):
+                m.d.sync += [live.eq(1), beats.last.eq(low)]
+                with m.If(~continues):
+                    m.d.sync += [beats.page.eq(page), beats.first.eq(low)]
+            with m.Elif(answers & (oldest == i)):
+                m.d.sync += live.eq(0)
+            meets = (beats.first <= self.probe.last) & (beats.last >= self.probe.first)
+            with m.If(live & (beats.page == self.probe.page) & meets):
+                m.d.comb += self.probed.eq(1)
+
+    def _send(self, m: Module, of_aw, of_w, ended, sent_aw, sent_w, beats) -> None:
         """Offer addresses and data of the bursts that have ended; neither waits for the other."""
-        parameters = self._parameters
-        count = len(bursts)
-        sent_aw, sent_w = Signal(count), Signal(count)
-        address, length = Signal.like(self.aw.p.addr), Signal.like(self.aw.p.len)
-        sending = Signal.like(bursts[0])
-        with m.Switch(next_aw):
-            for i in range(count):
-                with m.Case(i):
-                    m.d.comb += [
-                        self.aw.valid.eq(ended[i] & ~sent_aw[i]),
-                        address.eq(bursts[i].first << parameters.beat_bits),
-                        length.eq(bursts[i].more),
-                    ]
-        with m.Switch(next_w):
-            for i in range(count):
-                with m.Case(i):
-                    m.d.comb += [sending.eq(bursts[i]), self.w.valid.eq(ended[i] & ~sent_w[i])]
+        index = Signal(range(_BURST))
+        w_last = index == of_w.more
         m.d.comb += [
-            self.aw.p.addr.eq(address),
-            self.aw.p.len.eq(length),
-            self.aw.p.size.eq(parameters.beat_bits),
+            self.aw.valid.eq(ended != sent_aw),
+            self.aw.p.addr.eq(of_aw.first << self._parameters.beat_bits),
+            self.aw.p.len.eq(of_aw.more),
+            self.aw.p.size.eq(self._parameters.beat_bits),
             self.aw.p.burst.eq(BurstKind.INCR),
             self.aw.p.cache.eq(0b0010),  # answered by memory itself
-        ]
-        index = Signal(range(_BURST))
-        w_last = index == sending.more
-        m.d.comb += [
+            self.w.valid.eq(ended != sent_w),
             self.w.p.data.eq(beats.o.p.data),
             self.w.p.strb.eq(beats.o.p.strb),
             self.w.p.last.eq(w_last),
             beats.o.ready.eq(self.w.valid & self.w.ready),
         ]
-        sends_aw = self.aw.valid & self.aw.ready
-        sends_w = self.w.valid & self.w.ready
-        with m.If(sends_aw):
-            m.d.sync += next_aw.eq(next_aw + 1)
-        with m.If(sends_w):
-            m.d.sync += index.eq(Mux(w_last, 0, index + 1))
-            with m.If(w_last):
-                m.d.sync += next_w.eq(next_w + 1)
-        for i in range(count):
-            with m.If(~ended[i]):
-                m.d.sync += [sent_aw[i].eq(0), sent_w[i].eq(0)]
-            with m.Else():
-                with m.If(sends_aw & (next_aw == i)):
-                    m.d.sync += sent_aw[i].eq(1)
-                with m.If(sends_w & w_last & (next_w == i)):
-                    m.d.sync += sent_w[i].eq(1)
+        with m.If(self.aw.valid & self.aw.ready):
+            m.d.sync += sent_aw.eq(sent_aw + 1)
+        with m.If(self.w.valid & self.w.ready):
+            m.d.sync += [index.eq(Mux(w_last, 0, index + 1)), sent_w.eq(sent_w + w_last)]
