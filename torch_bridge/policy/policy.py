@@ -113,6 +113,11 @@ class Rule:
         elif self.keep not in ("raw", "bits", "derive"):
             raise ValueError(f"keep must be 'raw', 'bits', 'derive' or a format, not {self.keep!r}")
 
+    @property
+    def mixes_values(self) -> bool:
+        """Whether its format makes NaNs or zeros of what shares a block with an infinity; planes do not."""
+        return isinstance(self.keep, StashFormat) and not isinstance(self.keep, PlaneFormat)
+
     def fits(self, op: str, module: str, dtype: str, values: int, saved_by: str = "") -> bool:
         """Whether it is about such a tensor; "bits" and "derive" may still not fit it."""
         return (

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from golden import PlaneFormat
-
 from .. import backends
 from ..backends import streams
 from ..backends.bits import BitsCodec
@@ -477,7 +475,7 @@ class Stash:
                 return None, "not floating point"
             elif float_name(tensor.dtype) is None:
                 return None, f"no format for {_name_of(tensor.dtype)}"
-            elif may_be_mask and not isinstance(rule.keep, PlaneFormat) and _has_infinities(tensor, region):
+            elif may_be_mask and rule.mixes_values and _has_infinities(tensor, region):
                 return None, INFINITIES
             else:
                 return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
