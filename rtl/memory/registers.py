@@ -206,7 +206,9 @@ class Registers(wiring.Component):
         m.d.comb += [picked.eq(self.ar.p.addr[4:]), one.eq(self.regions[picked])]
         end, start, stop = (Signal(parameters.page_bits + 1, name=name) for name in ("end", "start", "stop"))
         m.d.comb += end.eq(one.stored + stored_pages(parameters, one.size, one.format))
-        known = one.format <= len(parameters.formats)
+        known, most = C(1), len(parameters.formats)
+        if most + 1 < 1 << len(one.format):
+            known = one.format <= most
         with m.If(enables):
             m.d.sync += step.eq(Mux(is_done, 0, step + 1))
             m.d.comb += picked.eq(Mux(step == 1, number, step - 2))

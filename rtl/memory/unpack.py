@@ -162,7 +162,7 @@ class Unpacker(wiring.Component):
                 write.addr.eq(come[column_bits:]),
                 write.data.eq(self.i.p.data.word_select(i % of_beat, bits)),
                 write.en.eq(takes & (come[:column_bits] == i - i % of_beat)),
-                read.addr.eq(row ^ (column > i)),
+                read.addr.eq(row ^ (column > i) if i < size - 1 else row),
             ]
             grains.append(read.data)
         word = Cat(grains)
