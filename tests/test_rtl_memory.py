@@ -15,6 +15,7 @@ from rtl.memory.compress import Compressors
 from rtl.memory.map import COUNTERS, address_of
 from rtl.memory.regions import Lookup, Mapper
 from rtl.memory.registers import Registers
+from rtl.memory.reply import Reply
 from rtl.memory.slots import Slots
 from rtl.memory.unpack import Unpacker
 from rtl.memory.walker import Walker
@@ -420,6 +421,42 @@ def test_runs_of_one_block_are_cut_without_a_pause_between():
 
     simulate(unpacker, describe, source, sink)
     assert cycles == list(range(cycles[0], cycles[0] + 40))
+
+
+def test_the_first_blocks_after_a_reset_all_reach_their_reads():
+    chosen = parameters()
+    reply, raw = Reply(chosen), chosen.formats[0].raw_bytes
+    values = [{"data": n, "last": n % 4 == 3} for n in range(3 * raw // chosen.bus_bytes)]
+    assert raw == 4 * chosen.bus_bytes
+    found, taken = [], []
+
+    async def give(context):
+        for word in values:
+            context.set(reply.values.payload, {"resp": 0, "invalid": 0, **word})
+            context.set(reply.values.valid, 1)
+            await context.tick().until(reply.values.ready)
+            taken.append(word)
+        context.set(reply.values.valid, 0)
+
+    async def ask(context):
+        for _ in range(20):
+            await context.tick()
+        assert len(taken) == 4  # one block: the other buffer is that of what was read last
+        about = {"id": 0, "page": 0, "hit": 1, "format": 1, "kept": 0}
+        burst = {"low": 0, "len": len(values) - 1, "size": 4, "kind": BurstKind.INCR, "about": about}
+        context.set(reply.bursts.payload, burst)
+        context.set(reply.bursts.valid, 1)
+        await context.tick().until(reply.bursts.ready)
+        context.set(reply.bursts.valid, 0)
+
+    async def read(context):
+        context.set(reply.r.ready, 1)
+        while len(found) < len(values):
+            (word,) = await context.tick().sample(reply.r.payload).until(reply.r.valid)
+            found.append(word.data)
+
+    simulate(reply, give, ask, read)
+    assert found == [word["data"] for word in values]
 
 
 def test_bursts_of_one_id_are_answered_in_order_and_others_pass():

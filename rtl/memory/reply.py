@@ -68,8 +68,9 @@ class Reply(wiring.Component):
         )
         write, read = content.write_port(), content.read_port(domain="comb")
         filled = [Signal(range(words + 1), name=f"filled{i}") for i in range(2)]
-        whole, failing, broken = Signal(2), Signal(2), Signal(2)  # all words are there; SLVERR; or DECERR
-        not_valid = Signal(2)
+        failing, broken, not_valid = Signal(2), Signal(2), Signal(2)  # SLVERR, or DECERR
+        # All words are there: what is being read is never filled, after a reset neither.
+        whole = Signal(2, init=0b10)
         filling, reading = Signal(), Signal(init=1)
         fill = Signal(range(words + 1))
         m.d.comb += [
