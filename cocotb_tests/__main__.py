@@ -1,6 +1,6 @@
 """The benches: ``python -m cocotb_tests --help``. Each command leaves its figures as JSON in build/.
 
-One that was stopped goes on: what the same benches noted of the same engine, with the same seed, is kept.
+One that was stopped goes on, all but coverage: what the same benches noted of the same engine is kept.
 """
 
 from __future__ import annotations
@@ -137,13 +137,9 @@ def _sim_stream_parts(arguments: argparse.Namespace, folder: Path, simulator: st
 def _coverage(arguments: argparse.Namespace) -> None:
     folder = Path("build/coverage")
     engines = _engines(configs.COVERED)
+    # Nothing is kept: what is counted lies beside the simulator, where the next run writes over it.
     run = partial(
-        runner.run,
-        folder=folder,
-        model=runner.COVERAGE,
-        blocks=arguments.blocks,
-        seed=arguments.seed,
-        keep=True,
+        runner.run, folder=folder, model=runner.COVERAGE, blocks=arguments.blocks, seed=arguments.seed
     )
     _run_all([partial(run, config, part) for config, part in engines], arguments.jobs, "simulating")
     found = [

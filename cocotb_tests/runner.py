@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +17,7 @@ from xml.etree import ElementTree
 import cocotb
 from cocotb_tools.runner import Runner, Verilator, get_runner
 
-from gen import netlist, toolchain
+from gen import netlist, provenance, toolchain
 from gen.config import Config
 from gen.verilog import convert, digest, module_name, verilog_text
 
@@ -290,7 +289,7 @@ def _key(
     folder = Path(__file__).parent
     benches = {*folder.glob("*.py"), *(folder / bench.replace(".", os.sep)).parent.glob("*.py")}
     files = [source, *sorted(benches), *([Path(task["activations"])] if task.get("activations") else [])]
-    how = repr((task, bench, only, simulator, design.verilator, version("verilator")))
+    how = repr((task, bench, only, simulator, design.verilator, provenance.tools()))
     words = [digest(how, ["golden"]).encode(), *(file.read_bytes() for file in files)]
     return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
@@ -299,6 +298,9 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
     toolchain.cxx()
     os.environ |= toolchain.environment()
     os.environ["MAKEFLAGS"] = " ".join([*toolchain.MAKE_VARIABLES, "OPT_FAST=-O1"])  # quicker to build
+    built = place / "model" / "built"
+    if not built.exists():
+        shutil.rmtree(place / "model", ignore_errors=True)  # what was interrupted may have left half a file
     is_verilator = simulator == "verilator"
     runner = _PortsOnlyVerilator() if is_verilator else get_runner(simulator)
     sources = [*([place / "ports.vlt"] if is_verilator else []), place / "engine.v"]
@@ -311,6 +313,7 @@ def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
         timescale=("1ns", "1ns"),
         log_file=place / "build.log",
     )
+    built.touch()
     return runner
 
 

