@@ -131,12 +131,15 @@ CLAIMS = (
     Claim(
         "The memory engine keeps the rules of AXI4",
         "What is offered stays until it is taken, bursts have as many beats as they say, stay within 4 KiB "
-        "and are answered in their turn; blocks of usable regions are stored apart, each within its region. "
-        "Its benches are in [memory.md](memory.md).",
-        proofs=("rules of AXI4", "blocks apart"),
+        "and are answered in their turn, writes of one ID in their order; blocks of usable regions are "
+        "stored apart, each within its region. If nobody keeps it waiting for more than a cycle, something "
+        "moves on a channel at least every so many cycles while a burst has no answer. Its benches are in "
+        "[memory.md](memory.md).",
+        proofs=("rules of AXI4", "order of an ID", "answers come", "blocks apart"),
         gaps=(
-            "Of the memory engine the rules are proven for a small one, its paths each by itself, and for "
-            "the first cycles after a reset; that it answers at all is simulated.",
+            "Of the memory engine the rules, the order and the answers are proven for a small one, its paths "
+            "each by itself and without merging, and for the first cycles after a reset. Its timeout, and "
+            "how long a burst to memory waits to be continued, are shorter in the proof of answers.",
         ),
     ),
 )

@@ -30,7 +30,7 @@ def test_the_frontier_is_what_nothing_beats_in_both():
 def test_every_model_is_compared_and_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(transfers, "IN_FLIGHT", 0)  # how fast the disk is does not matter
     given = ["--model", *compare.MODELS, "--scheme", "keep", "offload", "planes+offload", "offload-adaptive"]
-    given += ["--batch", "1", "2", "--steps", "4", "--device", "cpu", "--offload-dir", str(tmp_path / "disk")]
+    given += ["--batch", "1", "2", "--steps", "4", "--rounds", "1", "--offload-dir", str(tmp_path / "disk")]
     assert main(["compare", *given, "--out", str(tmp_path / "rok")]) == 0
     rows = json.loads((tmp_path / "rok" / "rok.json").read_text())
     assert (tmp_path / "rok" / "rok.png").stat().st_size > 10_000
@@ -50,6 +50,25 @@ def test_every_model_is_compared_and_written(tmp_path, capsys, monkeypatch):
             assert 0 < 2 * both["bytes_written"] < all_["bytes_written"] <= all_["bytes_moved"]
             assert " MB a step; the last sent " in adaptive["offload_plan"]
     assert "t5: a step's activation peak" in capsys.readouterr().out
+
+
+def test_a_time_is_the_median_of_rounds_that_take_turns(tmp_path, monkeypatch):
+    seconds, order = iter([1.0, 2.0, 9.0, 4.0, 3.0, 5.0]), []
+
+    def measure(task, model, scheme, batch):
+        order.append(scheme)
+        return row(8, next(seconds), batch) | {"model": model, "scheme": scheme, "peak": len(order)}
+
+    monkeypatch.setattr(compare, "measure", measure)
+    monkeypatch.setattr(compare, "plot", lambda *_: None)
+    monkeypatch.setattr(compare, "table", lambda *_: "")
+    rows = compare.compare(compare.Task(rounds=3), ["gpt2"], ["keep", "planes"], [4], tmp_path)
+    assert order == ["keep", "planes"] * 3
+    assert [(found["scheme"], found["seconds_per_step"], found["peak"]) for found in rows] == [
+        ("keep", 3.0, 1),
+        ("planes", 4.0, 2),
+    ]
+    assert json.loads((tmp_path / "rok.json").read_text()) == rows
 
 
 @pytest.mark.parametrize(

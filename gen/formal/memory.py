@@ -1,156 +1,37 @@
-"""The memory engine's paths keep the rules of AXI4, and its map puts no two blocks in one place.
-
-What codecs do to bytes does not matter here: in their stead are some that only count words.
-"""
+"""The memory engine's paths keep the rules of AXI4, and its map puts no two blocks in one place."""
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 from amaranth import C, Cat, Module, Mux, ResetSignal, Signal, Value
-from amaranth.hdl import Assert, Cover, Fragment
-from amaranth.lib import data, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.hdl import Assert, Cover
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In
 
-from golden import PlaneFormat
-from golden.bursts import PAGE, BurstKind
+from golden.bursts import Response
 from rtl.memory import MemoryParameters
 from rtl.memory.parameters import PAGE_BITS
 from rtl.memory.read import ReadPath
 from rtl.memory.regions import Lookup, Mapper, region_layout, stored_pages
-from rtl.memory.walker import span_mask
 from rtl.memory.write import WritePath
-from rtl.ports import COMPRESSORS, DECOMPRESSORS
-from rtl.stream import word_layout
 
 from .contract import drive, kept
+from .paths import (
+    Rules,
+    allowed,
+    drive_writes,
+    in_a_page,
+    one_region,
+    only_if,
+    stays,
+    unanswered_beats,
+    unanswered_bursts,
+    without_codecs,
+)
 
-__all__ = ["MapInside", "ReadRules", "WriteRules", "without_codecs"]
-
-
-class _Counting(wiring.Component):
-    """In a codec's stead: takes a tensor's words, then gives some without content."""
-
-    def __init__(self, words: int, empty: int, i: data.Layout, o: data.Layout):
-        self._words, self._empty = words, empty
-        super().__init__({"i": In(stream.Signature(i)), "o": Out(stream.Signature(o))})
-
-    def elaborate(self, platform):
-        m = Module()
-        left = Signal(range(self._words + 1))
-        m.d.comb += [
-            self.i.ready.eq(left == 0),
-            self.o.valid.eq(left != 0),
-            self.o.p.last.eq(left == 1),
-            self.o.p.empty.eq(Mux(left == 1, self._empty, 0)),
-        ]
-        with m.If(self.i.valid & self.i.ready & self.i.p.last):
-            m.d.sync += left.eq(self._words)
-        with m.Elif(self.o.valid & self.o.ready):
-            m.d.sync += left.eq(left - 1)
-        return m
+__all__ = ["MapInside", "ReadRules", "WriteOrder", "WriteRules"]
 
 
-class _Compressor(_Counting):
-    geometry = staticmethod(lambda fmt, bus_bytes: None)
-    latency = staticmethod(lambda engine: 0)
-
-    def __init__(self, fmt: PlaneFormat, bus_bytes: int):
-        assert fmt.target is not None
-        words = -(-fmt.target // bus_bytes)
-        super().__init__(words, -fmt.target % bus_bytes, word_layout(bus_bytes), word_layout(bus_bytes))
-
-
-class _Decompressor(_Counting):
-    def __init__(self, fmt: PlaneFormat, bus_bytes: int):
-        i, o = word_layout(bus_bytes, first=True), word_layout(bus_bytes, error=True)
-        super().__init__(fmt.raw_bytes // bus_bytes, 0, i, o)
-
-
-def without_codecs(path: wiring.Component, platform) -> Fragment:
-    """A path with counting codecs."""
-    tables = (COMPRESSORS, {PlaneFormat: _Compressor}), (DECOMPRESSORS, {PlaneFormat: _Decompressor})
-    (compressors, one), (decompressors, other) = tables
-    with patch.dict(compressors, one), patch.dict(decompressors, other):
-        return Fragment.get(path, platform)
-
-
-def _stays(m: Module, value: Value) -> Value:
-    """What the solver chose in the first cycle, for all time."""
-    begun, kept_value = Signal(reset_less=True), Signal(value.shape(), reset_less=True)
-    chosen = Mux(begun, Value.cast(kept_value), Value.cast(value))
-    m.d.sync += [begun.eq(1), Value.cast(kept_value).eq(chosen)]
-    return chosen
-
-
-def _allowed(m: Module, free, bus_bits: int):
-    """The stream ``free``, but for bursts that AXI4 does not allow: these have one beat, of a byte."""
-    port = free.signature.create()
-    address = free.p.addr[:PAGE_BITS]
-    span = span_mask(free.p.size)
-    stop = Signal(PAGE_BITS + 9)
-    m.d.comb += stop.eq((address | span) + (free.p.len << free.p.size))
-    is_wrap = (free.p.len == 1) | (free.p.len == 3) | (free.p.len == 7) | (free.p.len == 15)
-    is_wrap &= (address & span) == 0
-    is_allowed = (
-        ((free.p.burst == BurstKind.INCR) & (stop < PAGE))
-        | ((free.p.burst == BurstKind.FIXED) & (free.p.len < 16))
-        | ((free.p.burst == BurstKind.WRAP) & is_wrap)
-    ) & (free.p.size <= bus_bits)
-    m.d.comb += [
-        Value.cast(port.payload).eq(Value.cast(free.payload)),
-        port.valid.eq(free.valid),
-        free.ready.eq(port.ready),
-    ]
-    with m.If(~is_allowed):
-        m.d.comb += [port.p.len.eq(0), port.p.size.eq(0), port.p.burst.eq(BurstKind.INCR)]
-    return port
-
-
-def _only_if(m: Module, free, condition: Value):
-    """The stream ``free``, of which nothing is offered without a condition."""
-    port = free.signature.create()
-    m.d.comb += [
-        Value.cast(port.payload).eq(Value.cast(free.payload)),
-        port.valid.eq(free.valid & condition),
-        free.ready.eq(port.ready & condition),
-    ]
-    return port
-
-
-def _regions(m: Module, parameters: MemoryParameters, regions, stored) -> None:
-    """A region of the last format, or in bypass; its stored bytes begin anywhere, and behind it is none."""
-    region = regions[0]
-    m.d.comb += [
-        region.size.eq(8),
-        region.format.eq(len(parameters.formats)),
-        region.stored.eq(_stays(m, stored)),
-        region.enabled.eq(1),
-        region.usable.eq(1),
-    ]
-
-
-def _in_a_page(parameters: MemoryParameters, port) -> Value:
-    """Whether a burst to memory is of whole beats and does not leave its page."""
-    stop = port.p.addr[:PAGE_BITS] + (port.p.len << parameters.beat_bits)
-    whole = (port.p.addr[: parameters.beat_bits] == 0) & (port.p.size == parameters.beat_bits)
-    return ~port.valid | (whole & (stop < PAGE) & (port.p.burst == BurstKind.INCR))
-
-
-class _Rules(wiring.Component):
-    """A path with all inputs but the streams' contracts and the regions left to the solver."""
-
-    def __init__(self, path: wiring.Component, parameters: MemoryParameters):
-        self._path, self._parameters = path, parameters
-        members = path.signature.members
-        names = [
-            name for name in ("ar", "r", "mar", "mr", "aw", "w", "b", "maw", "mw", "mb") if name in members
-        ]
-        free = {"which": In(2), "stored": In(parameters.page_bits), "drain": In(1), "chance": In(1)}
-        super().__init__({name: members[name] for name in names} | free)
-
-
-class ReadRules(_Rules):
+class ReadRules(Rules):
     """Proves that streams keep the contract, that bursts of memory stay in their page, and that each burst is
     answered with its ID, in its turn, in as many beats as it has, the last with LAST.
 
@@ -164,19 +45,15 @@ class ReadRules(_Rules):
         m = Module()
         parameters, path = self._parameters, self._path
         m.submodules.path = without_codecs(path, platform)
-        _regions(m, parameters, path.regions, self.stored)
-        drive(m, path.ar, _allowed(m, self.ar, parameters.word_bits))
+        one_region(m, parameters, path.regions, self.stored)
+        drive(m, path.ar, allowed(m, self.ar, parameters.word_bits))
         for name in ("mar", "r"):
             wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
         m.d.comb += [path.hazards.has_block.eq(self.chance), path.hazards.has_beat.eq(self.drain)]
 
-        # Memory answers only what it was asked for.
-        asked = Signal(12)
-        drive(m, path.mr, _only_if(m, self.mr, asked != 0))
-        asks, answers = path.mar.valid & path.mar.ready, path.mr.valid & path.mr.ready
-        m.d.sync += asked.eq(asked + Mux(asks, path.mar.p.len + 1, 0) - answers)
+        drive(m, path.mr, only_if(m, self.mr, unanswered_beats(m, path) != 0))
 
-        which = _stays(m, self.which)
+        which = stays(m, self.which)
         bursts, ended, beats = Signal(3), Signal(3), Signal(9)
         length, identity, seen = Signal(8), Signal(parameters.id_bits), Signal()
         takes, gives = path.ar.valid & path.ar.ready, path.r.valid & path.r.ready
@@ -189,7 +66,7 @@ class ReadRules(_Rules):
             m.d.sync += [beats.eq(Mux(path.r.p.last, 0, beats + 1)), ended.eq(ended + path.r.p.last)]
         m.d.comb += [
             *(Assert(kept(m, getattr(path, name)), f"{name} keeps the contract") for name in ("r", "mar")),
-            Assert(_in_a_page(parameters, path.mar), "mar stays in its page"),
+            Assert(in_a_page(parameters, path.mar), "mar stays in its page"),
             Assert(~is_it | ResetSignal() | seen, "only what was asked for is answered"),
             Assert(~is_it | ~seen | (path.r.p.id == identity), "in its turn"),
             Assert(~is_it | ~seen | (path.r.p.last == (beats == length)), "as many beats as were asked for"),
@@ -198,7 +75,7 @@ class ReadRules(_Rules):
         return m
 
 
-class WriteRules(_Rules):
+class WriteRules(Rules):
     """Proves that streams keep the contract, that bursts of memory stay in their page and have as many beats
     of W, the last with LAST, as their addresses say, and that nothing is answered before its data was taken.
 
@@ -212,39 +89,15 @@ class WriteRules(_Rules):
         m = Module()
         parameters, path = self._parameters, self._path
         m.submodules.path = without_codecs(path, platform)
-        _regions(m, parameters, path.regions, self.stored)
-        pending = Signal(3)  # addresses whose data has not come
-        aw = _allowed(m, self.aw, parameters.word_bits)
-        drive(m, path.aw, _only_if(m, aw, pending < 4))
+        one_region(m, parameters, path.regions, self.stored)
         for name in ("b", "maw", "mw"):
             wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
         m.d.comb += [path.timeout.eq(100), path.hazards.evicts.eq(self.chance)]
+        _, done = drive_writes(m, path, self.aw, self.w, parameters.word_bits)
+        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path) != 0))
+        addresses = path.maw.valid & path.maw.ready
 
-        # W comes in bursts as long as its addresses say, memory answers what it was sent.
-        beat, burst = Signal(8), Signal(2)
-        w = _only_if(m, self.w, pending != 0)
-        m.d.comb += w.p.last.eq(beat == self._length(m, path.aw, burst))
-        drive(m, path.w, w)
-        done = Signal(8)
-        takes = path.w.valid & path.w.ready
-        with m.If(takes):
-            m.d.sync += beat.eq(Mux(path.w.p.last, 0, beat + 1))
-            m.d.sync += burst.eq(burst + path.w.p.last)
-        answers = path.b.valid & path.b.ready
-        m.d.sync += pending.eq(pending + (path.aw.valid & path.aw.ready) - (takes & path.w.p.last))
-        m.d.sync += done.eq(done + (takes & path.w.p.last) - answers)
-
-        sent = Signal(8)
-        drive(m, path.mb, _only_if(m, self.mb, sent != 0))
-        addresses, ends = path.maw.valid & path.maw.ready, path.mw.valid & path.mw.ready & path.mw.p.last
-        ahead = Signal(8)  # addresses whose data has not gone, in two's complement
-        both = (addresses & (ends | ahead[-1])) | (ends & ~ahead[-1] & (ahead != 0))
-        m.d.sync += [
-            ahead.eq(ahead + addresses - ends),
-            sent.eq(sent + both - (path.mb.valid & path.mb.ready)),
-        ]
-
-        which = _stays(m, self.which)
+        which = stays(m, self.which)
         out_bursts, out_ended, out_beats = Signal(3), Signal(3), Signal(9)
         out_length, has_length = Signal(8), Signal()
         with m.If(addresses & ~out_bursts[2]):
@@ -262,26 +115,66 @@ class WriteRules(_Rules):
         outputs = ("b", "maw", "mw")
         m.d.comb += [
             *(Assert(kept(m, getattr(path, name)), f"{name} keeps the contract") for name in outputs),
-            Assert(_in_a_page(parameters, path.maw), "maw stays in its page"),
+            Assert(in_a_page(parameters, path.maw), "maw stays in its page"),
             Assert(~(has_data & has_length) | (data_length == out_length), "W is as long as AW says"),
             Assert(~path.b.valid | ResetSignal() | (done != 0), "no answer before the data"),
             Cover(has_data & has_length & (data_length == 1), "a burst of two beats"),
-            Cover(answers & (path.b.p.resp == 0), "a burst is answered"),
+            Cover(path.b.valid & path.b.ready & (path.b.p.resp == 0), "a burst is answered"),
         ]
         return m
 
-    @staticmethod
-    def _length(m: Module, port, burst: Value) -> Value:
-        """Of the burst of this number, modulo 4."""
-        number, length = Signal(2), Signal(8)
-        for i in range(4):
-            stored = Signal(8, name=f"length{i}")
-            with m.If(port.valid & port.ready & (number == i)):
-                m.d.sync += stored.eq(port.p.len)
-            with m.If(burst == i):
-                m.d.comb += length.eq(stored)
-        m.d.sync += number.eq(number + (port.valid & port.ready))
-        return length
+
+class WriteOrder(Rules):
+    """Proves that bursts of the same ID are answered in their order, each once, after its own last beat: of
+    those of any one ID, the answer of each is DECERR if there is no region at its address, and no other is.
+
+    Memory answers OKAY.
+
+    Args:
+        any_id: claim it of bursts of all IDs together, so that the proof must fail.
+    """
+
+    def __init__(self, parameters: MemoryParameters, any_id: bool = False):
+        super().__init__(WritePath(parameters), parameters)
+        self._any_id = any_id
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters, path = self._parameters, self._path
+        m.submodules.path = without_codecs(path, platform)
+        one_region(m, parameters, path.regions, self.stored)
+        for name in ("b", "maw", "mw"):
+            wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
+        m.d.comb += path.timeout.eq(100)
+        drive_writes(m, path, self.aw, self.w, parameters.word_bits)
+        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path) != 0))
+        m.d.comb += path.mb.p.resp.eq(Response.OKAY)
+
+        which, mine = stays(m, self.which), stays(m, self.chance)
+        takes, gives = path.aw.valid & path.aw.ready, path.b.valid & path.b.ready
+        bursts, ended = Signal(3), Signal(3)  # of this ID
+        addresses, data = Signal(4), Signal(4)  # of all
+        number, hits, seen = Signal(4), Signal(), Signal()
+        inside = path.aw.p.addr[PAGE_BITS:] < path.regions[0].size
+        with m.If(takes & ~addresses[-1]):
+            m.d.sync += addresses.eq(addresses + 1)
+        with m.If(takes & (C(self._any_id, 1) | (path.aw.p.id == mine)) & ~bursts[-1]):
+            m.d.sync += bursts.eq(bursts + 1)
+            with m.If(bursts == which):
+                m.d.sync += [seen.eq(1), number.eq(addresses), hits.eq(inside)]
+        with m.If(path.w.valid & path.w.ready & path.w.p.last & ~data[-1]):
+            m.d.sync += data.eq(data + 1)
+        is_mine = path.b.valid & (C(self._any_id, 1) | (path.b.p.id == mine))
+        with m.If(is_mine & gives & ~ended[-1]):
+            m.d.sync += ended.eq(ended + 1)
+        is_it = is_mine & (ended == which) & ~ResetSignal()
+        m.d.comb += [
+            Assert(~is_it | seen, "only what was asked for is answered"),
+            Assert(~is_it | number[-1] | (data > number), "after its own data"),
+            Assert(~is_it | ((path.b.p.resp == Response.DECERR) == ~hits), "in its turn"),
+            Cover(is_it & (which == 1) & hits & (number == 2), "another ID came between"),
+        ]
+        return m
 
 
 class MapInside(wiring.Component):

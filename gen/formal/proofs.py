@@ -44,13 +44,14 @@ from rtl.stream import (
 
 from ..config import PRESETS, Config
 from ..verilog import geometry, make_component, parts
+from .answers import ReadAnswers, WriteAnswers
 from .axi import AxiStreams
 from .contract import NO_PATH_FROM_READY, Contract, Patience
 from .crossing import Crossing, InTime
 from .faults import FAULTS, Stage
 from .hadamard import Aligned, EveryBlock, NoInvalidHeader, TinyHadamard, Transformed
 from .headers import Headers
-from .memory import MapInside, ReadRules, WriteRules
+from .memory import MapInside, ReadRules, WriteOrder, WriteRules
 from .order import Chain, InOrder
 from .roundtrip import RoundTrip, TinyFormat
 from .runner import INDUCTION, REACHABILITY, SEARCH, Proof
@@ -444,7 +445,7 @@ def _finds(claim: str, harness: Callable, engine: str, fault: str | None) -> Pro
 
 
 def _of_memory() -> Iterator[Proof]:
-    """The paths of a small memory engine, reads also with a format, and the map of one with two formats."""
+    """The paths of a small memory engine, in bypass and with a format, and the map of one with two."""
     small = MemoryParameters(
         bus_bytes=16,
         memory_bytes=16,
@@ -456,13 +457,31 @@ def _of_memory() -> Iterator[Proof]:
         reads=2,
         bursts=2,
     )
-    blocks = replace(small, formats=(PlaneFormat("bf16", block=16, target=12),))
+    blocks = replace(small, formats=(PlaneFormat("bf16", block=16, target=28),))
     two = replace(small, formats=(PlaneFormat("bf16", 16, 12), PlaneFormat("bf16", 32, 21)))
-    paths = [(ReadRules, "ReadPath", small, "bypass"), (WriteRules, "WritePath", small, "bypass")]
-    paths.append((ReadRules, "ReadPath", blocks, "a format"))
-    for make, part, parameters, about in paths:
-        rules = Proof("rules of AXI4", part, about, partial(make, parameters), SEARCH, 14, mode="bmc")
-        yield from (rules, _reached(rules, 14))
+    reads, writes = ("ReadPath", ReadRules, ReadAnswers), ("WritePath", WriteRules, WriteAnswers)
+    # With the bounds of answers, and the cycles in which they are proven.
+    sizes = {"bypass": (small, (5, 17), (5, 17)), "a format": (blocks, (7, 20), (17, 32))}
+    for about, (parameters, *bounds) in sizes.items():
+        for (part, rules, answers), (bound, depth) in zip((reads, writes), bounds, strict=True):
+            keeps = Proof("rules of AXI4", part, about, partial(rules, parameters), SEARCH, 14, mode="bmc")
+            moves = replace(
+                keeps,
+                claim="answers come",
+                parameters=f"{about}, {bound} cycles",
+                make=partial(answers, parameters, bound),
+                depth=depth,
+            )
+            sooner = f"{moves.parameters}, 1 cycle sooner"
+            fewer = partial(answers, parameters, bound - 1)
+            yield from (keeps, _reached(keeps, 14), moves)
+            yield replace(moves, parameters=sooner, make=fewer, finds=True)
+        order = Proof(
+            "order of an ID", "WritePath", about, partial(WriteOrder, parameters), SEARCH, 14, mode="bmc"
+        )
+        yield from (order, _reached(order, 14))
+    mixed = partial(WriteOrder, small, any_id=True)
+    yield replace(order, parameters="bypass, held against all IDs together", make=mixed, finds=True)
     apart = Proof("blocks apart", "Mapper", "two formats", lambda: MapInside(two), INDUCTION, 1)
     yield from (apart, _reached(apart, 1))
     yield replace(apart, parameters="regions that overlap", make=lambda: MapInside(two, True), finds=True)

@@ -13,7 +13,7 @@ from amaranth.back import verilog
 from golden import PlaneFormat
 from rtl.memory import MemoryEngine, MemoryParameters
 
-from ..formal.memory import without_codecs
+from ..formal.paths import without_codecs
 from ..yosys import run_yosys
 from .gates import kilogates
 

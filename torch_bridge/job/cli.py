@@ -104,6 +104,7 @@ def _parser(package: str) -> argparse.ArgumentParser:
     add("--scheme", nargs="+", choices=compare.SCHEMES, default=list(compare.SCHEMES), help="which")
     add("--batch", nargs="+", type=_number(int, 1), default=compare.BATCHES, help="sequences a step")
     add("--steps", type=_number(int, 1), default=task.steps, help="optimizer steps of each row")
+    add("--rounds", type=_number(int, 1), default=task.rounds, help="over all rows; times are medians")
     add("--device", help="cpu or cuda; by default CUDA if there is one")
     add("--threads", type=_number(int, 1), help="CPU threads; by default PyTorch's choice")
     add("--offload-dir", type=Path, metavar="DIR", default=task.offload_dir, help="on an SSD")
@@ -180,7 +181,8 @@ def _compare(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         torch.set_num_threads(given.threads)
     try:
         device = train.Options(device=given.device).torch_device
-        task = compare.Task(given.config, given.steps, device, given.offload_dir, given.offload_amount)
+        disk = given.offload_dir, given.offload_amount
+        task = compare.Task(given.config, given.steps, given.rounds, device, *disk)
         compare.compare(task, given.model, given.scheme, given.batch, given.out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
