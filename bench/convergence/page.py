@@ -107,8 +107,9 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
     """Difference to the loss without compression against bits per value, a panel for each model."""
     models = [model for model in STUDIES if by_scheme(rows, model)]
     columns, lines = min(2, len(models)), -(-len(models) // 2)
+    size = (5.5 * columns, 4.1 * lines + 0.6)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(5.5 * columns, 4.2 * lines), squeeze=False, sharey=True
+        lines, columns, figsize=size, squeeze=False, sharey=True, layout="constrained"
     )
     for axis in axes.flat[len(models) :]:
         axis.set_axis_off()
@@ -143,9 +144,8 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("validation loss, less that without")
-    axes[0][0].legend(fontsize=9)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=9, ncols=4, loc="outside lower center")
     figure.suptitle("Trained through each compression: means of the seeds, 95 % intervals", fontsize=11)
-    figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
