@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from golden import Format, HadamardFormat, PlaneFormat
@@ -48,15 +49,21 @@ class Config:
     @property
     def slug(self) -> str:
         """The parameters as part of a Verilog or file name."""
+        first, *further = format_slugs(self.formats)
         interface = "" if self.interface == "stream" else f"_{self.interface}"
-        interface += "".join(f"_{fmt.dtype}_t{fmt.target}_{kind_of(fmt)}" for fmt in self.further)
-        interface += "_memories" * self.memories
-        fmt = self.fmt
-        return f"{fmt.dtype}_n{fmt.block}_t{fmt.target}_{kind_of(fmt)}_b{self.bus_bytes}{interface}"
+        memories = "_memories" * self.memories
+        return "_".join([first, f"b{self.bus_bytes}{interface}", *further]) + memories
 
     @property
     def name(self) -> str:
         return self.preset + "-memories" * self.memories if self.preset else self.slug
+
+
+def format_slugs(formats: Sequence[Format]) -> list[str]:
+    """A name for each; the later ones say where they differ, for tools cut names of over 127."""
+    words = [(fmt.dtype, f"n{fmt.block}", f"t{fmt.target}", kind_of(fmt)) for fmt in formats]
+    shorter = ["or_" + "_".join(word for word in other if word not in words[0]) for other in words[1:]]
+    return ["_".join(first) for first in words[:1]] + shorter
 
 
 def kind_of(fmt: Format) -> str:

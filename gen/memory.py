@@ -11,7 +11,7 @@ from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryEngine, MemoryParameters
 
 from . import project, verilog
-from .config import kind_of
+from .config import format_slugs
 
 _GPT2 = (PlaneFormat("fp32", block=64, target=80), HadamardFormat("fp32", block=128, target=32))
 
@@ -24,9 +24,8 @@ PRESETS = {
 
 def slug(parameters: MemoryParameters) -> str:
     """The parameters as part of a Verilog or file name."""
-    formats = "".join(f"_{fmt.dtype}_n{fmt.block}_t{fmt.target}_{kind_of(fmt)}" for fmt in parameters.formats)
-    merging = "_merging" if parameters.merging else ""
-    return f"memory{formats}_b{parameters.bus_bytes}_m{parameters.memory_bytes}{merging}"
+    widths = [f"b{parameters.bus_bytes}", f"m{parameters.memory_bytes}"]
+    return "_".join(["memory", *format_slugs(parameters.formats), *widths, *["merging"] * parameters.merging])
 
 
 def module_name(parameters: MemoryParameters) -> str:
