@@ -83,7 +83,8 @@ def plot(rows: list[dict[str, Any]], moved: int, path: Path) -> None:
         limits = [row[f"limit{suffix}"] / 1e6 for row in rows]
         axes.plot(widths, limits, "--", color=points.get_color(), lw=1.2, label=f"{label}, at best")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(widths, [f"{width:g}" for width in widths])
+    ticks = sorted({*widths})
+    axes.set_xticks(ticks, [f"{width:g}" for width in ticks])
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("bandwidth of the memory (bytes a cycle); the accelerator's port has 64")
