@@ -33,14 +33,14 @@ MUTANTS_SEED = 7  # for whose mutants no bench was written
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cocotb_tests", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--seed", type=int, default=1, help="of what is random (default: 1)")
     common.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], None], text: str, blocks: int
+        name: str, run: Callable[[argparse.Namespace], None], text: str, blocks: int, seed: int = 1
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[common], help=text, description=text)
+        command.add_argument("--seed", type=int, default=seed, help=f"of what is random (default: {seed})")
         command.add_argument("--blocks", type=int, default=blocks, help=f"of each engine (default: {blocks})")
         command.set_defaults(run=run)
         return command
@@ -52,8 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("coverage", _coverage, "line and toggle coverage of the presets' Verilog", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
-    mutate = add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000)
-    mutate.set_defaults(seed=MUTANTS_SEED)
+    add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000, MUTANTS_SEED)
     text = "write docs/verification.md, and tables of docs/hardware.md, from all the reports"
     document = commands.add_parser("document", help=text)
     document.set_defaults(run=_document)

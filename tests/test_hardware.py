@@ -10,6 +10,7 @@ from amaranth import Module, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
+from cocotb_tests import __main__ as bench_commands
 from cocotb_tests import configs, mutation, reports, runner
 from cocotb_tests.corners import engine_coverage
 from cocotb_tests.coverage import FLOWS
@@ -241,6 +242,16 @@ def test_the_report_of_mutants_counts_faults_only():
     rows = reports.mutants([{"config": "x", "part": "compressor", "fate": fate} for fate in fates])
     assert [row["config"] for row in rows] == ["x", "all"]
     assert (rows[1]["mutants"], rows[1]["killed"], rows[1]["killed_percent"]) == (12, 8, 80)
+
+
+@pytest.mark.parametrize("command", ["sim", "coverage", "netlist", "xsafety", "mutate"])
+def test_commands_begin_with_the_seed_that_their_help_says(command, capsys, monkeypatch):
+    begun = []
+    monkeypatch.setattr(bench_commands, f"_{command}", begun.append)
+    bench_commands.main([command])
+    with pytest.raises(SystemExit):
+        bench_commands.main([command, "--help"])
+    assert f"of what is random (default: {begun[0].seed})" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.timeout(900)
