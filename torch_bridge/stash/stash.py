@@ -25,7 +25,7 @@ from .layout import Geometry, Region, is_plain, local_of
 from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
-from .trace import Trace, call, strided
+from .trace import Trace, call, strided, writes
 from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
@@ -34,6 +34,8 @@ OPTED_OUT = "keep_activations"
 INFINITIES = "infinities"
 # What it says of what was copied so that others can be derived from it.
 STARTING_POINT = "starting point"
+
+_CLONE = "clone"
 
 # Decompressed storages that are kept until others are needed: nodes that follow each other in the backward
 # pass often need the same one, and what is derived later may start from it. More would give back the memory
@@ -171,6 +173,7 @@ class _Waiting(threading.local):
 
     def __init__(self) -> None:
         self.tensors: list[Waiting] = []
+        self.copied: int | None = None  # how many they were when something was cloned
 
 
 def _apart() -> AbstractContextManager[None]:
@@ -275,21 +278,30 @@ class Stash:
             return self._pack(tensor, self._trace.module, "")
 
     def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
-        """Stash what this thread saved before an operation; it has saved no more than its arguments."""
+        """Stash what this thread saved before an operation, which has saved no more than its arguments.
+
+        One that writes to its argument saves a clone of it, made when others are saved already: what waits
+        for a clone waits for the next operation.
+        """
         waiting = self._waiting.tensors
+        if op == _CLONE:
+            self._waiting.copied = len(waiting)
+            return
+        copied, self._waiting.copied = self._waiting.copied, None
         if not waiting:
             return
-        op = call(op, arguments)
-        asks = self._asks.get(op)
+        saver = call(op, arguments)
+        asks = self._asks.get(saver)
         if asks is None:
-            asks = self._asks[op] = self._policy.asks_for(op)
+            asks = self._asks[saver] = self._policy.asks_for(saver)
         addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)} if asks else ()
+        first = len(waiting) if copied is None or not asks or not writes(op) else copied
         with self._lock, _apart():
-            while waiting:
-                one = waiting.pop(0)
+            for place, one in enumerate(waiting):
                 if one.tensor is not None:  # else the backward pass was first
-                    saves = one.tensor.untyped_storage()._cdata in addresses
-                    self._settle(one, op if saves else "")
+                    saves = place >= first or one.tensor.untyped_storage()._cdata in addresses
+                    self._settle(one, saver if saves else "")
+            waiting.clear()
 
     def _settle(self, waiting: Waiting, saved_by: str) -> Raw | Packed:
         if waiting.packed is None:

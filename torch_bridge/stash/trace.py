@@ -27,6 +27,8 @@ from .uncompiled import uncompiled
 _COPIES = ("_to_copy", "clone")
 # Its result is its argument in other sizes, but it does not say so.
 _UNSAFE_VIEW = "_unsafe_view"
+# Their second argument is an exponent.
+_POWERS = ("pow", "norm", "linalg_vector_norm")
 _OWN = ("parameter", "buffer")
 _STRIDED = torch.strided
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -255,9 +257,15 @@ def _is_of_parameter(tensor: torch.Tensor) -> bool:
 
 
 def call(name: str, args: tuple[Any, ...]) -> str:
-    """What a rule calls an operation: its name, of a power with the exponent: "pow(0.5)"."""
-    is_power = name == "pow" and len(args) > 1 and isinstance(args[1], int | float)
-    return f"pow({args[1]:g})" if is_power else name
+    """What a rule calls an operation, in place or not: of powers and norms with the exponent: "pow(0.5)"."""
+    name = name.removesuffix("_") if writes(name) else name
+    has_exponent = name in _POWERS and len(args) > 1 and isinstance(args[1], int | float)
+    return f"{name}({args[1]:g})" if has_exponent else name
+
+
+def writes(name: str) -> bool:
+    """Whether an operation writes to its first argument, by its name."""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
