@@ -107,6 +107,10 @@ OPERATIONS = {
     "batch norm of images": lambda x, m: functional.batch_norm(
         x[:30].view(2, 50, 3, 5), None, None, m.weight, m.bias, training=True
     ),
+    "batch norm without weights": lambda x, m: functional.batch_norm(
+        x, torch.zeros(50).to(x.dtype), torch.ones(50).to(x.dtype), training=True
+    ),
+    "padded": lambda x, m: functional.pad(x, (1, 2)),
     "dropout": lambda x, m: functional.dropout(x, 0.3),
     "dropout of a mask": lambda x, m: torch.native_dropout(x, 0.3, True)[0],
     "to bf16": lambda x, m: x.bfloat16(),
@@ -167,6 +171,65 @@ def test_what_is_dear_or_lets_errors_grow_is_stored(operation):
         z = h.cos() + y.requires_grad_().cos() + (h * 2).cos()
     assert [row.op for row in derived(stash)] == ["mul"]
     assert z.shape == y.shape
+
+
+def test_statistics_of_another_type_may_choose_the_kernel():
+    """Of a batch norm without weights, under autocast or in a model of 16 bits; it is stored then."""
+
+    def operation(x, model):
+        return functional.batch_norm(x, torch.zeros(50), torch.ones(50), training=True)
+
+    expected, _ = gradient(operation, lambda model: nullcontext(), torch.bfloat16)
+    found, _ = gradient(operation, ours, torch.bfloat16)
+    assert unequal(found, expected) == []
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda z: z.conj() * 2,
+        lambda z: z.mH.contiguous(),
+        lambda z: z.conj().clone(),
+        lambda z: z.conj().to(torch.complex128),
+        lambda z: z.conj().imag * 2,
+    ],
+    ids=["product", "copy", "clone", "cast", "negative"],
+)
+def test_a_lazy_conjugate_is_none_of_its_storage(operation):
+    def step(context):
+        x = leaf(40, 40)
+        with context() as stash:
+            z = torch.fft.fft(x)
+            power = (z * z).real.sum() + torch.view_as_real(z).square().sum()  # save it, as floats too
+            made = operation(z)
+            loss = (made * made * made).real.sum() + power
+        loss.backward()
+        return x.grad, stash
+
+    assert torch.equal(step(ours)[0], step(nullcontext)[0])
+
+
+def test_tensors_of_inference_mode_are_none_that_others_are_derived_from():
+    teacher, student, x = nn.Linear(50, 50), nn.Linear(50, 50), torch.randn(40, 50)
+
+    def step(context):
+        student.zero_grad()
+        with context():
+            with torch.inference_mode():
+                target = teacher(x) * 2
+            loss = (student(x) + target).tanh().square().mean()
+        loss.backward()
+        return gradients(student)
+
+    assert unequal(step(ours), step(nullcontext)) == []
+
+
+@pytest.mark.parametrize("exponent", [float("inf"), 1 + 1j, float("nan"), -2, 0.5, True])
+def test_powers_by_what_is_no_whole_number_are_stored(exponent):
+    with ours() as stash:
+        y = stashed(64, 64).abs() ** exponent
+        unpacked(y)
+    assert bool(derived(stash)) == (exponent is True)
 
 
 def test_random_numbers_are_never_drawn_again():
@@ -282,6 +345,45 @@ def test_a_parameter_that_was_written_to_since_is_an_error():
         model.bias.mul_(2)
     with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
         loss.backward()
+
+
+def test_a_starting_point_that_was_written_to_past_its_version_is_none():
+    """Before what is made of it is saved; when it was, nobody looks any more."""
+    for kind in ("parameter", "raw"):
+        with ours(model := Model()) as stash:
+            h = stashed(40, 50)
+            start = model.bias if kind == "parameter" else h
+            y = h * 2 + model.bias
+            start.data.mul_(3)
+            (node,) = unpacked(y)
+        assert not derived(stash)
+        assert torch.equal(node._saved_self, y)
+
+
+def test_a_node_may_write_over_what_it_saved():
+    """What others are derived from is made anew then."""
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return ctx.saved_tensors[0].cos_().mul_(grad)
+
+    def step(context):
+        x = leaf(64, 64)
+        with context():
+            h = x * 1
+            sine, tanh = Sine.apply(h).sum(), functional.gelu(h * 2).sum()
+        (first,) = torch.autograd.grad(sine, h, retain_graph=True)
+        return torch.stack([first, *torch.autograd.grad(tanh, h)])
+
+    policy = Policy([Rule("derive"), Rule(PlaneFormat("fp32", 64, 256))])
+    found, expected = step(lambda: ours(policy=policy)), step(nullcontext)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [60, 4000], ids=["too large to copy", "copied"])

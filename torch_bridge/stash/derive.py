@@ -243,7 +243,9 @@ class Planner:
             return None
         region, origin = operand.geometry.region, operand.origin
         is_gathered = origin.constant in ("parameter", "parameter copy") and origin.parameter is None
-        left = None if is_gathered else source.left(region)  # FSDP frees it even if a node holds it
+        # FSDP frees it even if a node holds it; and what was written to past its version is another one.
+        may_stay = not is_gathered and self._trace.is_current(origin)
+        left = source.left(region) if may_stay else None
         found = left or source.holding(region)
         return found.step if isinstance(found, Derived) and found.is_light else found
 
@@ -251,6 +253,8 @@ class Planner:
         """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""
         parameter = operand.origin.parameter
         if parameter is None or parameter._version != operand.version or parameter.dtype != operand.dtype:
+            return None
+        if not self._trace.is_current(operand.origin):
             return None
         return Raw(parameter.detach(), None)
 

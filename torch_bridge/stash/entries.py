@@ -142,6 +142,7 @@ class Memory:
         self.is_light = False
         self._storage: StorageRef | None = None
         self._times = 0  # that it was made
+        self._version = 0  # of the kept memory, with what was written here
         self._written: streams.Written | None = None
 
     def overlaps(self, region: Region) -> bool:
@@ -169,6 +170,7 @@ class Memory:
         if entry.source.is_at(storage):  # not away yet, and may be written to: to be asked for each time
             return memory
         self._storage = StorageRef(storage)
+        self._version = memory._version
         entry.filled = self._times
         self._written = streams.written(memory.device)
         return memory
@@ -177,7 +179,7 @@ class Memory:
         """Keep the memory, which these are, for nodes to come."""
         self.is_light = is_light
         if self._storage is not None:
-            self.kept = values
+            self.kept, self._version = values, values._version
 
     def view(self, values: torch.Tensor, where: Geometry | Region) -> torch.Tensor:
         """A tensor in the memory, whose values these are, that lies as it did in the storage."""
@@ -185,6 +187,8 @@ class Memory:
         return values.as_strided(where.size, where.stride, offset)
 
     def _find(self, entry: Entry) -> torch.Tensor | None:
+        if self.kept is not None and self.kept._version != self._version:
+            self.kept = self._storage = None  # a node has written its result over what it saved
         if self.kept is not None or self._storage is None:
             return self.kept
         storage = self._storage()

@@ -41,6 +41,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
+def _is_natural(value: Any) -> bool:
+    return _is_number(value) and value > 0 and float(value).is_integer()
+
+
 def _layer_norm(
     is_exact: bool,
     x: torch.Tensor,
@@ -83,6 +87,12 @@ def _batch_norm(
     channels = [-1] + [1] * (x.dim() - 2)
     factor, shift = (one if one is None else one.view(channels) for one in (weight, bias))
     return _scaled(x, mean.view(channels), rstd.view(channels), factor, shift).to(x.dtype)
+
+
+def _is_like_without_statistics(args: tuple[Any, ...]) -> bool:
+    """Whether it trains and is the same without running statistics, whose type may choose the kernel."""
+    x, weight, _, mean, _, is_training, *_ = args
+    return is_training is True and (weight is not None or mean is None or mean.dtype == x.dtype)
 
 
 def _scaled(
@@ -138,11 +148,11 @@ OPERATIONS: dict[Any, Operation] = {
     _ATEN.tanh.default: Operation(_tanh, takes_out=True),
     _ATEN.div.Tensor: _pointwise("div.Tensor", "div.out", lambda args: _is_number(args[1]), is_light=True),
     _ATEN.pow.Tensor_Scalar: _pointwise(
-        "pow.Tensor_Scalar", "pow.Tensor_Scalar_out", lambda args: args[1] > 0 and args[1] == int(args[1])
+        "pow.Tensor_Scalar", "pow.Tensor_Scalar_out", lambda args: _is_natural(args[1])
     ),
     _ATEN.native_layer_norm.default: Operation(_layer_norm, results=(1, 2)),
     _ATEN.native_batch_norm.default: Operation(
-        _batch_norm, lambda args: args[5] is True, takes=(0, 1, 2, 7), results=(1, 2)
+        _batch_norm, _is_like_without_statistics, takes=(0, 1, 2, 7), results=(1, 2)
     ),
     _ATEN.native_dropout.default: Operation(
         _dropout, lambda args: args[2] is True and args[1] < 1, takes=(0, 1), results=(1,)

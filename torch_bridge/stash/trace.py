@@ -208,6 +208,8 @@ class Trace(TorchDispatchMode):
         if operation.fits is not None and not operation.fits(args):
             return
         made = outputs[0]
+        if made.is_inference():
+            return
         taken = list(args) if operation.takes is None else [args[place] for place in operation.takes]
         for place in operation.results:
             taken.append(outputs[place])
@@ -271,7 +273,7 @@ def writes(name: str) -> bool:
 def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
     """Whether a tensor may be computed anew from another: on one device, and no integers from floats.
 
-    Here, below what the dispatcher resolves, no tensor has a lazy bit.
+    What resolves a lazy bit is given it here. Tensors of inference mode have no versions.
     """
     return (
         (operand.get_device() == made.get_device() or not operand.dim())
@@ -280,6 +282,7 @@ def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
         and operand.layout is _STRIDED
         and not operand.is_nested
         and not operand.is_meta
+        and not (operand.is_conj() or operand.is_neg() or operand.is_inference())
     )
 
 
