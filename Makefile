@@ -66,11 +66,11 @@ synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib, AR
 formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")
 	$(RUN) gen formal $(ARGS)
 
-board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f), in build/board
+board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f; ARGS="--bus-bytes 64"), in build/board
 	$(RUN) gen board $(ARGS) build $(BOARD)
 
-board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal
-	$(RUN) gen board --port simulation selftest $(ARGS)
+board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal (ARGS likewise)
+	$(RUN) gen board $(ARGS) --port simulation selftest
 
 release: setup ## All that a chip project takes, as one archive, in build/release
 	$(RUN) gen release
