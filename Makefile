@@ -23,7 +23,7 @@ test: lint ## Lint, types and all tests
 	$(RUN) pytest -n 2 --dist worksteal
 
 check: lint ## Lint, types, the golden models and one small bench, in a minute
-	$(RUN) pytest -q tests/test_golden_*.py tests/test_format_doc.py tests/test_rooms.py
+	$(RUN) pytest -q tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py
 	$(RUN) cocotb_tests sim --preset gpt2-bf16-2x --blocks 300
 
 lint: setup
