@@ -125,8 +125,8 @@ def _budgets(job: Job) -> page.Section:
     head = ["budget, MB", "kept, MB", "gradient error"]
     text = (
         "What bitstash.calibrate chooses for budgets, and what that does to the gradient of this batch: the "
-        "distance to the exact one over its length. Two batches differ by about 1. What costs nothing is in the "
-        "table alone."
+        "distance to the exact one over its length. Two batches differ by about 1. What costs nothing is in "
+        "the table alone."
     )
     # A logarithm has no place for what costs nothing, such as the largest budget: that is in the table alone.
     points = [point for point in zip(sizes, errors, strict=True) if min(point) > 0 and isfinite(point[1])]
