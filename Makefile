@@ -22,9 +22,10 @@ demo: setup library ## The whole story: Verilog, simulation, training with and w
 test: lint ## Lint, types and all tests
 	$(RUN) pytest -n 2 --dist worksteal
 
-check: lint ## Lint, types, the golden models and one small bench, in a minute
-	$(RUN) pytest -q tests/test_golden_*.py tests/test_format_doc.py tests/test_rooms.py
+check: lint ## Lint, types, the golden models and a small bench of each format, in a minute or two
+	$(RUN) pytest -q -n 2 tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py
 	$(RUN) cocotb_tests sim --preset gpt2-bf16-2x --blocks 300
+	$(RUN) pytest -q tests/test_hardware.py -k "matches_the_golden_model and fp16_n64_t20_hadamard"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -66,11 +67,11 @@ synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib, AR
 formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")
 	$(RUN) gen formal $(ARGS)
 
-board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f), in build/board
+board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f; ARGS="--bus-bytes 64"), in build/board
 	$(RUN) gen board $(ARGS) build $(BOARD)
 
-board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal
-	$(RUN) gen board --port simulation selftest $(ARGS)
+board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal (ARGS likewise)
+	$(RUN) gen board $(ARGS) --port simulation selftest
 
 release: setup ## All that a chip project takes, as one archive, in build/release
 	$(RUN) gen release

@@ -14,12 +14,16 @@ from rtl.memory import MemoryParameters
 from . import library, memory, parts, project, release, system, verilog
 from .board import command as board_command
 from .board.link import LinkError
-from .config import PRESETS, Config
+from .config import INTERFACES, PRESETS, Config
 from .formal import command as formal_command
 from .synth import command as synth_command
 from .toolchain import ToolError
 
 OF_FORMAT = ("dtype", "block", "target", "rounding")
+_OF_ENGINE = {"scheme", *OF_FORMAT, "bus_bytes", "interface", "further"}
+_OF_MEMORY = {"memory_bytes", "merging"}
+_OF_PART = {"part", "width", "depth"}
+_BUS_BYTES = 64
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         parents=[of_format, of_bus],
         help="write Verilog of both engines (default: of every preset)",
     )
-    make.add_argument("--interface", help="of the ports: stream, axi, runtime or memory (default: stream)")
+    make.add_argument("--interface", choices=(*INTERFACES, "memory"), help="of the ports (default: stream)")
     make.add_argument(
         "--further",
         action="append",
@@ -125,7 +129,7 @@ def _make(kind: type[Format], given: dict[str, Any]) -> Format:
 def _part(arguments: argparse.Namespace) -> parts.Part:
     if not arguments.part:
         raise ValueError("--part must be given with --width or --depth")
-    if not arguments.width:
+    if arguments.width is None:
         raise ValueError(f"--width must be given for {arguments.part}")
     return parts.Part(arguments.part, arguments.width, arguments.depth)
 
@@ -144,19 +148,23 @@ def _formats(arguments: argparse.Namespace) -> tuple[Format, ...]:
     return (_format(arguments), *map(_further, arguments.further or ()))
 
 
+def _bus_bytes(arguments: argparse.Namespace) -> int:
+    return _BUS_BYTES if arguments.bus_bytes is None else arguments.bus_bytes
+
+
 def _config(arguments: argparse.Namespace) -> Config:
     fmt, *further = _formats(arguments)
-    config = Config(fmt, arguments.bus_bytes or 64, arguments.interface or "stream", tuple(further))
+    config = Config(fmt, _bus_bytes(arguments), arguments.interface or "stream", tuple(further))
     verilog.make_component(config, "compressor")  # raises if there is no such engine
     return config
 
 
 def _memory(arguments: argparse.Namespace) -> MemoryParameters:
-    bus = arguments.bus_bytes or 64
+    bus, narrow = _bus_bytes(arguments), arguments.memory_bytes
     return MemoryParameters(
         formats=_formats(arguments),
         bus_bytes=bus,
-        memory_bytes=arguments.memory_bytes or bus,
+        memory_bytes=bus if narrow is None else narrow,
         merging=bool(arguments.merging),
     )
 
@@ -174,10 +182,28 @@ def _library(arguments: argparse.Namespace) -> Path:
     return path
 
 
-def _verilog(arguments: argparse.Namespace, format_given: bool) -> Path:
+def _check_options(arguments: argparse.Namespace, given: set[str]) -> None:
+    """Raise ValueError for an option that says nothing about what is to be written."""
+    if given & _OF_PART:
+        what, known = "--part", _OF_PART
+    elif arguments.preset in memory.PRESETS:
+        what, known = f"--preset {arguments.preset}", {"preset"}
+    elif arguments.interface == "memory":
+        what, known = "--interface memory", _OF_ENGINE | _OF_MEMORY
+    else:
+        what, known = "", _OF_ENGINE | {"preset", "memories"}
+    for name in sorted(given - known - {"command", "output"}):
+        option = f"--{name.replace('_', '-')}"
+        if what:
+            raise ValueError(f"{option} must not be given with {what}")
+        raise ValueError(f"{option} is of --interface memory, not {arguments.interface!r}")
+
+
+def _verilog(arguments: argparse.Namespace, given: set[str]) -> Path:
     """Write one file, or those of all presets; what was written."""
+    _check_options(arguments, given)
     folder, has_memories = Path("build/verilog"), bool(arguments.memories)
-    if arguments.part or arguments.width or arguments.depth:
+    if given & _OF_PART:
         part = _part(arguments)
         path = arguments.output or folder / f"{part.slug}.v"
         parts.write(part, path)
@@ -187,11 +213,7 @@ def _verilog(arguments: argparse.Namespace, format_given: bool) -> Path:
         path = arguments.output or folder / f"{arguments.preset or memory.slug(parameters)}.v"
         memory.write(parameters, path)
         return path
-    for name in ("memory_bytes", "merging"):
-        if getattr(arguments, name):
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is of --interface memory, not {arguments.interface!r}")
-    if arguments.preset or format_given or arguments.output:
+    if given & {"preset", "output", *_OF_ENGINE}:
         config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
         config = replace(config, memories=has_memories)
         path = arguments.output or folder / f"{config.name}.v"
@@ -204,9 +226,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
     given = {name for name, value in vars(arguments).items() if value is not None}
-    format_given = not given.isdisjoint({"scheme", *OF_FORMAT})
-    if arguments.command == "verilog":
-        format_given |= not given.isdisjoint({"bus_bytes", "interface", "further"})
+    of_whole = _OF_ENGINE if arguments.command in ("verilog", "library") else {"scheme", *OF_FORMAT}
+    format_given = not given.isdisjoint(of_whole)
     if format_given and "preset" in given:
         parser.error("--preset stands for a whole format: give one or the other")
     try:
@@ -236,7 +257,7 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.command == "release":
             print(release.write(arguments.output))
             return
-        print(_verilog(arguments, format_given))
+        print(_verilog(arguments, given))
     except (ValueError, ToolError, LinkError) as error:
         sys.exit(f"python -m gen: {error}")
 

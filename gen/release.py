@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import posixpath
+import re
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from . import memory, parts, project
 from .config import PRESETS
@@ -17,9 +19,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 # Beside the Verilog, by their places in the archive.
 _DOCUMENTS = (
     *("LICENSE", "CHANGELOG.md"),
-    *(f"docs/{name}" for name in ("hardware.md", "memory.md", "format.md", "scaling.png")),
+    *(f"docs/{name}.md" for name in ("hardware", "memory", "format", "verification", "board")),
+    *("docs/scaling.png", "docs/scaling.json"),
 )
-
+_LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 Sections = Mapping[str, Iterable[tuple[str, project.Writer]]]
 
@@ -50,8 +53,12 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
         project.write_all(verilog, **(presets() if sections is None else sections))
         files = {f"verilog/{path.name}": path.read_bytes() for path in verilog.iterdir()}
     files |= {document: (_ROOT / document).read_bytes() for document in _DOCUMENTS}
-    files |= {f"docs/waves/{path.name}": path.read_bytes() for path in (_ROOT / "docs/waves").glob("*.svg")}
+    for kind in ("svg", "json"):
+        waves = (_ROOT / "docs/waves").glob(f"*.{kind}")
+        files |= {f"docs/waves/{path.name}": path.read_bytes() for path in waves}
     files["VERSION"] = f"{project.VERSION}\n".encode()
+    for place in [place for place in files if place.endswith(".md")]:
+        files[place] = _without_links_out(files[place].decode(), place, files).encode()
     with (
         archive.open("wb") as file,
         gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
@@ -62,3 +69,16 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
             member.size = len(files[place])
             tar.addfile(member, io.BytesIO(files[place]))
     return archive
+
+
+def _without_links_out(text: str, place: str, files: Iterable[str]) -> str:
+    """A page, at its place in the archive, with the words alone of links to what the archive has not."""
+    folder = posixpath.dirname(place)
+    places = {parent for name in files for parent in (name, *map(str, PurePosixPath(name).parents))}
+
+    def kept(link: re.Match[str]) -> str:
+        words, target, _ = link.groups()
+        is_there = "://" in target or posixpath.normpath(posixpath.join(folder, target)) in places
+        return link[0] if is_there else words
+
+    return _LINK.sub(kept, text)

@@ -87,11 +87,18 @@ class BlockFormat(ABC):
         """
 
     def blocks(self, count: int) -> int:
-        """Blocks that ``count`` values take; the last may be a padded tail."""
-        return -(-count // self.block)
+        """Blocks that ``count`` values take; the last may be a padded tail.
+
+        Raises:
+            ValueError: ``count`` is no number of values.
+        """
+        whole = as_integer(count)
+        if whole is None or whole < 0:
+            raise ValueError(f"count must be a whole number from 0 up, not {count!r}")
+        return -(-whole // self.block)
 
     def _check_parameters(self, blocks: Sequence[int], least: str, most: str, lossless: bool = False) -> None:
-        """Raise ValueError for what is no parameter; make NumPy's integers Python's.
+        """Raise ValueError for what is no parameter; make NumPy's integers and strings Python's.
 
         Args:
             blocks: the sizes of blocks that the format has.
@@ -103,6 +110,7 @@ class BlockFormat(ABC):
             raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
         if block not in blocks:
             raise ValueError(f"block must be one of {tuple(blocks)}, not {self.block!r}")
+        object.__setattr__(self, "dtype", str(self.dtype))
         object.__setattr__(self, "block", block)
         if self.target is None and lossless:
             return

@@ -96,6 +96,7 @@ class PlaneFormat(BlockFormat):
         self._check_parameters(BLOCKS, "header and two bits per value", "the raw block", lossless=True)
         if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
             raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
+        object.__setattr__(self, "rounding", str(self.rounding))
 
     # Derived parameters. The RTL and the kernels read these, so that no width is written twice.
 

@@ -1,6 +1,8 @@
 """The self-test for boards: simulated behind a pseudo-terminal, the host's errors, the bitstream's checks."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +10,10 @@ from filelock import FileLock
 from rich.progress import Progress
 
 from gen.__main__ import main
-from gen.board import bitstream, simulation
+from gen.board import bitstream, command, simulation
 from gen.board.check import Found, check_compression
 from gen.board.device import About, Device
-from gen.board.files import compress_file, decompress_file
+from gen.board.files import compress_array, decompress_array, read_array, read_compressed
 from gen.board.link import Link, LinkError, Request, decode, encode, open_port
 from gen.board.selftest import selftest
 from gen.toolchain import ToolError
@@ -64,9 +66,10 @@ def test_a_block_that_differs_is_counted(device):
 def test_arrays_of_files_come_back_as_the_golden_model_has_them(device, fmt, tmp_path):
     values = np.random.default_rng(1).standard_normal((30, 71)).astype(fmt.float_type.array)
     np.save(tmp_path / "x.npy", values)
-    found = compress_file(device, tmp_path / "x.npy", tmp_path / "x.npz", fmt.scheme, QUIET)
+    given = read_array(tmp_path / "x.npy")
+    found = compress_array(device, given, tmp_path / "x.npz", fmt.scheme, QUIET)
     assert (found.mismatches, found.blocks) == (0, fmt.blocks(values.size))
-    found = decompress_file(device, tmp_path / "x.npz", tmp_path / "y.npy", QUIET)
+    found = decompress_array(device, read_compressed(tmp_path / "x.npz"), tmp_path / "y.npy", QUIET)
     assert (found.mismatches, found.blocks) == (0, fmt.blocks(values.size))
     given = np.load(tmp_path / "y.npy").view(values.dtype)
     assert given.tobytes() == fmt.decompress(fmt.compress(values), values.shape).tobytes()
@@ -174,12 +177,8 @@ def test_a_port_without_a_board_is_an_error_that_says_so():
 
 
 def test_formats_that_the_board_has_not_are_named(device, tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros(3, np.float64))
     with pytest.raises(ValueError, match="has, fp16 in planes, fp32 in hadamard, not float64"):
-        compress_file(device, tmp_path / "x.npy", tmp_path / "x.npz", None, QUIET)
-    np.savez(tmp_path / "z.npz", blocks=np.zeros((1, 20), np.uint8))
-    with pytest.raises(ValueError, match="must be one that compress has written"):
-        decompress_file(device, tmp_path / "z.npz", tmp_path / "z.npy", QUIET)
+        compress_array(device, np.zeros(3), tmp_path / "x.npz", None, QUIET)
     with pytest.raises(LinkError, match="another bitstream has it"):
         device.format_index(PlaneFormat("bf16", 64, 80))
 
@@ -222,11 +221,85 @@ def test_boards_have_the_pins_of_amaranth_boards():
         bitstream.platform_of("arty")
 
 
-def test_what_was_not_built_cannot_be_loaded(tmp_path):
-    with pytest.raises(
-        ValueError, match="must be one that was built, not 'ulx3s-85f': make board BOARD=ulx3s"
-    ):
-        bitstream.load("ulx3s-85f", tmp_path)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "make board BOARD=ulx3s-85f$"),
+        ("--bus-bytes 16", "make board BOARD=ulx3s-85f$"),
+        ("--bus-bytes 64", "make board BOARD=ulx3s-85f ARGS='--bus-bytes 64'$"),
+    ],
+)
+def test_to_load_names_the_command_that_builds_what_is_missing(options, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=said):
+        main(["board", *options.split(), "load", "ulx3s-85f"])
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder of files of all kinds, from which no board is to be reached."""
+    np.save(tmp_path / "array.npy", np.zeros(4, np.float32))
+    np.save(tmp_path / "objects.npy", np.array([{}]))
+    np.savez(tmp_path / "other.npz", blocks=np.zeros((1, 20), np.uint8))
+    written = {"scheme": "hadamard", "dtype": "fp32", "block": 128, "target": 32}
+    for name, changed in {
+        "scheme.npz": {"scheme": "nope"},
+        "rows.npz": {"shape": np.array([129])},
+        "shape.npz": {"shape": np.array([-1.5])},
+        "target.npz": {"target": 1000},
+    }.items():
+        whole = {"blocks": np.zeros((1, 32), np.uint8), "shape": np.array([128])} | written | changed
+        np.savez(tmp_path / name, **whole)
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:100])
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "array.npy").read_bytes()[:-1])
+    monkeypatch.setattr(command, "connected", lambda port, about: pytest.fail("the link was opened"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+WRITTEN = "file must be one that compress has written, not "
+NUMPYS = "file must be NumPy's, with arrays of numbers, not "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("compress none.npy", "file must be one that can be read, not 'none.npy': No such file or directory"),
+        ("compress .", "file must be one that can be read, not '.': Is a directory"),
+        ("compress other.npz", "file must be a .npy of one array, not 'other.npz'"),
+        *((f"compress {name}", NUMPYS + repr(name)) for name in ("empty.npy", "text.txt", "objects.npy")),
+        *((f"compress {name}", NUMPYS + repr(name)) for name in ("cut.npy", "cut.npz")),
+        (
+            "decompress none.npz",
+            "file must be one that can be read, not 'none.npz': No such file or directory",
+        ),
+        *((f"decompress {name}", WRITTEN + repr(name)) for name in ("array.npy", "other.npz", "target.npz")),
+        *((f"decompress {name}", WRITTEN + repr(name)) for name in ("scheme.npz", "rows.npz", "shape.npz")),
+        *((f"decompress {name}", NUMPYS + repr(name)) for name in ("text.txt", "cut.npz", "empty.npy")),
+        ("compress array.npy -o no/x.npz", "--output must be in a folder that there is, not 'no/x.npz'"),
+        ("selftest --blocks 0", "--blocks must be at least 1, not 0"),
+        ("selftest --blocks -5", "--blocks must be at least 1, not -5"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_before_the_link_is_opened(files, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        main(["board", "--port", "/dev/none", *arguments.split()])
+    assert str(stop.value) == f"python -m gen: {message}"
+
+
+def test_both_make_targets_take_the_options_of_every_action():
+    root = Path(__file__).parent.parent
+    for target, action in (("board", "build ulx3s-85f"), ("board-sim", "--port simulation selftest")):
+        made = subprocess.run(
+            ["make", "-n", target, "ARGS=--bus-bytes 64"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert f"-m gen board --bus-bytes 64 {action}" in made.stdout
 
 
 def test_the_command_needs_a_port():

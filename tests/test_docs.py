@@ -38,3 +38,23 @@ def test_links_lead_somewhere(page):
         if place:
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M)
             assert place in {anchor(heading) for heading in headings}, f"{target} is no heading"
+
+
+# What stands under a room in CONTRIBUTING.md's table.
+IN_ROOMS = ("", "rtl")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_folders_that_a_page_names_are_there(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    missing = []
+    for path in re.findall(
+        r"`([\w.-]+/(?:[\w./-]*(?:/|\.(?:py|md|json|png|svg|v|sv|cpp|toml|txt|ya?ml)))?)`", text
+    ):
+        if path.startswith("build/") or re.search(
+            r"\b[A-Z]{2,}\b|_[A-Z]{2,}\b", path
+        ):  # made, or a placeholder
+            continue
+        if not any((folder / path).exists() for folder in (page.parent, *(ROOT / room for room in IN_ROOMS))):
+            missing.append(path)
+    assert missing == []

@@ -10,7 +10,7 @@ import torch
 
 from golden import HadamardFormat
 from torch_bridge import Policy, compress_activations
-from torch_bridge.job import cli, explain, train
+from torch_bridge.job import cli, explain, jobs, train
 from torch_bridge.stash.rows import merged
 
 from .explained import job
@@ -71,7 +71,7 @@ def test_a_job_is_read_from_options_a_hugging_face_config_or_a_function(tmp_path
         str(tmp_path / "config.json"),
         "tests.explained:job",
     ):
-        found = explain.load(what, batch=3, length=8)
+        found = jobs.load(what, batch=3, length=8)
         assert torch.isfinite(found.loss(found.model, found.batch)), what
 
 
@@ -81,11 +81,33 @@ def test_a_job_is_read_from_options_a_hugging_face_config_or_a_function(tmp_path
         ("nowhere.json", "there must be a config, or a function as module:name, not 'nowhere.json'"),
         ("tests.explained:nothing", "tests.explained must have a function nothing"),
         ("tests.nothing:job", "No module named 'tests.nothing'"),
+        ("tests.explained:needs", "the function tests.explained:needs must take no arguments: missing a"),
+        ("tests.explained:raises", "the function tests.explained:raises failed: RuntimeError: no such luck"),
+        ("tests.explained:nothing_made", "must return model and batch, and the loss if need be, not None"),
+        (
+            "tests.explained:no_model",
+            "the model that tests.explained:no_model returns must be a module, not 3",
+        ),
+        ("tests.explained:no_scalar", "no_scalar must be a tensor of one value, not float32[48, 32]"),
+        ("tests.explained:frozen", "the loss of tests.explained:frozen must need a gradient: no parameter"),
+        ("tests.explained:no_loss", "the output of a model must have a loss, which float32[48, 32] has not"),
+        ("tests.explained:wrong", "the forward pass of tests.explained:wrong failed: RuntimeError: mat1 and"),
+        ("..:x", "a function must be given as module:name, not '..:x'"),
+        ("tests.explained:", "a function must be given as module:name, not 'tests.explained:'"),
         ("{}", "a config must have a model_type, or a config of small"),
+        ("{", "a config must be JSON, which '"),
+        ('{"config": ["small"]}', "a config must have a model_type, or a config of small"),
+        ('{"config": "small", "batch": "x"}', "must be a positive whole number, not 'x'"),
+        ('{"config": "small", "dtype": "fp9"}', "must be one of fp32, bf16, fp16, not 'fp9'"),
+        ('{"config": "small", "dropout": 1}', "must be a number from 0 to below 1, not 1"),
+        ('{"model_type": ["gpt2"]}', "model_type must be one that transformers has, not ['gpt2']"),
+        ('{"model_type": "gpt2", "n_embd": "a"}', "transformers takes no such config as "),
+        ('{"model_type": "gpt2", "n_embd": 30, "n_head": 4}', "transformers makes no model of "),
+        ('{"model_type": "t5"}', "a config with a decoder must have a decoder_start_token_id, which "),
         ('{"model_type": "vit"}', "model_type must be a language model's, not 'vit': give a function"),
     ],
 )
-def test_what_cannot_be_explained_is_said(what, error, tmp_path, capsys):
+def test_what_cannot_be_explained_is_said_in_one_line(what, error, tmp_path, capsys):
     if what.startswith("{"):
         (tmp_path / "config.json").write_text(what)
         what = str(tmp_path)
@@ -94,8 +116,90 @@ def test_what_cannot_be_explained_is_said(what, error, tmp_path, capsys):
     assert error in re.sub(r"\s+", " ", capsys.readouterr().err)
 
 
+SHORT = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 100}
+# A model of text and pictures, whose sizes are a level below.
+GEMMA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+GEMMA |= {"intermediate_size": 64, "vocab_size": 100, "head_dim": 16, "max_position_embeddings": 96}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        (SHORT, 64),
+        (SHORT | {"n_positions": 300}, 128),
+        ({"model_type": "gemma3", "text_config": GEMMA, "vision_config": {"num_hidden_layers": 1}}, 96),
+    ],
+    ids=["short", "long", "gemma3"],
+)
+def test_a_batch_has_as_many_tokens_as_the_model_has_positions(config, length, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert jobs.load(str(tmp_path)).batch["input_ids"].shape == (4, length)
+    positions = 300 if length == 128 else length
+    with pytest.raises(ValueError, match=f"at most the model's {positions} positions, not {positions + 1}"):
+        jobs.load(str(tmp_path), length=positions + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("--bits inf", "must be a number of from 1 to 32, not 'inf'"),
+        ("--scheme quant --bits 2.7", "bits must be one of 2, 3, 4, 8, not 2.7"),
+    ],
+)
+def test_bits_that_a_scheme_has_not_are_named(options, error, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "tests.explained:job", *options.split(), "--out", str(tmp_path / "page.html")])
+    assert error in capsys.readouterr().err
+
+
+class Measured:
+    """A calibration whose largest budget costs nothing."""
+
+    least, most = 310_000, 4_090_000
+
+    def __init__(self, *given, **more):
+        pass
+
+    def policy(self, budget):
+        return budget
+
+    def stashed_bytes(self, policy):
+        return policy
+
+    def error(self, policy):
+        return 0.0 if policy == self.most else 1 - policy / self.most
+
+
+def test_what_costs_nothing_is_in_the_table_but_at_no_place_of_a_logarithm(monkeypatch):
+    monkeypatch.setattr(explain, "Calibration", Measured)
+    plotted = []
+    monkeypatch.setattr(explain.page, "plot", lambda traces, layout: plotted.append(traces[0]) or "")
+    shown = explain._budgets(jobs.load("tests.explained:job")).shown
+    assert shown.count("<tr>") == 7
+    assert '<td class="number">4.09</td><td class="number">0</td>' in shown
+    (trace,) = plotted
+    assert len(trace["x"]) == len(trace["y"]) == 5
+    assert min(trace["y"]) > 0
+    assert max(trace["x"]) < 4
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "names"),
+    [
+        ([0.31, 2.32], (1, 2, 5), ["0.2", "0.5", "1", "2", "5"]),
+        ([6.3e-5, 0.48], (1,), ["1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]),
+        ([1.0], (1, 2, 5), ["1", "2"]),
+    ],
+)
+def test_ticks_of_a_logarithm_are_whole_numbers_around_all_values(values, steps, names):
+    axis = explain._log_axis(values, steps)
+    assert axis["ticktext"] == names
+    assert [10**end for end in axis["range"]] == pytest.approx([axis["tickvals"][0], axis["tickvals"][-1]])
+    assert axis["tickvals"][0] <= min(values) < max(values) + 1e-9 < axis["tickvals"][-1]
+
+
 def test_a_step_of_a_stash_keeps_less_alive(page):
-    found = explain.load("tests.explained:job")
+    found = jobs.load("tests.explained:job")
     policy = Policy.default(HadamardFormat())
     lines = [explain.peak.timeline(lambda one=one: explain._step(found, one)) for one in (None, policy)]
     assert lines[0].kept > lines[1].kept

@@ -220,13 +220,51 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         ),
         (["--memory-bytes", "16"], "--memory-bytes is of --interface memory, not None"),
         (["--memory-bytes", "8", "--interface", "memory"], r"memory_bytes must be one of .*, not 8"),
-        (["--interface", "wishbone"], "interface must be one of stream, axi, runtime, not 'wishbone'"),
+        (["--memory-bytes", "0", "--interface", "memory"], r"memory_bytes must be one of .*, not 0"),
+        (["--bus-bytes", "0"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 0"),
+        (["--part", "FullSlice", "--width", "0"], "width must be at least one bit, not 0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(SystemExit) as stop:
         main(["verilog", *arguments])
     assert re.search(message, str(stop.value))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--preset gpt2-fp32-memory-16 --merging", "--merging must not be given with --preset gpt2-fp32-mem"),
+        ("--preset gpt2-fp32-memory-16 --memory-bytes 32", "--memory-bytes must not be given with --preset "),
+        (
+            "--preset gpt2-fp32-memory-16 --memories",
+            "--memories must not be given with --preset gpt2-fp32-me",
+        ),
+        ("--preset gpt2-fp32-3.2x --merging", "--merging is of --interface memory, not None"),
+        ("--interface axi --merging", "--merging is of --interface memory, not 'axi'"),
+        ("--interface memory --memories", "--memories must not be given with --interface memory"),
+        ("--part FullSlice --width 5 --preset gpt2-fp32-3.2x", "--preset must not be given with --part"),
+        ("--part FullSlice --width 5 --dtype bf16", "--dtype must not be given with --part"),
+        ("--part FullSlice --width 5 --memories", "--memories must not be given with --part"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_an_error(arguments, message, tmp_path):
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        main(["verilog", *arguments.split(), "-o", str(tmp_path / "x.v")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_interface_is_named_with_those_of_the_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["verilog", "--interface", "memroy"])
+    said = capsys.readouterr().err.replace("'", "")
+    assert "argument --interface: invalid choice: memroy (choose from stream, axi, runtime, memory)" in said
+
+
+@pytest.mark.parametrize("interface", ["wishbone", "memory"])
+def test_a_config_has_an_interface_of_engines_that_stream(interface):
+    with pytest.raises(ValueError, match=f"interface must be one of stream, axi, runtime, not '{interface}'"):
+        Config(interface=interface)
 
 
 @pytest.mark.parametrize("command", ["verilog", "library", "synth"])
@@ -236,10 +274,17 @@ def test_an_unknown_format_is_named(command, capsys):
     assert "argument --scheme: invalid choice: 'zip'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["verilog", "synth"])
-def test_a_preset_and_a_format_exclude_each_other(command, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "verilog --preset gpt2-fp32-3.2x --block 32",
+        "synth --preset gpt2-fp32-3.2x --block 32",
+        "library --preset gpt2-fp32-memory-16 --bus-bytes 32",
+    ],
+)
+def test_a_preset_and_a_format_exclude_each_other(arguments, capsys):
     with pytest.raises(SystemExit):
-        main([command, "--preset", "gpt2-fp32-3.2x", "--block", "32"])
+        main(arguments.split())
     assert "--preset stands for a whole format" in capsys.readouterr().err
 
 

@@ -87,11 +87,18 @@ def test_a_target_of_less_than_1_or_more_than_4_bits_a_value(dtype, block):
             HadamardFormat(dtype, block, target)
 
 
+@pytest.mark.parametrize("count", [1.5, -5, "64", None, True])
+@pytest.mark.parametrize("kind", [PlaneFormat, HadamardFormat])
+def test_blocks_of_what_is_no_number_of_values(count, kind):
+    with raises(f"count must be a whole number from 0 up, not {count!r}"):
+        kind().blocks(count)
+
+
 def test_a_hadamard_format_is_a_value():
-    fmt = HadamardFormat("bf16", np.int64(64), np.uint8(17))
+    fmt = HadamardFormat(np.str_("bf16"), np.int64(64), np.uint8(17))
     assert fmt == HadamardFormat("bf16", 64, 17)
     assert len({fmt, HadamardFormat("bf16", 64, 17)}) == 1
-    assert (type(fmt.block), type(fmt.target)) == (int, int)
+    assert [type(part) for part in (fmt.dtype, fmt.block, fmt.target)] == [str, int, int]
     with pytest.raises(AttributeError):
         fmt.target = 50
 
@@ -103,11 +110,11 @@ def test_the_default_hadamard_format_is_fp32_at_16x():
 
 
 def test_a_format_is_a_value():
-    """Equal whatever integer type its parameters came in, hashable, frozen."""
-    fmt = PlaneFormat("bf16", np.int64(32), np.uint8(40), "truncate")
+    """Equal whatever types its parameters came in, hashable, frozen."""
+    fmt = PlaneFormat(np.str_("bf16"), np.int64(32), np.uint8(40), np.str_("truncate"))
     assert fmt == PlaneFormat("bf16", 32, 40, "truncate")
     assert len({fmt, PlaneFormat("bf16", 32, 40, "truncate")}) == 1
-    assert (type(fmt.block), type(fmt.target)) == (int, int)
+    assert [type(part) for part in (fmt.dtype, fmt.block, fmt.target, fmt.rounding)] == [str, int, int, str]
     with pytest.raises(AttributeError):
         fmt.target = 50
 

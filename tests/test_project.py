@@ -158,6 +158,17 @@ def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_
     with tarfile.open(made[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         version = archive.extractfile(f"bitstash-{project.VERSION}/VERSION").read().decode().strip()
+        archive.extractall(tmp_path, filter="data")
+    pages = [*(tmp_path / f"bitstash-{project.VERSION}").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())]
+    assert [link for page, link in links if "://" not in link and not (page.parent / link).exists()] == []
+    assert {link for _, link in links} >= {
+        "verification.md",
+        "board.md",
+        "scaling.json",
+        "waves",
+        "memory.md",
+    }
     assert version == project.VERSION
     beside = {f"verilog/{SMALL.name}{end}" for end in (".v", ".vlt", ".sdc", ".core", "_tb.sv")}
     beside |= {f"verilog/full_slice_w9{end}" for end in (".v", ".sdc", ".core")}

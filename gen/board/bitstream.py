@@ -183,8 +183,13 @@ def summary(report: dict[str, Any], clock_hz: float) -> dict[str, Any]:
     }
 
 
-def load(board: str, folder: Path) -> None:
+def load(board: str, folder: Path, options: str = "") -> None:
     """Load a bitstream that was built over the board's cable, with openFPGALoader.
+
+    Args:
+        board: one of :data:`BOARDS`.
+        folder: where it was built.
+        options: that it is built with, for the message if it is not there.
 
     Raises:
         ValueError: there is no such board, or nothing was built for it.
@@ -192,7 +197,8 @@ def load(board: str, folder: Path) -> None:
     """
     platform = platform_of(board)
     if not (folder / "board.bit").exists():
-        raise ValueError(f"board must be one that was built, not {board!r}: make board BOARD={board}")
+        make = f"make board BOARD={board}" + (f" ARGS='{options}'" if options else "")
+        raise ValueError(f"board must be one that was built, not {board!r}: {make}")
     loader = Path(openfpgaloader.__file__).parent / "bin" / "openFPGALoader"
     os.environ.setdefault("OPENFPGALOADER", str(loader))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..config import PRESETS
 from . import bitstream, simulation
 from .check import Found
 from .device import About, Device
-from .files import compress_file, decompress_file
+from .files import Compressed, compress_array, decompress_array, read_array, read_compressed
 from .link import Link, LinkError, open_port
 from .selftest import selftest
 
@@ -27,6 +27,8 @@ ROOT = Path("build/board")
 SIMULATION = "simulation"
 FORMATS = tuple(PRESETS[name].fmt for name in ("gpt2-fp32-3.2x", "gpt2-fp32-16x"))
 MEMORY_BYTES = 32768
+_NARROW = 16  # bytes of a bus word, unless another is asked for
+SUFFIXES = {"compress": ".npz", "decompress": ".out.npy"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", help=f"the board's serial port, or {SIMULATION}: Verilator instead of a board"
     )
     parser.add_argument(
-        "--bus-bytes", type=int, default=16, choices=BUS_BYTES, help="of what is built (default: 16)"
+        "--bus-bytes",
+        type=int,
+        default=_NARROW,
+        choices=BUS_BYTES,
+        help=f"of what is built or loaded (default: {_NARROW})",
     )
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (("build", "build a bitstream"), ("load", "load it over the board's cable")):
@@ -47,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compress.add_argument("--scheme", help="of the board's formats (default: the first for the array's type)")
     decompress = actions.add_parser("decompress", help="decompress what compress wrote, and compare")
     decompress.add_argument("file", type=Path, help=".npz")
-    for on_file, suffix in ((compress, ".npz"), (decompress, ".out.npy")):
-        on_file.add_argument("-o", "--output", type=Path, help=f"default: the file's name with {suffix}")
+    for action, on_file in (("compress", compress), ("decompress", decompress)):
+        default = f"default: the file's name with {SUFFIXES[action]}"
+        on_file.add_argument("-o", "--output", type=Path, help=default)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -66,19 +73,30 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if not arguments.port:
         raise ValueError(f"--port must be given: the board's, or {SIMULATION}")
+    work = _work(arguments)
     with connected(arguments.port, about) as device, Progress(console=Console(stderr=True)) as progress:
-        if arguments.action == "selftest":
-            found = _selftest(device, arguments, progress)
-        elif arguments.action == "compress":
-            target = arguments.output or arguments.file.with_suffix(".npz")
-            found = compress_file(device, arguments.file, target, arguments.scheme, progress)
-        else:
-            target = arguments.output or arguments.file.with_suffix(".out.npy")
-            found = decompress_file(device, arguments.file, target, progress)
+        found = work(device, progress)
         errors = device.link.errors
     print(f"{found.mismatches} mismatches in {found.blocks} blocks, {errors} frames sent again")
     if found.mismatches:
         sys.exit(1)
+
+
+def _work(arguments: argparse.Namespace) -> Callable[[Device, Progress], Found]:
+    """What is to be done with the board; its file is read, and what is wrong is said, before there is one."""
+    if arguments.action == "selftest":
+        if arguments.blocks < 1:
+            raise ValueError(f"--blocks must be at least 1, not {arguments.blocks}")
+        return lambda device, progress: _selftest(device, arguments, progress)
+    source: Path = arguments.file
+    read = read_array if arguments.action == "compress" else read_compressed
+    content = read(source)
+    target = arguments.output or source.with_suffix(SUFFIXES[arguments.action])
+    if not target.parent.is_dir():
+        raise ValueError(f"--output must be in a folder that there is, not {str(target)!r}")
+    if isinstance(content, Compressed):
+        return lambda device, progress: decompress_array(device, content, target, progress)
+    return lambda device, progress: compress_array(device, content, target, arguments.scheme, progress)
 
 
 @contextmanager
@@ -94,9 +112,11 @@ def connected(port: str, about: About) -> Iterator[Device]:
 
 
 def _on_board(arguments: argparse.Namespace, about: About) -> None:
-    name = arguments.board + ("" if about.bus_bytes == 16 else f"-{about.bus_bytes}")
+    is_default = about.bus_bytes == _NARROW
+    name = arguments.board + ("" if is_default else f"-{about.bus_bytes}")
     if arguments.action == "load":
-        bitstream.load(arguments.board, ROOT / name)
+        options = "" if is_default else f"--bus-bytes {about.bus_bytes}"
+        bitstream.load(arguments.board, ROOT / name, options)
         return
     found = bitstream.build(arguments.board, about, ROOT / name)
     path = ROOT / f"{name}.json"

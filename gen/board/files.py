@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import zlib
+from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import ml_dtypes
 import numpy as np
@@ -15,32 +19,85 @@ from rtl.selftest import Place
 from .check import Found, batch_blocks, check_compression, check_decompression
 from .device import Device
 
+# What NumPy raises for files that are empty, cut off, damaged or not its own.
+_BROKEN = (ValueError, EOFError, BadZipFile, zlib.error)
 
-def compress_file(
-    device: Device, source: Path, target: Path, scheme: str | None, progress: Progress
+
+def read_array(source: Path) -> np.ndarray:
+    """The array of a .npy file; of bfloat16 as NumPy saves it, two-byte voids.
+
+    Raises:
+        ValueError: the file cannot be read, or has no array.
+    """
+    array = _load(source)
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"file must be a .npy of one array, not {str(source)!r}")
+    return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """What :func:`compress_array` writes: blocks, uint8[blocks, target], and what they are of."""
+
+    fmt: Format
+    blocks: np.ndarray
+    shape: tuple[int, ...]
+
+
+def read_compressed(source: Path) -> Compressed:
+    """What :func:`compress_array` has written.
+
+    Raises:
+        ValueError: the file cannot be read, or is another one.
+    """
+    found = _load(source)
+    try:
+        with found as saved:
+            blocks, shape = saved["blocks"], tuple(saved["shape"].tolist())
+            kind = FORMATS[str(saved["scheme"])]
+            others = set(saved.files) - {"blocks", "shape", "scheme"}
+            fmt = kind(**{name: saved[name].item() for name in others})
+        if blocks.dtype != np.uint8 or blocks.shape != (fmt.blocks(prod(shape)), fmt.target):
+            raise ValueError("blocks of another shape")
+    except (*_BROKEN, KeyError, TypeError, AttributeError):
+        raise ValueError(f"file must be one that compress has written, not {str(source)!r}") from None
+    return Compressed(fmt, blocks, shape)
+
+
+def _load(source: Path) -> Any:
+    """What NumPy finds in a file; raises ValueError if it cannot be read."""
+    try:
+        return np.load(source)
+    except OSError as error:
+        why = error.strerror or "it is no file of NumPy"
+        raise ValueError(f"file must be one that can be read, not {str(source)!r}: {why}") from None
+    except _BROKEN:  # NumPy's own messages are about pickles
+        raise ValueError(f"file must be NumPy's, with arrays of numbers, not {str(source)!r}") from None
+
+
+def compress_array(
+    device: Device, values: np.ndarray, target: Path, scheme: str | None, progress: Progress
 ) -> Found:
-    """Compress an array of a .npy file on the board, in the board's first format for its type.
+    """Compress an array on the board, in the board's first format for its type.
 
     Args:
         device: the board.
-        source: the array; of bfloat16 as NumPy saves it, two-byte voids.
-        target: .npz file of the blocks, "blocks", uint8[blocks, target], and what they are of.
+        values: the array.
+        target: .npz file to write, as :func:`read_compressed` reads it.
         scheme: which formats to choose from; all by default.
         progress: to be shown.
 
     Raises:
-        ValueError: the file has no array, or the board no format for its type.
+        ValueError: the board has no format for the array's type.
         gen.board.link.LinkError: the board does not answer.
     """
-    array = np.load(source)
-    values = array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
     fmt = _format_for(device, values.dtype, scheme)
     flat = np.ascontiguousarray(values).reshape(-1)
     flat = np.pad(flat, (0, -len(flat) % fmt.block))
     found, step = Found(), batch_blocks(device, fmt) * fmt.block
     blocks = [
         check_compression(device, fmt, flat[start : start + step], Place.RAW, found, first=start // fmt.block)
-        for start in progress.track(range(0, len(flat), step), description=source.name)
+        for start in progress.track(range(0, len(flat), step), description=target.name)
     ]
     format_fields = {name: value for name, value in asdict(fmt).items() if value is not None}
     np.savez(
@@ -53,29 +110,22 @@ def compress_file(
     return found
 
 
-def decompress_file(device: Device, source: Path, target: Path, progress: Progress) -> Found:
-    """Decompress what :func:`compress_file` wrote on the board, to a .npy file.
+def decompress_array(device: Device, source: Compressed, target: Path, progress: Progress) -> Found:
+    """Decompress on the board what :func:`compress_array` wrote, to a .npy file.
 
     Raises:
-        ValueError: the file is another one, or a block one that no encoder produces.
+        ValueError: a block is one that no encoder produces.
         gen.board.link.LinkError: the board does not answer, or has no such format.
     """
-    with np.load(source) as saved:
-        try:
-            blocks, shape = saved["blocks"], tuple(saved["shape"].tolist())
-            kind = FORMATS[str(saved["scheme"])]
-            others = set(saved.files) - {"blocks", "shape", "scheme"}
-            fmt = kind(**{name: saved[name].item() for name in others})
-        except (KeyError, TypeError, AttributeError):
-            raise ValueError(f"file must be one that compress has written, not {str(source)!r}") from None
+    fmt, blocks, shape = source.fmt, source.blocks, source.shape
     device.format_index(fmt)
     found, step = Found(), batch_blocks(device, fmt)
     pieces = [
         check_decompression(device, fmt, blocks[start : start + step], start, found)
-        for start in progress.track(range(0, len(blocks), step), description=source.name)
+        for start in progress.track(range(0, len(blocks), step), description=target.name)
     ]
     values = np.concatenate(pieces) if pieces else np.empty(0, fmt.float_type.array)
-    np.save(target, values[: int(np.prod(shape))].reshape(shape))
+    np.save(target, values[: prod(shape)].reshape(shape))
     return found
 
 

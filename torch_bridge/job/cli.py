@@ -19,7 +19,7 @@ from ..backends.quant_format import BITS
 from ..schemes import schemes
 from ..schemes.pool import KERNELS
 from ..schemes.schemes import FORMATS
-from . import compare, explain, train
+from . import compare, explain, jobs, train
 
 INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
@@ -120,9 +120,13 @@ def _parser(package: str) -> argparse.ArgumentParser:
     add = command.add_argument
     add("what", help="a job's options or a Hugging Face config, as JSON, or module:function")
     add("--scheme", choices=FORMATS, default="hadamard", help="format of what is not derived")
-    add("--bits", type=_number(float, 1), default=2.0, metavar="BITS", help="of a value of 32")
+    add("--bits", type=_number(float, 1, 32), default=2.0, metavar="BITS", help="of a value of 32")
     add("--batch", type=_number(int, 1), default=4, help="sequences, for a Hugging Face config")
-    add("--length", type=_number(int, 1), default=128, help="tokens of each, for a Hugging Face config")
+    add(
+        "--length",
+        type=_number(int, 1),
+        help="tokens of each, for a Hugging Face config; by default 128, or the model's positions if fewer",
+    )
     add("--budgets", action=argparse.BooleanOptionalAction, default=True, help="measure smaller stashes")
     add("--out", type=Path, metavar="FILE.html", default=Path("build/explain.html"), help="the page")
     return parser
@@ -192,7 +196,7 @@ def _compare(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         fmt = explain.format_of(given.scheme, given.bits)
-        job = explain.load(given.what, given.batch, given.length)
+        job = jobs.load(given.what, given.batch, given.length)
         report = explain.explain(job, fmt, given.out, budgets=given.budgets)
     except (ValueError, OSError, ImportError) as error:
         parser.error(str(error))
