@@ -7,8 +7,8 @@ as a test says. For each:
   parameters, with the same dropout masks;
 - with eight batches, how much smaller the error of the mean gradient is than that of one: 2.83 if the errors
   are independent. The blocks of all batches have the same numbers, as those of eight ranks would;
-- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed. That of the format itself is
-  in docs/convergence.json.
+- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed. That of the format itself
+  is in docs/convergence.json.
 
 Each that is finished is a row in docs/format-study.json, and is not run again; docs/format-study.md has the
 tables.
@@ -118,9 +118,7 @@ def decoded(values: torch.Tensor, variant: Variant, signs: torch.Tensor) -> torc
     return every[best, torch.arange(len(exact))].float()
 
 
-def _transformed(
-    exact: torch.Tensor, variant: Variant, signs: torch.Tensor, with_mean: bool
-) -> torch.Tensor:
+def _transformed(exact: torch.Tensor, variant: Variant, signs: torch.Tensor, with_mean: bool) -> torch.Tensor:
     mean = _short(exact.mean(dim=1, keepdim=True)) if with_mean else torch.zeros(len(exact), 1).double()
     aligned, unit = _align(exact - mean, variant.aligned)
     matrix = hadamard(variant.block)
