@@ -136,11 +136,11 @@ def rows(fused: bool) -> Iterator[dict[str, Any]]:
 
     @contextmanager
     def checkpoints() -> Iterator[None]:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         try:
             yield
         finally:
-            model.gradient_checkpointing_disable()  # type: ignore[operator]
+            model.activation_checkpointing_disable()  # type: ignore[operator]
 
     ordered = aot_autograd(fw_compiler=early_and_late, bw_compiler=early_and_late)
     cases: list[tuple[str, Any, float, Any]] = [

@@ -238,6 +238,39 @@ VARIANTS = {
     "… aligned to 16 bits": replace(FORMAT, aligned=15),
     "… with the scale of the least squared error": replace(FORMAT, shrunk=True),
 }
+# What the page says of a variant, beside how its gradient error differs from the format's.
+REASONS = {
+    "… with a fresh random pattern every time": "Not taken: the pattern of a number needs no seed.",
+    "… with one pattern for all blocks": "Not taken: alike blocks err alike, which does not average out.",
+    "… with 64 values": "Allowed, not the default: the header takes twice the share of the bits.",
+    "… with 256 values": (
+        "Allowed, not the default: the compressor's latency would be 50 cycles in place of 34 (18 + 2 · "
+        "block / bytes a cycle), over the 40 aimed for; twice as much would wait in it, and the line of "
+        "values alone takes 10.5 of its 95 kGE; the least to be read by itself would be 1,024 bytes in "
+        "place of 512."
+    ),
+    "… with a mean": "Not taken: its ten bits cost the other blocks more than those with a mean gain.",
+    "… with a mean by a flag": (
+        "Not taken: a block would have two layouts, and the compressor would add up values that are not "
+        "aligned yet. What has a mean is above all GELU's `1 + tanh`, which the default policy does not "
+        "store but derive."
+    ),
+    "… with a second mode for sparse blocks": (
+        "Not taken: nothing shows for it. Masks, which are sparse, the policy keeps as bits."
+    ),
+    "… with three levels": (
+        "Not taken: five coefficients would share a byte, so that none has a field of its own, and a "
+        "decoder needs a table of bytes; levels of whole bits are only shifted and masked."
+    ),
+    "… with a scale of 3 bits": "Not taken: at 4 bits the scale's own rounding shows.",
+    "… with a scale of 7 bits": "Not taken: two bits more gain nothing.",
+    "… aligned to 10 bits": "Not taken, though nothing shows here: an outlier of 200 times needs 12 bits.",
+    "… aligned to 16 bits": "Not taken: wider adders would gain nothing.",
+    "… with the scale of the least squared error": (
+        "Not taken, though each block then errs least: its errors shrink it, and they add up over tensors "
+        "and batches."
+    ),
+}
 # Rows of docs/convergence.json that are runs of the format itself, by bits a value.
 SAME = {2: "hadamard 16x", 1.625: "hadamard 19.7x"}
 # What is trained: names of variants, and bits a value.
@@ -317,6 +350,7 @@ def document(rows: list[Row]) -> None:
         }
         tables.append(_table([f"**{name}**", *(f"{bits:g} bits" for bits in RATES)], cells))
     fill(PAGE, "gradients", "\n\n".join(tables))
+    fill(PAGE, "choices", choices(rows))
 
     small = defaultdict(list)
     for row in finished():
@@ -335,6 +369,26 @@ def document(rows: list[Row]) -> None:
             cells[f"{title}, {bits:g} bits"] = [str(seeds), f"{middle:+.4f}{interval}"]
     headings = ["", "seeds", "validation loss, less that without compression"]
     fill(PAGE, "training", _table(headings, cells) if cells else "No run is finished yet.")
+
+
+def choices(rows: list[Row]) -> str:
+    """A line for each variant: its gradient error against the format's, by model, and why it is not taken."""
+    errors = {
+        (row["variant"], row["bits"], row["model"]): row["gradient_error"] for row in rows if "model" in row
+    }
+    lines = []
+    for title, reason in REASONS.items():
+        by_rate = []
+        for bits in RATES:
+            keys = [(bits, model) for model in effective_bits.MODELS]
+            if all((name, *key) in errors for key in keys for name in (title, "the format")):
+                changes = [errors[title, *key] / errors["the format", *key] - 1 for key in keys]
+                by_rate.append(
+                    f"{' / '.join(f'{round(100 * change):+d} %' for change in changes)} at {bits:g} bits"
+                )
+        if by_rate:
+            lines.append(f"- **{title.removeprefix('… ')}**: {', '.join(by_rate)}. {reason}")
+    return "\n".join(lines)
 
 
 def _table(headings: list[str], rows: dict[str, list[str]]) -> str:

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def test_the_format_among_the_variants_is_what_golden_decodes(block, bits):
 
 def test_rows_become_tables_and_are_not_made_again(tmp_path, monkeypatch):
     rows, page = tmp_path / "rows.json", tmp_path / "page.md"
-    page.write_text("<!-- gradients -->\n<!-- end -->\n<!-- training -->\n<!-- end -->\n")
+    page.write_text(
+        "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in ("choices", "gradients", "training"))
+    )
     for name, value in {"ROWS": rows, "PAGE": page, "VARIANTS": {"the format": format_study.FORMAT}}.items():
         monkeypatch.setattr(format_study, name, value)
     monkeypatch.setattr(format_study, "RATES", (2,))
@@ -51,6 +54,27 @@ def test_rows_become_tables_and_are_not_made_again(tmp_path, monkeypatch):
     assert f"| the format | {row['gradient_error']:.3f} ({row['gain']:.2f}) |" in page.read_text()
     assert "| … with a mean, 2 bits | 1 | +0.0390 |" in page.read_text()
     assert "| the format, 2 bits | 5 | +0.0048 ± 0.0052 |" in page.read_text()
+
+
+def test_the_page_says_what_its_rows_say():
+    rows = json.loads(Path("docs/format-study.json").read_text())
+    assert (
+        f"<!-- choices -->\n{format_study.choices(rows)}\n<!-- end -->"
+        in Path("docs/format-study.md").read_text()
+    )
+    assert set(format_study.REASONS) == set(format_study.VARIANTS) - {"the format"}
+
+
+def test_a_choice_is_told_with_how_much_the_gradient_differs():
+    rows = [
+        {"model": model, "variant": variant, "bits": 2, "gradient_error": error}
+        for model in format_study.effective_bits.MODELS
+        for variant, error in (("the format", 0.2), ("… with 256 values", 0.19))
+    ]
+    assert (
+        "- **with 256 values**: -5 % / -5 % / -5 % at 2 bits. Allowed, not the default"
+        in format_study.choices(rows)
+    )
 
 
 def test_a_flag_takes_the_way_that_errs_less():
