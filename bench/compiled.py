@@ -4,8 +4,9 @@ Hooks around a compiled model cannot lower its peak: a compiled forward pass han
 once, and the backward pass asks for all of it before it begins (PyTorch issue 148222). Hooks that are graphs
 themselves are put into those of the model by AOTAutograd (issue 150032), but at the end of the one and at the
 beginning of the other. Here a backend moves each to where a tensor is made and first needed. The rival is
-PyTorch's own ``activation_memory_budget``, which computes anew. A CPU, fp32; rows go to
-build/bench/compiled.json.
+PyTorch's own ``activation_memory_budget``, which computes anew, and of the model that is not compiled
+``torch.utils.checkpoint`` for each block. Each with the model as Hugging Face has it and with GELU as one
+operation, which saves less by itself. A CPU, fp32; rows go to build/bench/compiled.json.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +127,26 @@ def measure(
     return {"kept": found.kept / 1e6, "peak": found.peak / 1e6, "gradient": gradient}
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    model = train.subject_of(train.Options(batch=BATCH)).model.train()
+def rows(fused: bool) -> Iterator[dict[str, Any]]:
+    """Of the small GPT-2; gradient errors are against the model without any of it."""
+    model = train.build(train.Options(fused=fused)).train()
 
     def around() -> AbstractContextManager[Any]:
         return compress_activations(model, FORMAT, min_values=MIN_VALUES)
+
+    @contextmanager
+    def checkpoints() -> Iterator[None]:
+        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            model.activation_checkpointing_disable()  # type: ignore[operator]
 
     ordered = aot_autograd(fw_compiler=early_and_late, bw_compiler=early_and_late)
     cases: list[tuple[str, Any, float, Any]] = [
         ("eager", None, 1.0, nullcontext),
         ("eager, stash", None, 1.0, around),
+        ("eager, torch.utils.checkpoint", None, 1.0, checkpoints),
         ("compiled", "aot_eager", 1.0, nullcontext),
         ("compiled, stash around it", "aot_eager", 1.0, around),
         ("compiled, stash in its graphs", ordered, 1.0, hooks_as_graphs),
@@ -153,7 +164,8 @@ def rows() -> Iterator[dict[str, Any]]:
             found = measure(model, call, context)
         gradient = found.pop("gradient")
         exact = gradient if exact is None else exact
-        yield {"name": name, **found, "gradient_error": float((gradient - exact).norm() / exact.norm())}
+        error = float((gradient - exact).norm() / exact.norm())
+        yield {"name": name, "fused": fused, **found, "gradient_error": error}
 
 
 def main() -> None:
@@ -164,9 +176,10 @@ def main() -> None:
     table = Table("small GPT-2, 4 sequences", title="memory of a step")
     for heading in ("kept, MB", "peak, MB", "gradient error"):
         table.add_column(heading, justify="right")
-    found = list(rows())
+    found = [row for fused in (False, True) for row in rows(fused)]
     for row in found:
-        table.add_row(row["name"], f"{row['kept']:.1f}", f"{row['peak']:.1f}", f"{row['gradient_error']:.2g}")
+        name = row["name"] + ", fused GELU" * row["fused"]
+        table.add_row(name, f"{row['kept']:.1f}", f"{row['peak']:.1f}", f"{row['gradient_error']:.2g}")
     Console(width=100).print(table)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(json.dumps(found, indent=1) + "\n")

@@ -35,7 +35,7 @@ from torch_bridge.job import train
 
 FORMATS = [
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),
-    *(HadamardFormat("fp32", 128, target) for target in (64, 48, 32, 26, 16)),
+    *(HadamardFormat("fp32", 128, target) for target in (64, 48, 40, 32, 26, 16)),
 ]
 STEPS = 20
 SAMPLE = 1 << 15  # values of a tensor

@@ -7,7 +7,8 @@ as a test says. For each:
   parameters, with the same dropout masks;
 - with eight batches, how much smaller the error of the mean gradient is than that of one: 2.83 if the errors
   are independent. The blocks of all batches have the same numbers, as those of eight ranks would;
-- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed.
+- with ``--train``, the validation loss of the small GPT-2 after 300 steps, by seed. That of the format itself
+  is in docs/convergence.json.
 
 Each that is finished is a row in docs/format-study.json, and is not run again; docs/format-study.md has the
 tables.
@@ -19,6 +20,7 @@ import argparse
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -62,7 +64,10 @@ class Variant:
     Args:
         block: values in a block.
         bits: stored for each value, headers included.
-        mean: taken away before the transform, and stored in ten bits, two of them significant.
+        mean: whether it is taken away before the transform, and stored in ten bits, two of them significant:
+            "never", "always", or "flagged", in the blocks that err less with it, which a bit says.
+        second: blocks with so many zeros that a map of these leaves the other values eight bits or more may
+            be stored so, if they err less, which a bit says.
         three: coefficients of three levels in place of those that would have less than two bits.
         signs: "number", the pattern of the block's number; "fresh", a random one every time; "one", the
             same for all blocks.
@@ -73,17 +78,23 @@ class Variant:
 
     bits: float = 2
     block: int = 128
-    mean: bool = False
+    mean: str = "never"
+    second: bool = False
     three: bool = False
     signs: str = "number"
     fraction: int = FRACTION_BITS
     aligned: int = ALIGNED_BITS
     shrunk: bool = False
 
-    def quantisers(self) -> torch.Tensor:
+    @property
+    def room(self) -> int:
+        """Bits of a block behind its header, without those of a mean."""
+        header = HEADER_BITS - FRACTION_BITS + self.fraction + (self.mean == "flagged") + self.second
+        return int(self.bits * self.block) - header
+
+    def quantisers(self, mean: bool) -> torch.Tensor:
         """The number of each coefficient's quantiser: its width, or 5 for three levels."""
-        header = HEADER_BITS - FRACTION_BITS + self.fraction + _MEAN_BITS * self.mean
-        room = int(self.bits * self.block) - header
+        room = self.room - _MEAN_BITS * mean
         if self.three and room < 2 * self.block:
             costs = {1: 1.0, 5: _THREE_BITS, 2: 2.0}
             low, high = (1, 5) if room < _THREE_BITS * self.block else (5, 2)
@@ -96,17 +107,40 @@ class Variant:
 def decoded(values: torch.Tensor, variant: Variant, signs: torch.Tensor) -> torch.Tensor:
     """What comes back of finite values: float32[blocks, N], with signs float64[blocks, N] or [1, N]."""
     exact = values.double()
-    mean = _short(exact.mean(dim=1, keepdim=True)) if variant.mean else torch.zeros(len(exact), 1).double()
+    means = {"never": (False,), "always": (True,), "flagged": (False, True)}[variant.mean]
+    ways = [_transformed(exact, variant, signs, mean) for mean in means]
+    if variant.second:
+        ways.append(_mapped(exact, variant))
+    if len(ways) == 1:
+        return ways[0].float()
+    every = torch.stack(ways)
+    best = (every - exact).square().sum(dim=2).argmin(dim=0)
+    return every[best, torch.arange(len(exact))].float()
+
+
+def _transformed(exact: torch.Tensor, variant: Variant, signs: torch.Tensor, with_mean: bool) -> torch.Tensor:
+    mean = _short(exact.mean(dim=1, keepdim=True)) if with_mean else torch.zeros(len(exact), 1).double()
     aligned, unit = _align(exact - mean, variant.aligned)
     matrix = hadamard(variant.block)
     z = (aligned * signs) @ matrix
     energy = aligned.square().sum(dim=1, keepdim=True)
-    coefficients = _quantise(z, energy, variant.quantisers())
+    coefficients = _quantise(z, energy, variant.quantisers(with_mean))
     product = (z * coefficients).sum(dim=1, keepdim=True)
     over = variant.block * coefficients.square().sum(dim=1, keepdim=True) if variant.shrunk else product
     scale = torch.where(product > 0, (product if variant.shrunk else energy) / over.clamp_min(1), 0)
-    found = (coefficients @ matrix) * signs * _rounded(scale, variant.fraction) * unit + mean
-    return found.float()
+    return (coefficients @ matrix) * signs * _rounded(scale, variant.fraction) * unit + mean
+
+
+def _mapped(exact: torch.Tensor, variant: Variant) -> torch.Tensor:
+    """Zeros by a map; the other values in the bits that it leaves, all of one width, up to 24. Or infinities.
+
+    With fewer than eight bits they would err less than as coefficients, but not on average: rounded to
+    nearest, small ones would all be lost, and gradients are worse.
+    """
+    count = (exact != 0).sum(dim=1, keepdim=True)
+    width = ((variant.room - variant.block) // count.clamp_min(1)).clamp(1, 24)
+    aligned, unit = _align(exact, width - 1)  # a bit is the sign
+    return torch.where(width >= 8, aligned * unit, torch.inf)
 
 
 def hadamard(size: int) -> torch.Tensor:
@@ -116,7 +150,7 @@ def hadamard(size: int) -> torch.Tensor:
     return matrix
 
 
-def _align(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _align(values: torch.Tensor, bits: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Values as integers, and their unit; subnormals aside, as the format does it."""
     largest = values.abs().amax(dim=1, keepdim=True)
     unit = torch.exp2(torch.frexp(largest).exponent.double() - bits)
@@ -194,7 +228,9 @@ VARIANTS = {
     "… with one pattern for all blocks": replace(FORMAT, signs="one"),
     "… with 64 values": replace(FORMAT, block=64),
     "… with 256 values": replace(FORMAT, block=256),
-    "… with a mean": replace(FORMAT, mean=True),
+    "… with a mean": replace(FORMAT, mean="always"),
+    "… with a mean by a flag": replace(FORMAT, mean="flagged"),
+    "… with a second mode for sparse blocks": replace(FORMAT, second=True),
     "… with three levels": replace(FORMAT, three=True),
     "… with a scale of 3 bits": replace(FORMAT, fraction=2),
     "… with a scale of 7 bits": replace(FORMAT, fraction=6),
@@ -202,13 +238,48 @@ VARIANTS = {
     "… aligned to 16 bits": replace(FORMAT, aligned=15),
     "… with the scale of the least squared error": replace(FORMAT, shrunk=True),
 }
+# What the page says of a variant, beside how its gradient error differs from the format's.
+REASONS = {
+    "… with a fresh random pattern every time": "Not taken: the pattern of a number needs no seed.",
+    "… with one pattern for all blocks": "Not taken: alike blocks err alike, which does not average out.",
+    "… with 64 values": "Allowed, not the default: the header takes twice the share of the bits.",
+    "… with 256 values": (
+        "Allowed, not the default: the compressor's latency would be 50 cycles in place of 34 (18 + 2 · "
+        "block / bytes a cycle), over the 40 aimed for; twice as much would wait in it, and the line of "
+        "values alone takes 10.5 of its 95 kGE; the least to be read by itself would be 1,024 bytes in "
+        "place of 512."
+    ),
+    "… with a mean": "Not taken: its ten bits cost the other blocks more than those with a mean gain.",
+    "… with a mean by a flag": (
+        "Not taken: a block would have two layouts, and the compressor would add up values that are not "
+        "aligned yet. What has a mean is above all GELU's `1 + tanh`, which the default policy does not "
+        "store but derive."
+    ),
+    "… with a second mode for sparse blocks": (
+        "Not taken: nothing shows for it. Masks, which are sparse, the policy keeps as bits."
+    ),
+    "… with three levels": (
+        "Not taken: five coefficients would share a byte, so that none has a field of its own, and a "
+        "decoder needs a table of bytes; levels of whole bits are only shifted and masked."
+    ),
+    "… with a scale of 3 bits": "Not taken: at 4 bits the scale's own rounding shows.",
+    "… with a scale of 7 bits": "Not taken: two bits more gain nothing.",
+    "… aligned to 10 bits": "Not taken, though nothing shows here: an outlier of 200 times needs 12 bits.",
+    "… aligned to 16 bits": "Not taken: wider adders would gain nothing.",
+    "… with the scale of the least squared error": (
+        "Not taken, though each block then errs least: its errors shrink it, and they add up over tensors "
+        "and batches."
+    ),
+}
+# Rows of docs/convergence.json that are runs of the format itself, by bits a value.
+SAME = {2: "hadamard 16x", 1.625: "hadamard 19.7x"}
 # What is trained: names of variants, and bits a value.
 TRAINED = [
-    ("the format", 2),
     ("… with a fresh random pattern every time", 2),
     ("… with a mean", 2),
+    ("… with a mean by a flag", 2),
+    ("… with a second mode for sparse blocks", 2),
     ("… with 256 values", 2),
-    ("the format", 1.625),
     ("… with three levels", 1.625),
     ("… with one pattern for all blocks", 2),
 ]
@@ -252,7 +323,7 @@ def training_rows(rows: list[Row], seeds: list[int]) -> Iterator[Row]:
         for title, bits in TRAINED:
             if (title, bits, seed) in done:
                 continue
-            options = train.Options(scheme="hadamard", steps=STEPS, seed=seed)
+            options = train.Options(scheme="hadamard", steps=STEPS, seed=seed, derive=False)
             with simulated(replace(VARIANTS[title], bits=bits)):
                 result = train.run(options, progress=True)
             if result["interrupted"]:
@@ -279,17 +350,45 @@ def document(rows: list[Row]) -> None:
         }
         tables.append(_table([f"**{name}**", *(f"{bits:g} bits" for bits in RATES)], cells))
     fill(PAGE, "gradients", "\n\n".join(tables))
+    fill(PAGE, "choices", choices(rows))
 
-    base = [row for row in finished() if (row["model"], row["scheme"]) == ("small", "none")]
-    cells = {}
+    small = defaultdict(list)
+    for row in finished():
+        if row["model"] == "small":
+            small[row["scheme"]].append(row)
+    base = small["none"]
+    trained = {("the format", bits): small[scheme] for bits, scheme in SAME.items()}
     for title, bits in TRAINED:
-        runs = [row for row in rows if "seed" in row and (row["variant"], row["bits"]) == (title, bits)]
+        of_variant = [row for row in rows if "seed" in row and (row["variant"], row["bits"]) == (title, bits)]
+        trained[title, bits] = of_variant
+    cells = {}
+    for (title, bits), runs in trained.items():
         if runs:
             middle, half, seeds = difference(runs, base)
             interval = f" ± {half:.4f}" if half < math.inf else ""
             cells[f"{title}, {bits:g} bits"] = [str(seeds), f"{middle:+.4f}{interval}"]
     headings = ["", "seeds", "validation loss, less that without compression"]
     fill(PAGE, "training", _table(headings, cells) if cells else "No run is finished yet.")
+
+
+def choices(rows: list[Row]) -> str:
+    """A line for each variant: its gradient error against the format's, by model, and why it is not taken."""
+    errors = {
+        (row["variant"], row["bits"], row["model"]): row["gradient_error"] for row in rows if "model" in row
+    }
+    lines = []
+    for title, reason in REASONS.items():
+        by_rate = []
+        for bits in RATES:
+            keys = [(bits, model) for model in effective_bits.MODELS]
+            if all((name, *key) in errors for key in keys for name in (title, "the format")):
+                changes = [errors[title, *key] / errors["the format", *key] - 1 for key in keys]
+                by_rate.append(
+                    f"{' / '.join(f'{round(100 * change):+d} %' for change in changes)} at {bits:g} bits"
+                )
+        if by_rate:
+            lines.append(f"- **{title.removeprefix('… ')}**: {', '.join(by_rate)}. {reason}")
+    return "\n".join(lines)
 
 
 def _table(headings: list[str], rows: dict[str, list[str]]) -> str:

@@ -91,7 +91,7 @@ def test_wrong_arguments_are_named(given, message, capsys, tmp_path):
 
 
 def result(scheme, seed, loss, model="small"):
-    bits = {"none": 32.0, "planes 3.2x": 10.0, "step 8x": 4.0}[scheme]
+    bits = {"none": 32.0, "planes 3.2x": 10.0, "step 8x": 4.0, "derive, hadamard 16x": 2.0}[scheme]
     return {
         "model": model,
         "scheme": scheme,
@@ -112,6 +112,9 @@ ROWS = [
     result("planes 3.2x", 1, 2.01),
     result("planes 3.2x", 2, 2.99),
 ]
+
+
+EMPTY = "<!-- findings -->\n<!-- end -->\n<!-- table -->\n<!-- end -->\n"
 
 
 def test_differences_are_paired_by_seed():
@@ -136,7 +139,7 @@ def test_a_run_that_diverges_is_kept_and_said():
 def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("docs").mkdir()
-    Path("docs/convergence.md").write_text("before\n<!-- table -->\nold\n<!-- end -->\nafter\n")
+    Path("docs/convergence.md").write_text("before\n" + EMPTY.replace("\n", "\nold\n", 1) + "after\n")
     kept = Path("build/convergence")
     kept.mkdir(parents=True)
     Path("docs/convergence.json").write_text(json.dumps(ROWS[:2]))
@@ -154,13 +157,29 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     assert "old" not in text
     line = "| planes 3.2x | 10 | 3.2x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
     assert line in text
+    found = "- **The plane format, the paper's with a code for zero**: 3.2x +0.0000 ± 0.1271 in *small*.\n"
+    assert found in text
     assert Path("docs/convergence.png").exists()
+
+
+def test_the_page_says_what_its_rows_say():
+    committed = [rows.with_infinities(row) for row in json.loads(Path("docs/convergence.json").read_text())]
+    text = Path("docs/convergence.md").read_text()
+    assert f"<!-- findings -->\n{page.findings(committed)}\n<!-- end -->" in text
+    for model in rows.STUDIES:
+        if page.by_scheme(committed, model):
+            assert page.table_of(committed, model) in text
+
+
+def test_a_ratio_that_deriving_makes_is_told_of_fused_gelu_too():
+    derived = [result("derive, hadamard 16x", 1, 2.0) | {"ratio": 28.0}]
+    assert "| derive, hadamard 16x | 2 | 28.0x, of fused GELU 16.4x | 1 |" in page.table_of(derived, "small")
 
 
 def test_what_an_earlier_release_had_stays_and_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("docs").mkdir()
-    Path("docs/convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
+    Path("docs/convergence.md").write_text(EMPTY)
     earlier = [result("step 8x", 1, 2.01), result("step 8x", 2, 2.99)]
     Path("docs/convergence.json").write_text(json.dumps(earlier + ROWS))
     page.document(rows.finished())
@@ -202,7 +221,7 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
     kept = Path("build/convergence")
     kept.mkdir(parents=True)
     Path("docs").mkdir()
-    Path("docs/convergence.md").write_text("<!-- table -->\n<!-- end -->\n")
+    Path("docs/convergence.md").write_text(EMPTY)
     main(0, 0)
     assert ended == [("none", 1), ("none", 2)]
     main(1, {type(None): 0, ValueError: 1, KeyboardInterrupt: 130}[type(lost)])

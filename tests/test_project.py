@@ -4,7 +4,9 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -145,6 +147,13 @@ def test_a_delay_memory_is_a_module_of_its_own_file(tmp_path):
     assert "module bitstash_delay_memory" not in text
     assert "module bitstash_delay_memory #(" in memory
     assert project.LICENSE in memory
+
+
+def test_the_changelog_begins_with_the_version_that_files_say():
+    version = tomllib.loads(Path("pyproject.toml").read_text())["project"]["version"]
+    first, *earlier = re.findall(r"^## (.*)$", Path("CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first.removesuffix(", unreleased") == version
+    assert version not in earlier
 
 
 def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_path):

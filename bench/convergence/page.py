@@ -25,6 +25,8 @@ COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
 COLOURS |= {"derive, hadamard": "tab:olive"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
 LIMIT = 0.02  # of a loss that counts as the same
+# MB that the models save of a batch of 8, as they are and with GELU as one operation.
+SAVED_MB = {"small": (90.89, 53.14), "medium": (268.71, 155.46)}
 
 
 def document(rows: list[dict[str, Any]]) -> None:
@@ -35,6 +37,7 @@ def document(rows: list[dict[str, Any]]) -> None:
     tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
     done = sum(not is_earlier(row["scheme"]) for row in rows)
     fill(page, "table", "\n\n".join([f"{done} of {len(wanted(STUDIES))} runs:", *tables]))
+    fill(page, "findings", findings(rows))
     if rows:
         plot_bits(rows, DOCS / "convergence.png")
         plot_curves(rows, DOCS / "convergence_steps.png")
@@ -82,7 +85,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         cells = [
             _label(scheme),
             f"{bits:.4g}" if (bits := found[0]["bits_per_value"]) else "",
-            f"{found[0]['ratio']:.1f}x",
+            _whole(model, scheme, found[0]["ratio"]),
             str(len(found)),
             f"{statistics.mean(losses):.4f}" if finite else "diverges",
             spread,
@@ -101,6 +104,54 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
             ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def findings(rows: list[dict[str, Any]]) -> str:
+    """What the tables say, in a few lines; schemes without a finished run are left out."""
+    lines = []
+    for title, schemes in FINDINGS.items():
+        told = [f"{_rate(scheme)} {losses}" for scheme in schemes if (losses := _losses_of(rows, scheme))]
+        if told:
+            lines.append(f"- **{title}**: {'; '.join(told)}.")
+    return "\n".join(lines)
+
+
+FINDINGS = {
+    "The plane format, the paper's with a code for zero": ("planes 3.2x", "planes 6.4x"),
+    "The Hadamard format": ("hadamard 8x", "hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
+    "The same, and what can be [derived](training.md#what-is-derived) is not stored": (
+        "derive, hadamard 8x",
+        "derive, hadamard 16x",
+    ),
+    "The step format of release 0.1": ("step 8x", "step 12.8x", "step 16x"),
+    "Group quantisation": ("quant, 4 bits", "quant, 3 bits", "quant, 2 bits"),
+}
+
+
+def _rate(scheme: str) -> str:
+    return re.findall("[0-9.]+(?:x| bits)", scheme)[0]
+
+
+def _losses_of(rows: list[dict[str, Any]], scheme: str) -> str:
+    """What a scheme adds to the loss of each model; "" if nothing is known of it."""
+    told = []
+    for model in STUDIES:
+        schemes = by_scheme(rows, model)
+        middle, half, seeds = difference(schemes.get(scheme, []), schemes.get("none", []))
+        if seeds and math.isfinite(middle):
+            interval = f" ± {half:.4f}" if half < math.inf else " (one seed)"
+            told.append(f"{middle:+.4f}{interval} in *{model}*")
+        elif seeds:
+            told.append(f"diverges in *{model}*")
+    return ", ".join(told)
+
+
+def _whole(model: str, scheme: str, ratio: float) -> str:
+    """The ratio of the whole stash, where it is derived also to what a model with fused GELU saves."""
+    if not scheme.startswith("derive"):
+        return f"{ratio:.1f}x"
+    as_it_is, fused = SAVED_MB[model]
+    return f"{ratio:.1f}x, of fused GELU {ratio * fused / as_it_is:.1f}x"
 
 
 def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
