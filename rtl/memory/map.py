@@ -164,7 +164,7 @@ REGISTERS: tuple[Register | Group, ...] = (
                     Field("ENABLE", 0, 1, "rw", "it answers; nothing else of it can be changed but LOCK"),
                     Field("LOCK", 1, 1, "rw", "nothing of it can be changed any more, until a reset"),
                     Field("USABLE", 2, 1, "r", "it is enabled, and its stored bytes are no other region's"),
-                    Field("MERGE", 3, 1, "rw", "it merges; stays 0 in an engine that cannot"),
+                    Field("MERGE", 3, 1, "rw", "it merges; 0 in an engine that cannot"),
                     Field("FORMAT", 8, 4, "rw", "the number of its format, from 1 on; 0 is bypass"),
                 ),
             ),
