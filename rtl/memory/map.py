@@ -34,7 +34,7 @@ class Field:
     Attributes:
         low, width: where they are.
         access: "rw", "r", or "w1c": a 1 that is written clears it.
-        reset: after a reset.
+        reset: after a reset; None if that is not the same in every engine.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Field:
     width: int
     access: str
     about: str
-    reset: int = 0
+    reset: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ REGISTERS: tuple[Register | Group, ...] = (
         0x004,
         "what it was made for",
         (
-            Field("FORMATS", 0, 8, "r", "how many formats there are besides bypass"),
-            Field("REGIONS", 8, 8, "r", "how many regions"),
-            Field("BUFFERS", 16, 8, "r", "blocks that can be open at once"),
-            Field("BUS", 24, 4, "r", "bytes of the accelerator's bus, as a power of two"),
-            Field("MEMORY", 28, 4, "r", "bytes of the memory's"),
+            Field("FORMATS", 0, 8, "r", "how many formats there are besides bypass", None),
+            Field("REGIONS", 8, 8, "r", "how many regions", None),
+            Field("BUFFERS", 16, 8, "r", "blocks that can be open at once", None),
+            Field("BUS", 24, 4, "r", "bytes of the accelerator's bus, as a power of two", None),
+            Field("MEMORY", 28, 4, "r", "bytes of the memory's", None),
         ),
     ),
     Register(
