@@ -291,7 +291,10 @@ def write_datasheet() -> None:
     """Write the tables of docs/hardware.md from the reports of ``make synth`` and ``make sim``."""
     datasheet = DOCS / "hardware.md"
     text = datasheet.read_text()
-    for name, table in (("sim", SIM.table()), ("synth", SYNTH.table()), ("submodules", submodules())):
+    tables = {"sim": SIM.table(), "synth": SYNTH.table(), "submodules": submodules()}
+    if MEMORY.rows():
+        tables["memory"] = MEMORY.table()
+    for name, table in tables.items():
         text, found = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
         )

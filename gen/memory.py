@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from golden import HadamardFormat, PlaneFormat
+from rtl import DECOMPRESSORS, core_of
 from rtl.memory import MemoryEngine, MemoryParameters
 
 from . import project, verilog
@@ -21,11 +22,19 @@ PRESETS = {
     for memory_bytes in (64, 16)
 }
 
+# What a read adds, in cycles: a word in bypass; a block, beside its decompressor. The benches hold both.
+_BYPASS_LATENCY, _FORMAT_LATENCY = 2, 5
+
 
 def slug(parameters: MemoryParameters) -> str:
     """The parameters as part of a Verilog or file name."""
     widths = [f"b{parameters.bus_bytes}", f"m{parameters.memory_bytes}"]
     return "_".join(["memory", *format_slugs(parameters.formats), *widths, *["merging"] * parameters.merging])
+
+
+def name_of(parameters: MemoryParameters) -> str:
+    """The preset's, or the slug."""
+    return next((name for name, preset in PRESETS.items() if preset == parameters), slug(parameters))
 
 
 def module_name(parameters: MemoryParameters) -> str:
@@ -34,7 +43,13 @@ def module_name(parameters: MemoryParameters) -> str:
 
 def verilog_text(parameters: MemoryParameters) -> str:
     """Self-contained Verilog of an engine."""
-    return verilog.convert(MemoryEngine(parameters), module_name(parameters))
+    return _text_and_ports(parameters)[0]
+
+
+@cache
+def _text_and_ports(parameters: MemoryParameters) -> tuple[str, dict[str, dict[str, Any]]]:
+    engine = MemoryEngine(parameters)
+    return verilog.convert(engine, module_name(parameters)), verilog.describe_ports(engine)
 
 
 def write(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
@@ -49,7 +64,7 @@ def write(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
     )
     width = f"{parameters.bus_bytes}-byte port, {parameters.memory_bytes}-byte memory"
     beside = project.Beside(
-        name=slug(parameters),
+        name=name_of(parameters),
         description="Memory engine: plain values at plain AXI4 addresses, compressed in memory",
         tops={"memory": module_name(parameters)},
         constraints=project.constraints("aclk"),
@@ -63,16 +78,36 @@ def manifest_entry(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
     sizes = {name: value for name, value in asdict(parameters).items() if name != "formats"}
     engine = {
         "module": module_name(parameters),
-        "ports": verilog.describe_ports(MemoryEngine(parameters)),
-        "uncompressed_bytes_per_cycle": parameters.bus_bytes,
+        "ports": _text_and_ports(parameters)[1],
+        "uncompressed_bytes_per_cycle": bytes_per_cycle(parameters),
+        "latency_cycles": read_latency(parameters),
     }
     return {
-        "name": path.stem,
+        "name": name_of(parameters),
         "file": path.name,
         "parameters": {**sizes, "interface": "memory"},
         "formats": [project.of_format(fmt) for fmt in parameters.formats],
         "engines": {"memory": engine},
     }
+
+
+def bytes_per_cycle(parameters: MemoryParameters) -> list[float]:
+    """At the port, each way, by the number of the format, bypass first: what port, codec and memory allow."""
+    rates: list[float] = [parameters.memory_bytes]
+    for fmt in parameters.formats:
+        datapath = core_of(DECOMPRESSORS, fmt).geometry(fmt, parameters.bus_bytes).bytes_as(fmt.float_type)
+        assert fmt.target
+        rates.append(
+            min(parameters.bus_bytes, datapath, parameters.memory_bytes * fmt.raw_bytes / fmt.target)
+        )
+    return rates
+
+
+def read_latency(parameters: MemoryParameters) -> list[int]:
+    """Cycles that a read of one block adds to the memory's own, by the number of the format, bypass first."""
+    cores = ((core_of(DECOMPRESSORS, fmt), fmt) for fmt in parameters.formats)
+    added = [core.latency(core.geometry(fmt, parameters.bus_bytes)) for core, fmt in cores]
+    return [_BYPASS_LATENCY, *(_FORMAT_LATENCY + cycles for cycles in added)]
 
 
 def writers() -> list[tuple[str, project.Writer]]:

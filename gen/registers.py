@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from peakrdl_cheader.exporter import CHeaderExporter
@@ -23,7 +24,8 @@ _ACCESS = {
 def _field(field: Field) -> str:
     high = field.low + field.width - 1
     properties = f'desc = "{field.about}"; {_ACCESS[field.access]}'
-    return f"field {{ {properties} }} {field.name}[{high}:{field.low}] = {field.reset:#x};"
+    reset = "" if field.reset is None else f" = {field.reset:#x}"
+    return f"field {{ {properties} }} {field.name}[{high}:{field.low}]{reset};"
 
 
 def _register(register: Register, start: int = 0) -> str:
@@ -56,4 +58,8 @@ def write(folder: Path) -> None:
     top = compiler.elaborate().top
     CHeaderExporter().export(top, str(folder / f"{NAME}.h"))
     HTMLExporter().export(top, str(folder / "html"))
+    page = folder / "html" / "index.html"
+    made = re.search(r"BUILD_TS = (\d+)", page.read_text())
+    if made:  # when: the same map is to be the same page
+        page.write_text(page.read_text().replace(made[1], "0"))
     PythonExporter().export(top, str(folder), skip_test_case_generation=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from . import memory, parts, project
+from . import memory, parts, project, registers
 from .config import PRESETS
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +36,8 @@ def presets(memories: bool = False) -> Sections:
 def write(folder: Path, sections: Sections | None = None) -> Path:
     """Write bitstash-VERSION.tar.gz to a folder and return its path.
 
-    It has Verilog with what stands beside it, the manifest, the datasheets, license and version.
+    It has Verilog with what stands beside it, the manifest, the memory engine's registers as SystemRDL,
+    C header and page, the datasheets, license and version.
 
     Args:
         folder: where.
@@ -52,6 +53,12 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
         verilog = Path(made)
         project.write_all(verilog, **(presets() if sections is None else sections))
         files = {f"verilog/{path.name}": path.read_bytes() for path in verilog.iterdir()}
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        written = Path(made)
+        registers.write(written)
+        places = [written / f"{registers.NAME}{end}" for end in (".rdl", ".h")]
+        places += [path for path in (written / "html").rglob("*") if path.is_file()]
+        files |= {f"registers/{path.relative_to(written)}": path.read_bytes() for path in places}
     files |= {document: (_ROOT / document).read_bytes() for document in _DOCUMENTS}
     for kind in ("svg", "json"):
         waves = (_ROOT / "docs/waves").glob(f"*.{kind}")

@@ -125,8 +125,12 @@ def test_a_memory_engine_has_its_files_and_its_place_in_the_manifest(tmp_path):
     )
     assert set(re.findall(r"\w+", header[1])) == set(entry["engines"]["memory"]["ports"])
     assert entry["parameters"].items() >= {"interface": "memory", "memory_bytes": 16, "regions": 2}.items()
-    formats = memory.manifest_entry(memory.PRESETS["gpt2-fp32-memory-16"], path)["formats"]
-    assert [(fmt["target"], fmt["ratio"]) for fmt in formats] == [(80, 3.2), (32, 16)]
+    preset = memory.manifest_entry(memory.PRESETS["gpt2-fp32-memory-16"], path)
+    assert [(fmt["target"], fmt["ratio"]) for fmt in preset["formats"]] == [(80, 3.2), (32, 16)]
+    assert preset["name"] == "gpt2-fp32-memory-16"
+    assert entry["name"] == memory.slug(parameters)
+    assert preset["engines"]["memory"]["uncompressed_bytes_per_cycle"] == [16, 51.2, 64]
+    assert preset["engines"]["memory"]["latency_cycles"] == [2, 9, 12]
 
 
 @pytest.mark.parametrize("fmt", SMALL.values(), ids=SMALL)

@@ -19,6 +19,8 @@ def test_the_header_has_every_field_and_the_compiler_no_complaint(tmp_path):
                 found = re.search(rf"BITSTASH_MEMORY__{prefix}__{field.name}_bp (\d+)", header)
                 assert found, field
                 assert int(found[1]) == field.low
+    assert "PARAMETERS__REGIONS_reset" not in header  # it is another in each engine
+    assert "TIMEOUT__VALUE_reset 0x1000" in header
     assert (tmp_path / "html" / "index.html").exists()
     assert (tmp_path / "bitstash_memory" / "reg_model").exists()
 

@@ -1,5 +1,6 @@
 """What a chip project takes: plain names, waivers of lines, a FuseSoC core that lints and simulates."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gen import parts, project, release, toolchain, verilog
+from gen import memory, parts, project, release, toolchain, verilog
 from gen.config import Config
 from gen.flat import flat
 from golden import HadamardFormat, PlaneFormat
+from rtl.memory import MemoryParameters
 
 SMALL = Config(PlaneFormat("fp16", 16, 20), bus_bytes=16)
+SMALL_BLOCKS = PlaneFormat("bf16", 32, 24)
 
 MODULE = r"""module \top.core (a, b);
   input [1:0] a;
@@ -109,6 +112,16 @@ def test_fusesoc_lints_and_simulates_the_core(memories, tmp_path):
     lints_and_simulates(tmp_path, config.slug, "lint_compressor")
 
 
+def test_fusesoc_lints_the_core_of_a_memory_engine(tmp_path, recwarn):
+    sizes = {"regions": 2, "buffers": 2, "least_slots": 4, "reads": 4, "bursts": 4}
+    parameters = MemoryParameters(formats=(SMALL_BLOCKS,), bus_bytes=16, memory_bytes=16, **sizes)
+    memory.write(parameters, tmp_path / "x.v")
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn]
+    done = fusesoc(tmp_path, "--target", "lint_memory", f"bitstash::{memory.slug(parameters)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("part", [parts.Part("HalfSlice", 21), parts.Part("AsyncFifo", 21, 4)])
 def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
     entry = parts.write(part, tmp_path / "y.v")
@@ -183,6 +196,10 @@ def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_
     beside |= {f"verilog/full_slice_w9{end}" for end in (".v", ".sdc", ".core")}
     assert names >= beside | {"LICENSE", "CHANGELOG.md", "docs/hardware.md", "verilog/manifest.json"}
     assert "docs/waves/compressor.svg" in names
+    registers = {
+        f"registers/{name}" for name in ("bitstash_memory.rdl", "bitstash_memory.h", "html/index.html")
+    }
+    assert names >= registers
 
 
 def lints_and_simulates(folder, slug, lint):

@@ -131,6 +131,63 @@ def test_regions_that_share_stored_bytes_are_unusable_before_the_write_is_answer
     assert min(usable) < 2 < max(usable)
 
 
+def test_what_this_engine_cannot_do_is_refused_and_changes_nothing():
+    registers, engine = Registers(parameters()), parameters()
+    beyond, most = 1 << engine.page_bits, len(FORMATS)
+
+    async def act(context):
+        async def refuses(name, value):
+            before = await get(context, registers, name)
+            assert not await put(context, registers, name, value), f"{name} = {value:#x}"
+            assert await get(context, registers, name) == before, f"{name} = {value:#x}"
+
+        async def takes(name, value, becomes):
+            assert await put(context, registers, name, value), f"{name} = {value:#x}"
+            assert await get(context, registers, name) == becomes, f"{name} = {value:#x}"
+
+        context.set(registers.b.ready, 1)
+        context.set(registers.r.ready, 1)
+        context.set(registers.drained, 1)
+        for name in ("BASE", "SIZE", "STORED"):
+            await takes(f"REGION_{name}", beyond - 1, beyond - 1)
+            for value in (beyond, beyond | 1, 1 << 31):
+                await refuses(f"REGION_{name}", value)
+            await takes(f"REGION_{name}", 0, 0)
+        for enables in (0, 1):  # it has no pages yet
+            await refuses("REGION_CONTROL", (most + 1) << 8 | enables)
+        await refuses("REGION_CONTROL", 1 << 8 | 1)
+        await takes("REGION_SIZE", 1, 1)
+        for number in range(most + 1, 16):
+            await refuses("REGION_CONTROL", number << 8 | 1)
+        await refuses("REGION_CONTROL", 1 << 8 | 1 << 3 | 1)  # there is no merging
+        await takes("REGION_CONTROL", 1 << 8 | 1, 1 << 8 | 1 << 2 | 1)
+        for control in (1, 2 << 8 | 1, 1 << 8 | 1 << 3 | 1, 15 << 8, 8):
+            await refuses("REGION_CONTROL", control)
+        await takes("REGION_CONTROL", 1 << 8 | 1, 1 << 8 | 1 << 2 | 1)
+        await takes("REGION_CONTROL", 2 << 8, 2 << 8)
+        await takes("REGION_CONTROL", 2 << 8 | 1, 2 << 8 | 1 << 2 | 1)
+
+    simulate(registers, act)
+
+
+def test_a_region_that_is_enabled_merges_or_not_as_before():
+    registers = Registers(parameters(merging=True))
+
+    async def act(context):
+        context.set(registers.b.ready, 1)
+        context.set(registers.r.ready, 1)
+        context.set(registers.drained, 1)
+        assert await put(context, registers, "REGION_SIZE", 1)
+        for merge in (0, 1 << 3):
+            control = 1 << 8 | 1
+            assert await put(context, registers, "REGION_CONTROL", control | merge)
+            assert not await put(context, registers, "REGION_CONTROL", control | merge ^ 1 << 3)
+            assert await get(context, registers, "REGION_CONTROL") == control | 1 << 2 | merge
+            assert await put(context, registers, "REGION_CONTROL", 0)
+
+    simulate(registers, act)
+
+
 def test_counters_miss_nothing_however_often_they_are_read_and_are_cleared_by_a_reset():
     rng, registers = random.Random(11), Registers(parameters())
     counted = dict.fromkeys((name for name, _ in COUNTERS), 0)
@@ -507,6 +564,16 @@ def test_bursts_of_one_id_are_answered_in_order_and_others_pass():
         ({"bus_bytes": 24}, r"bus_bytes must be one of \(16, 32, 64\), not 24"),
         ({"bus_bytes": 64, "memory_bytes": 8}, r"memory_bytes must be one of \(64, 32, 16\), not 8"),
         ({"address_bits": 50}, "address_bits must be from 16 to 44, not 50"),
+        ({"regions": 0}, "regions must be from 1 to 8, not 0"),
+        ({"regions": 9}, "regions must be from 1 to 8, not 9"),
+        ({"buffers": 0}, "buffers must be from 1 to 255, not 0"),
+        ({"buffers": 256}, "buffers must be from 1 to 255, not 256"),
+        ({"id_bits": 0}, "id_bits must be at least 1, not 0"),
+        ({"least_slots": 0}, "least_slots must be at least 1, not 0"),
+        ({"reads": 0}, "reads must be at least 1, not 0"),
+        ({"bursts": 1}, "bursts must be a power of two from 2 on, not 1"),
+        ({"bursts": 12}, "bursts must be a power of two from 2 on, not 12"),
+        ({"formats": (PlaneFormat("fp32", 64, 80),) * 16}, "formats must be at most 15, not 16"),
         ({"formats": (PlaneFormat("fp32", 16, 20),)}, "blocks of at least 128 bytes, not 64"),
         ({"formats": (PlaneFormat("fp32", 64, None),)}, "fixed targets, not None"),
     ],

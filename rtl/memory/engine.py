@@ -1,11 +1,11 @@
 """The memory engine: an AXI4 subordinate towards the accelerator, a manager towards memory."""
 
-from amaranth import ClockDomain, DomainRenamer, Module, Mux
+from amaranth import ClockDomain, DomainRenamer, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
-from .map import MAP_BITS
+from .map import ERRORS, MAP_BITS
 from .parameters import MemoryParameters
 from .read import ReadPath
 from .registers import Registers
@@ -115,17 +115,25 @@ class _Core(wiring.Component):
             self.irq.eq(registers.irq),
         ]
 
-        def either(one, other):
-            return Mux(one.valid, one, other)
-
-        undecoded, invalid = either(write.undecoded, read.undecoded), either(write.invalid, read.invalid)
-        unread = either(write.unread, read.failed)
-        sources = (undecoded, write.refused, write.evicted, invalid, unread, write.failed)
-        m.d.comb += [error.eq(source) for error, source in zip(registers.errors, sources, strict=True)]
-        self._count(m, write, read, registers)
+        sources = {
+            "DECODE": (write.undecoded, read.undecoded),
+            "REFUSED": (write.refused,),
+            "EVICTED": (write.evicted,),
+            "INVALID": (write.invalid, read.invalid),
+            "READ": (write.unread, read.failed),
+            "WRITE": (write.failed,),
+        }
+        for error, (name, _) in zip(registers.errors, ERRORS, strict=True):
+            first, *others = sources[name]
+            m.d.comb += error.eq(first)
+            for other in others:
+                with m.If(~first.valid):
+                    m.d.comb += error.eq(other)
+        errors = sum(error.valid for of_kind in sources.values() for error in of_kind)
+        self._count(m, write, read, registers, errors)
         return m
 
-    def _count(self, m, write, read, registers) -> None:
+    def _count(self, m, write, read, registers, errors) -> None:
         moves = {name: getattr(self, name).valid & getattr(self, name).ready for name in self._channels}
         stalls = {name: getattr(self, name).valid & ~getattr(self, name).ready for name in self._channels}
         is_busy = ~read.idle | ~write.idle
@@ -139,7 +147,7 @@ class _Core(wiring.Component):
             "MEMORY_WRITE_BYTES": _ones(self.m_axi_w.p.strb, moves["m_axi_w"]),
             "BLOCKS_READ": read.block_read + write.block_merged,
             "BLOCKS_WRITTEN": write.block_written,
-            "ERRORS_SEEN": sum(error.valid for error in registers.errors),
+            "ERRORS_SEEN": errors,
             "BUSY": is_busy,
             "READ_STALLED": stalls["s_axi_r"],
             "WRITE_STALLED": stalls["s_axi_w"],

@@ -34,7 +34,7 @@ class Field:
     Attributes:
         low, width: where they are.
         access: "rw", "r", or "w1c": a 1 that is written clears it.
-        reset: after a reset.
+        reset: after a reset; None if that is not the same in every engine.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Field:
     width: int
     access: str
     about: str
-    reset: int = 0
+    reset: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ REGISTERS: tuple[Register | Group, ...] = (
         0x004,
         "what it was made for",
         (
-            Field("FORMATS", 0, 8, "r", "how many formats there are besides bypass"),
-            Field("REGIONS", 8, 8, "r", "how many regions"),
-            Field("BUFFERS", 16, 8, "r", "blocks that can be open at once"),
-            Field("BUS", 24, 4, "r", "bytes of the accelerator's bus, as a power of two"),
-            Field("MEMORY", 28, 4, "r", "bytes of the memory's"),
+            Field("FORMATS", 0, 8, "r", "how many formats there are besides bypass", None),
+            Field("REGIONS", 8, 8, "r", "how many regions", None),
+            Field("BUFFERS", 16, 8, "r", "blocks that can be open at once", None),
+            Field("BUS", 24, 4, "r", "bytes of the accelerator's bus, as a power of two", None),
+            Field("MEMORY", 28, 4, "r", "bytes of the memory's", None),
         ),
     ),
     Register(
@@ -164,7 +164,7 @@ REGISTERS: tuple[Register | Group, ...] = (
                     Field("ENABLE", 0, 1, "rw", "it answers; nothing else of it can be changed but LOCK"),
                     Field("LOCK", 1, 1, "rw", "nothing of it can be changed any more, until a reset"),
                     Field("USABLE", 2, 1, "r", "it is enabled, and its stored bytes are no other region's"),
-                    Field("MERGE", 3, 1, "rw", "it merges; stays 0 in an engine that cannot"),
+                    Field("MERGE", 3, 1, "rw", "it merges; 0 in an engine that cannot"),
                     Field("FORMAT", 8, 4, "rw", "the number of its format, from 1 on; 0 is bypass"),
                 ),
             ),

@@ -13,6 +13,8 @@ __all__ = ["PAGE_BITS", "MemoryParameters"]
 
 PAGE_BITS = exact_log2(PAGE)
 _BUS_BYTES = (16, 32, 64)
+# That the register map has room for.
+_MOST = {"regions": 8, "buffers": 255, "formats": 15}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +22,18 @@ class MemoryParameters:
     """The parameters of a :class:`rtl.memory.MemoryEngine`.
 
     Args:
-        formats: that regions can have, each with a fixed target and a raw block of at least two words.
+        formats: that regions can have, 15 at most, each with a fixed target and a raw block of at least two
+            words.
         bus_bytes: bytes of the accelerator's data bus: 16, 32 or 64.
         memory_bytes: of the memory's: as many, or a half or a quarter.
         address_bits: of both, from 16 to 44.
-        id_bits: of the accelerator's.
-        regions: how many there are.
-        buffers: blocks that can be open at once.
-        least_slots: write bursts that can be unanswered at once; a block's words if those are more.
-        reads: read bursts that can be unanswered at once.
-        bursts: of the memory's that can be unanswered at once, in either direction.
+        id_bits: of the accelerator's, at least 1.
+        regions: how many there are, from 1 to 8.
+        buffers: blocks that can be open at once, from 1 to 255.
+        least_slots: write bursts that can be unanswered at once, at least 1; a block's words if those are
+            more.
+        reads: read bursts that can be unanswered at once, at least 1.
+        bursts: of the memory's that can be unanswered at once, in either direction: a power of two from 2 on.
         merging: regions can merge. That takes decompressors of its own, and a memory for the beats that may
             wait for the accelerator.
 
@@ -57,6 +61,16 @@ class MemoryParameters:
             raise ValueError(f"memory_bytes must be one of {narrow}, not {self.memory_bytes!r}")
         if not PAGE_BITS + 4 <= self.address_bits <= PAGE_BITS + 32:
             raise ValueError(f"address_bits must be from 16 to 44, not {self.address_bits!r}")
+        for name in ("regions", "buffers"):
+            if not 1 <= getattr(self, name) <= _MOST[name]:
+                raise ValueError(f"{name} must be from 1 to {_MOST[name]}, not {getattr(self, name)!r}")
+        for name in ("id_bits", "least_slots", "reads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        if self.bursts < 2 or self.bursts & (self.bursts - 1):
+            raise ValueError(f"bursts must be a power of two from 2 on, not {self.bursts!r}")
+        if len(self.formats) > _MOST["formats"]:
+            raise ValueError(f"formats must be at most {_MOST['formats']}, not {len(self.formats)}")
         for fmt in self.formats:
             if fmt.target is None:
                 raise ValueError("formats must have fixed targets, not None")

@@ -22,7 +22,7 @@ def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
         "WRITE_BYTES": parameters.bus_bytes,
         "MEMORY_WRITE_BYTES": parameters.memory_bytes,
         "BLOCKS_READ": 2 if parameters.merging else 1,
-        "ERRORS_SEEN": len(ERRORS),
+        "ERRORS_SEEN": 2 * len(ERRORS),  # of a kind, a read and a write may have one in the same cycle
     }
     return data.StructLayout({name: range(most.get(name, 1) + 1) for name, _ in COUNTERS})
 
@@ -33,8 +33,8 @@ class Registers(wiring.Component):
     A read is answered in the cycle after it was taken, a write in the second after both address and data
     were; one that enables a region one cycle later and one more for each region there is, for its stored
     bytes are compared with one region's in a cycle; one that disables a region when that is drained. Whatever
-    cannot be done is answered SLVERR: a register that is not there, one that cannot be written, or not now,
-    a part of one.
+    cannot be done is answered SLVERR and changes nothing: a register that is not there, one that cannot be
+    written, or not now, a part of one, a value that this engine has not.
 
     Members:
         aw, w, b, ar, r: of AXI4-Lite.
@@ -170,34 +170,42 @@ class Registers(wiring.Component):
 
         # The one that is written.
         number, is_enabled, is_locked = Signal(range(count)), Signal(), Signal()
-        is_control, enables = Signal(), Signal()
+        is_control, enables, is_empty = Signal(), Signal(), Signal()
         step = Signal(range(count + 2))
+        current, wanted = Array(regions)[number], Signal.like(Cat(regions[0].format, regions[0].merge))
+        merges = word[3] if parameters.merging else C(0, 1)
+        can_be = (word[8:12] <= len(parameters.formats)) & (word[3] == merges)
+        stays = is_enabled & word[0]
         m.d.comb += [
             number.eq(address[4:]),
             self.region.eq(number),
             is_enabled.eq(enabled.bit_select(number, 1)),
             is_locked.eq(locked.bit_select(number, 1)),
             enables.eq(is_control & ~is_enabled & word[0]),
+            wanted.eq(Cat(word[8 : 8 + len(regions[0].format)], merges)),
         ]
         with m.If(writes & ~is_locked), m.Switch(address):
             for name in ("base", "size", "stored"):
-                with m.Case(*_all_of(f"REGION_{name.upper()}", count)), m.If(~is_enabled):
+                with (
+                    m.Case(*_all_of(f"REGION_{name.upper()}", count)),
+                    m.If(~is_enabled & ~word[parameters.page_bits :].any()),
+                ):
                     m.d.comb += accepted.eq(1)
                     for i, region in enumerate(regions):
                         with m.If(number == i):
                             m.d.sync += region[name].eq(word)
-            with m.Case(*_all_of("REGION_CONTROL", count)):
-                m.d.comb += [accepted.eq(1), is_control.eq(1)]
+            is_same = Cat(current.format, current.merge) == wanted
+            with m.Case(*_all_of("REGION_CONTROL", count)), m.If(can_be & (~stays | is_same)):
+                m.d.comb += [accepted.eq(~is_empty), is_control.eq(1)]
                 with m.If(enables):
-                    m.d.comb += is_done.eq(step == count + 1)
+                    m.d.comb += is_done.eq((step == count + 1) | is_empty)
                 with m.Elif(is_enabled & ~word[0]):
                     m.d.comb += [self.drain.eq(1), is_done.eq(self.drained)]
         for i, region in enumerate(regions):
-            with m.If(is_control & (number == i)):
-                with m.If(~is_enabled):
-                    m.d.sync += region.format.eq(word[8:12])
-                    if parameters.merging:
-                        m.d.sync += region.merge.eq(word[3])
+            with m.If(is_control & accepted & (number == i)):
+                # The search needs them; what is under way in an enabled region still has those before.
+                with m.If(~is_enabled | is_done):
+                    m.d.sync += Cat(region.format, region.merge).eq(wanted)
                 with m.If(is_done):
                     m.d.sync += [enabled[i].eq(word[0]), locked[i].eq(word[1])]
 
@@ -206,15 +214,15 @@ class Registers(wiring.Component):
         m.d.comb += [picked.eq(self.ar.p.addr[4:]), one.eq(self.regions[picked])]
         end, start, stop = (Signal(parameters.page_bits + 1, name=name) for name in ("end", "start", "stop"))
         m.d.comb += end.eq(one.stored + stored_pages(parameters, one.size, one.format))
-        known, most = C(1), len(parameters.formats)
-        if most + 1 < 1 << len(one.format):
-            known = one.format <= most
         with m.If(enables):
             m.d.sync += step.eq(Mux(is_done, 0, step + 1))
-            m.d.comb += picked.eq(Mux(step == 1, number, step - 2))
+            m.d.comb += [
+                picked.eq(Mux(step < 2, number, step - 2)),
+                is_empty.eq((step == 0) & ~one.size.any()),
+            ]
         with m.If(step == 1):
             m.d.sync += [start.eq(one.stored), stop.eq(end)]
-            m.d.sync += fits.bit_select(number, 1).eq(known & (~end[-1] | ~end[:-1].any()))
+            m.d.sync += fits.bit_select(number, 1).eq(~end[-1] | ~end[:-1].any())
         meets = (one.stored < stop) & (start < end)
         for (i, j), clash in clashes.items():
             is_pair = ((number == i) & (picked == j)) | ((number == j) & (picked == i))

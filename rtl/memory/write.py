@@ -44,8 +44,10 @@ class WritePath(wiring.Component):
         timeout: cycles that a block may be the one that has been open for longest.
         aw, w, b: of the accelerator's AXI4.
         maw, mw, mb: of the memory's.
-        drain, region: let no burst begin; evict the open blocks of a region.
-        drained: none of the region is open, and of what was taken nothing is under way but open blocks.
+        drain, region: take no more addresses; once all bursts have their beats, evict the open blocks of a
+            region.
+        drained: none of the region is open, and of what was taken nothing is under way to memory but open
+            blocks of others. Answers may still be offered on ``b``.
         idle: nothing is under way but open blocks.
         hazards: see :class:`rtl.memory.hazards.Hazards`.
         undecoded, refused: a burst is answered with an error.
@@ -104,7 +106,6 @@ class WritePath(wiring.Component):
         m.submodules.cutter = cutter = Cutter(parameters)
         m.submodules.packer = packer = Packer(parameters)
         m.submodules.writeout = out = WriteOut(parameters)
-        wiring.connect(m, wiring.flipped(self.aw), ahead.i)
         wiring.connect(m, out.aw, wiring.flipped(self.maw))
         wiring.connect(m, out.w, wiring.flipped(self.mw))
         wiring.connect(m, wiring.flipped(self.mb), out.b)
@@ -112,6 +113,12 @@ class WritePath(wiring.Component):
             Value.cast(self.b.payload).eq(slots.b.payload),
             self.b.valid.eq(slots.b.valid),
             slots.b.ready.eq(self.b.ready),
+        ]
+
+        m.d.comb += [
+            ahead.i.payload.eq(self.aw.payload),
+            ahead.i.valid.eq(self.aw.valid & ~self.drain),
+            self.aw.ready.eq(ahead.i.ready & ~self.drain),
         ]
 
         # A burst begins: it gets its region and a slot.
@@ -122,8 +129,8 @@ class WritePath(wiring.Component):
         m.d.comb += [
             lookup.regions.eq(self.regions),
             lookup.page.eq(burst.addr[PAGE_BITS:]),
-            walker.i.valid.eq(ahead.o.valid & slots.has_free & ~self.drain),
-            ahead.o.ready.eq(walker.i.ready & slots.has_free & ~self.drain),
+            walker.i.valid.eq(ahead.o.valid & slots.has_free),
+            ahead.o.ready.eq(walker.i.ready & slots.has_free),
             walker.i.p.low.eq(burst.addr[:PAGE_BITS]),
             walker.i.p.len.eq(burst.len),
             walker.i.p.size.eq(burst.size),
@@ -146,6 +153,7 @@ class WritePath(wiring.Component):
         about = beat.burst.about
         bypass = about.found.format == 0
         has_both, merging = self.w.valid & walker.o.valid, C(0, 1)
+        waits_for_beats = walker.o.valid | ahead.o.valid
         if parameters.formats:
             m.submodules.gather = gather = Gather(parameters)
             merging = gather.merged.valid
@@ -185,7 +193,7 @@ class WritePath(wiring.Component):
                 gather.probe.eq(self.hazards.blocks),
                 gather.probe_evicts.eq(self.hazards.evicts),
                 gather.timeout.eq(self.timeout),
-                gather.evict_region.eq(self.drain & ~walker.o.valid),
+                gather.evict_region.eq(self.drain & ~waits_for_beats),
                 gather.region.eq(self.region),
                 self.evicted.valid.eq(gather.evicted.valid),
                 self.evicted.address.eq(address_of_place(gather.evicted.place)),
@@ -202,7 +210,7 @@ class WritePath(wiring.Component):
             idle &= gather.idle & compressors.idle
             # No slot will become free by itself.
             m.d.comb += gather.evict_oldest.eq(
-                ahead.o.valid & ~slots.has_free & ~self.drain & ~walker.o.valid & idle & slots.idle
+                ahead.o.valid & ~slots.has_free & ~walker.o.valid & idle & slots.idle
             )
             region_open = gather.region_open
             hurry = gather.settled & compressors.idle
@@ -215,7 +223,7 @@ class WritePath(wiring.Component):
             slots.held.eq(held),
             self.hazards.has_block.eq(probed),
             packer.hurry.eq(hurry),
-            out.hurry.eq(hurry & packer.idle & (merging | (~walker.o.valid & ~ahead.o.valid))),
+            out.hurry.eq(hurry & packer.idle & (merging | ~waits_for_beats)),
             packer.probe.eq(self.hazards.beats),
             out.probe.eq(self.hazards.beats),
             self.hazards.has_beat.eq(packer.probed | out.probed),
@@ -223,8 +231,8 @@ class WritePath(wiring.Component):
             self.hazards.packed.beat.eq(packer.o.p.beat),
             self.failed.valid.eq(out.failed),
             self.failed.address.eq(out.failed_beat << parameters.beat_bits),
-            self.idle.eq(~walker.o.valid & ~ahead.o.valid & idle & slots.idle),
-            self.drained.eq(self.drain & ~walker.o.valid & idle & ~region_open),
+            self.idle.eq(~waits_for_beats & idle & slots.idle),
+            self.drained.eq(self.drain & ~waits_for_beats & idle & ~region_open),
         ]
         self._merge(m, packer, cutter, out)
         return m
