@@ -103,6 +103,12 @@ def compress_activations(
     return _compressing(trace, policy, codecs, min_values, verify, offload, by_module)
 
 
+@uncompiled
+def _made(make_trace: Callable[[], Trace]) -> Trace:
+    """Else the compiler tries itself at the constructors of references, and keeps what it tried."""
+    return make_trace()
+
+
 @contextmanager
 def _compressing(
     make_trace: Callable[[], Trace],
@@ -113,13 +119,13 @@ def _compressing(
     offload: Offload | None,
     by_module: bool,
 ) -> Iterator[Stash]:
-    trace = make_trace()
+    tell_compiler()
+    trace = _made(make_trace)
     watches = policy.names_operations or policy.derives or trace.follows_modules or trace.has_unseen_copies
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step, by_module)
     if policy.names_savers:
         trace.before = stash.settle
-    tell_compiler()
     hooks = torch.autograd.graph.saved_tensors_hooks(stash.pack, stash.unpack)
     with trace if watches else nullcontext(), hooks, _opt_out.set(False):
         try:

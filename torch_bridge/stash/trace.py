@@ -103,6 +103,7 @@ class Trace(TorchDispatchMode):
         origin = self._origins.add(local.untyped_storage(), constant=kind)
         return origin if local is tensor else None
 
+    @uncompiled
     def __enter__(self) -> Trace:
         # Autocast keeps its copies of weights: those made before now were made unseen.
         torch.clear_autocast_cache()
@@ -113,6 +114,7 @@ class Trace(TorchDispatchMode):
             ]
         return super().__enter__()
 
+    @uncompiled
     def __exit__(self, *error: Any) -> None:
         while self._hooks:
             self._hooks.pop().remove()
