@@ -19,12 +19,13 @@ from typing import Any
 
 from rich.progress import track
 
+from gen import memory
 from gen.config import Config
 from gen.toolchain import ToolError
 from gen.verilog import parts
 
 from . import code_coverage, configs, mutation, plan, reports, runner, stimulus
-from .memory import harness
+from .memory import engines, harness
 
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 7  # for whose mutants no bench was written
@@ -115,13 +116,27 @@ def _sim(arguments: argparse.Namespace) -> None:
 
 
 def _sim_memory(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Rows of the memory engines: for each block that the other engines have, a hundred bursts in all."""
-    bursts = 100 * arguments.blocks
+    """Rows of the memory engines.
+
+    For each block that the other engines have, a hundred bursts of the harness in all, and one through
+    cocotbext-axi on each preset.
+    """
+    bursts, seed = 100 * arguments.blocks, arguments.seed
+    by_others = [
+        partial(engines.run_cocotbext, name, folder, bursts=arguments.blocks, seed=seed)
+        for name in memory.PRESETS
+    ]
+    found = _run_all(by_others, arguments.jobs, "simulating memory engines in cocotb")
+    cocotbext = dict(zip(memory.PRESETS, found, strict=True))
     calls = [
-        partial(harness.run, name, folder, bursts=round(bursts * share), seed=arguments.seed)
+        partial(harness.run, name, folder, bursts=round(bursts * share), seed=seed)
         for name, share in harness.SHARES.items()
     ]
-    rows = [row for found in _run_all(calls, arguments.jobs, "simulating memory engines") for row in found]
+    rows = []
+    for of_engine in _run_all(calls, arguments.jobs, "simulating memory engines by the million"):
+        for i, row in enumerate(of_engine):
+            through = cocotbext[row["config"]][i] if row["config"] in cocotbext else 0
+            rows.append(row | {"bursts": row["bursts"] + through, "bursts_cocotbext": through})
     reports.MEMORY.show(rows)
     return rows
 

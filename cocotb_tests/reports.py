@@ -122,6 +122,7 @@ MEMORY = Report(
         "config": "engine",
         "region": "region",
         "bursts": "bursts",
+        "bursts_cocotbext": "by cocotbext-axi",
         "mismatches": "mismatches",
         "read_bytes_per_cycle": "bytes read per cycle",
         "write_bytes_per_cycle": "written at once",
@@ -130,9 +131,9 @@ MEMORY = Report(
     },
     "Random bursts of every kind, size, alignment and region, with strobes, IDs, stalls on every channel, "
     "errors of memory and invalid blocks, half of them one after the other and half from several masters at "
-    "once. Rates are those of reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess "
-    "is the share of memory's beats beyond the stored bytes; the latency is what a read of a word adds, in "
-    "cycles.",
+    "once; on the presets some are those of cocotbext-axi's bus master, with its memory. Rates are those of "
+    "reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess is the share of memory's "
+    "beats beyond the stored bytes; the latency is what a read of a word adds, in cycles.",
 )
 BINS = Report(
     "make sim",

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gen import memory
 from gen.verilog import convert
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryEngine, MemoryParameters
@@ -18,8 +19,8 @@ from .faults import FAULTS, verilog_of
 
 BENCHES = ("memory.bench_engine", "memory.bench_bursts")
 
-# Bypass alone; one format and two in small, and one that merges; those of training, behind memories as wide
-# and narrower ones.
+# Bypass alone; one format and two in small, and one that merges; training's planes, behind a memory as wide
+# and a narrower one; the presets.
 ENGINES = {
     "bypass": MemoryParameters(bus_bytes=16, memory_bytes=16),
     "bypass-narrow": MemoryParameters(bus_bytes=64, memory_bytes=16),
@@ -33,8 +34,7 @@ ENGINES = {
     ),
     "planes": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),)),
     "planes-narrow": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),), memory_bytes=16),
-    "two": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 32))),
-}
+} | memory.PRESETS
 
 
 TOP = "bitstash_memory"
@@ -55,8 +55,26 @@ def run(name: str, folder: Path, *, bursts: int, seed: int, only: str | None = N
     return _run(name, text, folder / "memory" / name, BENCHES, bursts, seed, only)
 
 
+def run_cocotbext(name: str, folder: Path, *, bursts: int, seed: int) -> list[int]:
+    """Run the bench with cocotbext-axi at both ends; how many bursts each region had, bypass last.
+
+    What it noted before of the same Verilog, with the same options, is returned.
+    """
+    text = convert(MemoryEngine(ENGINES[name]), TOP)
+    only, place = ".*a_bus_master_of_others.*", folder / "memory" / name
+    (note,) = _run(name, text, place, ["memory.bench_bursts"], bursts, seed, only, keep=True)
+    return note["by_region"]
+
+
 def _run(
-    name: str, text: str, place: Path, benches: Sequence[str], bursts: int, seed: int, only: str | None
+    name: str,
+    text: str,
+    place: Path,
+    benches: Sequence[str],
+    bursts: int,
+    seed: int,
+    only: str | None,
+    keep: bool = False,
 ) -> list[dict[str, Any]]:
     parameters = ENGINES[name]
 
@@ -73,7 +91,11 @@ def _run(
         "seed": seed,
     }
     design = Design(TOP, hashlib.sha256(text.encode()).hexdigest(), write)
-    return [note for bench in benches for note in run_benches(design, place, task, bench, only, "verilator")]
+    return [
+        note
+        for bench in benches
+        for note in run_benches(design, place, task, bench, only, "verilator", keep=keep)
+    ]
 
 
 def rows(name: str, notes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from amaranth import Cat, Module, Signal, Value
+from amaranth import C, Cat, Module, Signal, Value
 from amaranth.hdl import Assert, Cover
 from amaranth.lib import wiring
 
@@ -61,10 +61,10 @@ def _moves(path: wiring.Component, names: tuple[str, ...]) -> Value:
     return Cat(getattr(path, name).valid & getattr(path, name).ready for name in names).any()
 
 
-def _take(m: Module, rules: Rules, path: wiring.Component, names: tuple[str, ...]) -> None:
-    """Neighbours that take what these streams offer."""
-    for name in names:
-        m.d.comb += getattr(path, name).ready.eq(_fair(m, getattr(rules, name).ready, name))
+def _take(m: Module, rules: Rules, path: wiring.Component, **when: Value) -> None:
+    """Neighbours that take what these streams offer, each under its condition."""
+    for name, condition in when.items():
+        m.d.comb += getattr(path, name).ready.eq(_fair(m, getattr(rules, name).ready, name) & condition)
 
 
 def _claim(m: Module, bound: int, waits: Value, moves: Value) -> None:
@@ -93,7 +93,7 @@ class ReadAnswers(Rules):
         m.submodules.path = without_codecs(path, platform)
         one_region(m, parameters, path.regions, self.stored)
         drive(m, path.ar, allowed(m, self.ar, parameters.word_bits))
-        _take(m, self, path, ("mar", "r"))
+        _take(m, self, path, mar=C(1), r=C(1))
         drive(m, path.mr, _offers(m, self.mr, unanswered_beats(m, path) != 0, "mr"))
         m.d.comb += [
             path.hazards.has_block.eq(~_fair(m, ~self.chance, "block")),
@@ -113,11 +113,12 @@ class WriteAnswers(Rules):
 
     Args:
         bound: cycles in which nothing moves.
+        first: "maw" or "mw", which memory takes whole before it takes the other: neither waits for the other.
     """
 
-    def __init__(self, parameters: MemoryParameters, bound: int):
+    def __init__(self, parameters: MemoryParameters, bound: int, first: str | None = None):
         super().__init__(WritePath(parameters), parameters)
-        self._bound = bound
+        self._bound, self._first = bound, first
 
     def elaborate(self, platform):
         m = Module()
@@ -125,13 +126,16 @@ class WriteAnswers(Rules):
         with patch("rtl.memory.writeout._PATIENCE", _PATIENCE):
             m.submodules.path = without_codecs(path, platform)
         one_region(m, parameters, path.regions, self.stored)
-        _take(m, self, path, ("b", "maw", "mw"))
+        sent, ahead = unanswered_bursts(m, path)
+        addresses = ahead[-1] if self._first == "mw" else C(1)
+        words = ~ahead[-1] & (ahead != 0) if self._first == "maw" else C(1)
+        _take(m, self, path, b=C(1), maw=addresses, mw=words)
         m.d.comb += [path.timeout.eq(_TIMEOUT), path.hazards.evicts.eq(self.chance)]
         pending = Signal()
         data = _offers(m, self.w, pending, "w")
         behind, done = drive_writes(m, path, self.aw, data, parameters.word_bits)
         m.d.comb += pending.eq(behind != 0)
-        drive(m, path.mb, _offers(m, self.mb, unanswered_bursts(m, path) != 0, "mb"))
+        drive(m, path.mb, _offers(m, self.mb, sent != 0, "mb"))
         waits = path.aw.valid | pending | (done != 0)
         _claim(m, self._bound, waits, _moves(path, ("aw", "w", "b", "maw", "mw", "mb")))
         return m

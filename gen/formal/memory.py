@@ -7,7 +7,7 @@ from amaranth.hdl import Assert, Cover
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
-from golden.bursts import Response
+from golden.bursts import PAGE, Response
 from rtl.memory import MemoryParameters
 from rtl.memory.parameters import PAGE_BITS
 from rtl.memory.read import ReadPath
@@ -28,7 +28,7 @@ from .paths import (
     without_codecs,
 )
 
-__all__ = ["MapInside", "ReadRules", "WriteOrder", "WriteRules"]
+__all__ = ["MapInside", "ReadRules", "ReadsApart", "WriteOrder", "WriteRules"]
 
 
 class ReadRules(Rules):
@@ -94,7 +94,7 @@ class WriteRules(Rules):
             wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
         m.d.comb += [path.timeout.eq(100), path.hazards.evicts.eq(self.chance)]
         _, done = drive_writes(m, path, self.aw, self.w, parameters.word_bits)
-        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path) != 0))
+        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
         addresses = path.maw.valid & path.maw.ready
 
         which = stays(m, self.which)
@@ -147,7 +147,7 @@ class WriteOrder(Rules):
             wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
         m.d.comb += path.timeout.eq(100)
         drive_writes(m, path, self.aw, self.w, parameters.word_bits)
-        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path) != 0))
+        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
         m.d.comb += path.mb.p.resp.eq(Response.OKAY)
 
         which, mine = stays(m, self.which), stays(m, self.chance)
@@ -173,6 +173,58 @@ class WriteOrder(Rules):
             Assert(~is_it | number[-1] | (data > number), "after its own data"),
             Assert(~is_it | ((path.b.p.resp == Response.DECERR) == ~hits), "in its turn"),
             Cover(is_it & (which == 1) & hits & (number == 2), "another ID came between"),
+        ]
+        return m
+
+
+class ReadsApart(Rules):
+    """Proves that reads wait for no writes of other pages: while there are some of even pages alone, nothing
+    that they do keeps a read of an odd page, be it of blocks or of beats of memory.
+
+    Args:
+        any_page: let writes be of all pages, so that the proof must fail.
+    """
+
+    def __init__(self, parameters: MemoryParameters, any_page: bool = False):
+        super().__init__(WritePath(parameters), parameters)
+        self._any_page = any_page
+
+    def elaborate(self, platform):
+        m = Module()
+        parameters, path = self._parameters, self._path
+        m.submodules.path = without_codecs(path, platform)
+        one_region(m, parameters, path.regions, self.stored)
+        for name in ("b", "maw", "mw"):
+            wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
+        m.d.comb += [path.timeout.eq(100), path.hazards.evicts.eq(self.chance)]
+        written = self.aw.signature.create()
+        wiring.connect(m, wiring.flipped(self.aw), written)
+        if not self._any_page:
+            m.d.comb += written.p.addr[PAGE_BITS].eq(0)
+        drive_writes(m, path, written, self.w, parameters.word_bits)
+        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
+
+        page = Cat(C(1, 1), self.which)
+        blocks, beats = path.hazards.blocks, path.hazards.beats
+        m.d.comb += [blocks.page.eq(page), blocks.first.eq(0), blocks.last.eq(~0)]
+        # What a page takes in memory is whole beats, in one of memory's pages or in two.
+        takes = parameters.page_stored(-1) if parameters.formats else PAGE
+        takes //= parameters.memory_bytes
+        beat_bits = PAGE_BITS - parameters.beat_bits
+        start = (path.regions[0].stored << beat_bits) + page * takes
+        stop = start + takes - 1
+        is_second = self.drain & (start[beat_bits:] != stop[beat_bits:])
+        is_last = is_second | (start[beat_bits:] == stop[beat_bits:])
+        m.d.comb += [
+            beats.page.eq(start[beat_bits:] + is_second),
+            beats.first.eq(Mux(is_second, 0, start[:beat_bits])),
+            beats.last.eq(Mux(is_last, stop[:beat_bits], ~0)),
+        ]
+        fits = path.regions[0].stored + path.regions[0].size < 1 << parameters.page_bits
+        m.d.comb += [
+            Assert(~fits | ~path.hazards.has_block, "no block"),
+            Assert(~fits | ~path.hazards.has_beat, "no beat"),
+            Cover(path.maw.valid & path.maw.ready & fits, "a write goes to memory"),
         ]
         return m
 

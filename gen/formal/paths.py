@@ -153,8 +153,8 @@ def unanswered_beats(m: Module, path) -> Signal:
     return asked
 
 
-def unanswered_bursts(m: Module, path) -> Signal:
-    """Of which a write path sent memory the address and all data."""
+def unanswered_bursts(m: Module, path) -> tuple[Signal, Signal]:
+    """Of which a write path sent memory the address and all data; by how many addresses are ahead of data."""
     sent = Signal(8)
     addresses, ends = path.maw.valid & path.maw.ready, path.mw.valid & path.mw.ready & path.mw.p.last
     ahead = Signal(8)  # addresses whose data has not gone, in two's complement
@@ -163,7 +163,7 @@ def unanswered_bursts(m: Module, path) -> Signal:
         ahead.eq(ahead + addresses - ends),
         sent.eq(sent + both - (path.mb.valid & path.mb.ready)),
     ]
-    return sent
+    return sent, ahead
 
 
 def drive_writes(m: Module, path, aw, w, word_bits: int) -> tuple[Signal, Signal]:

@@ -51,7 +51,7 @@ from .crossing import Crossing, InTime
 from .faults import FAULTS, Stage
 from .hadamard import Aligned, EveryBlock, NoInvalidHeader, TinyHadamard, Transformed
 from .headers import Headers
-from .memory import MapInside, ReadRules, WriteOrder, WriteRules
+from .memory import MapInside, ReadRules, ReadsApart, WriteOrder, WriteRules
 from .order import Chain, InOrder
 from .roundtrip import RoundTrip, TinyFormat
 from .runner import INDUCTION, REACHABILITY, SEARCH, Proof
@@ -444,6 +444,13 @@ def _finds(claim: str, harness: Callable, engine: str, fault: str | None) -> Pro
     )
 
 
+def _in_turn(moves: Proof, parameters: MemoryParameters, bound: int) -> Iterator[Proof]:
+    """Memory takes all of AW before W, or of W before AW."""
+    for first, name in (("maw", "AW"), ("mw", "W")):
+        make = partial(WriteAnswers, parameters, bound, first)
+        yield replace(moves, parameters=f"{moves.parameters}, {name} first", make=make)
+
+
 def _of_memory() -> Iterator[Proof]:
     """The paths of a small memory engine, in bypass and with a format, and the map of one with two."""
     small = MemoryParameters(
@@ -476,10 +483,16 @@ def _of_memory() -> Iterator[Proof]:
             fewer = partial(answers, parameters, bound - 1)
             yield from (keeps, _reached(keeps, 14), moves)
             yield replace(moves, parameters=sooner, make=fewer, finds=True)
+            if answers is WriteAnswers:
+                yield from _in_turn(moves, parameters, bound)
         order = Proof(
             "order of an ID", "WritePath", about, partial(WriteOrder, parameters), SEARCH, 14, mode="bmc"
         )
         yield from (order, _reached(order, 14))
+        waits = replace(order, claim="reads wait for no other page", make=partial(ReadsApart, parameters))
+        yield from (waits, _reached(waits, 14))
+        any_page = partial(ReadsApart, parameters, any_page=True)
+        yield replace(waits, parameters=f"{about}, held against the same page", make=any_page, finds=True)
     mixed = partial(WriteOrder, small, any_id=True)
     yield replace(order, parameters="bypass, held against all IDs together", make=mixed, finds=True)
     apart = Proof("blocks apart", "Mapper", "two formats", lambda: MapInside(two), INDUCTION, 1)
