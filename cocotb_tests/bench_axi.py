@@ -204,11 +204,12 @@ async def takes_bytes_without_keep_as_zeros(dut, idle, stall):
     for tensor in chain.from_iterable(tensors(int(rng.integers(1, 4)), rng) for _ in range(100)):
         whole_beats = rng.random() < 0.2
         behind = -len(tensor) % beat + beat if whole_beats else int(rng.integers(0, beat))
+        behind *= int(rng.random() < 0.8)
         data = tensor + rng.bytes(behind)
         keep = rng.random(len(data)) < rng.choice([0.5, 0.98, 1])
         keep[len(tensor) :] = 0
         for null in np.flatnonzero(rng.random(len(data) // beat) < 0.1):
-            keep[null * beat : (null + 1) * beat] = 0
+            keep[null * beat + rng.choice([0, rng.integers(1, beat)]) : (null + 1) * beat] = 0
         last_beat = (len(data) - 1) // beat * beat
         size = 1 + max([*np.flatnonzero(keep[last_beat:]), 0]) + last_beat
         packets.append((np.frombuffer(data, np.uint8) * keep)[:size].tobytes())

@@ -24,7 +24,7 @@ from cocotb_tests.corners import engine_coverage
 from cocotb_tests.notes import Noting
 from cocotb_tests.promises import Promise, promise
 from cocotb_tests.streams import PATTERNS, Bench, Tensor, Word, bursts, never, often
-from golden import Format
+from golden import Format, HadamardFormat
 
 
 @dataclass(frozen=True)
@@ -284,6 +284,23 @@ async def tells_every_nan_from_an_infinity(dut):
     sent, expected = in_and_out(stimulus.lone_bits(TASK.fmt).tobytes())
     bench.send(sent)
     assert mismatches(await bench.receive(words_of(expected)), expected) == 0
+
+
+LACKS_FIELDS = isinstance(TASK.fmt, HadamardFormat) and not TASK.fmt.names_specials
+
+
+@cocotb.test(skip=TASK.part != "compressor" or not LACKS_FIELDS)
+@cocotb.parametrize(idle=list(PATTERNS), stall=list(PATTERNS))
+async def what_has_no_field_becomes_zeros(dut, idle, stall):
+    """A block of which nothing but coefficients without a field is there has no scale, and is zeros."""
+    rng, bench = TASK.rng(14), await started(14)
+    bench.pause(PATTERNS[idle], PATTERNS[stall])
+    first = number_of(rng.bytes(4))
+    values = stimulus.without_fields(TASK.fmt, first, 20, rng)
+    bench.send(Tensor(values.tobytes(), first))
+    expected = TASK.fmt.compress(values, first).tobytes()
+    assert mismatches(await bench.receive(words_of(expected)), expected) == 0
+    note_coverage(bench)
 
 
 @cocotb.test(skip=TASK.part != "decompressor")

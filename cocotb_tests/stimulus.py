@@ -130,6 +130,15 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
     return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
 
 
+def without_fields(fmt: HadamardFormat, first: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Blocks, the first of that number, of which all that is not 0 are coefficients that have no field."""
+    places = np.flatnonzero(fmt.widths == 0)
+    odd = np.bitwise_count(places[:, None] & np.arange(fmt.block)) & 1
+    numbers = ((first + np.arange(count)) % (1 << 32)).astype(np.uint32)
+    values = rng.integers(-2, 3, (count, len(places))) @ (1 - 2 * odd.astype(np.int64)) * fmt.signs(numbers)
+    return values.astype(fmt.float_type.array)
+
+
 def _fields(fmt: Format, sign, exponent, mantissa) -> Blocks:
     ft = fmt.float_type
     wide = [np.asarray(part).astype(np.uint64) for part in (sign, exponent, mantissa)]
