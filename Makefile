@@ -61,7 +61,7 @@ library: setup ## The Verilated engines as a library, for training through the R
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
 	$(RUN) gen diagrams
 
-synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib, ARGS="--help")
+synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib ACTIVITY=arrays.npz, ARGS="--help")
 	$(RUN) gen synth $(ARGS)
 
 formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")

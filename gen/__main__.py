@@ -93,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     synth = commands.add_parser(
         "synth",
         parents=[of_format],
-        help="area, depth, speed (default: of every preset), in build/synth; $LIBERTY: a library to map to",
+        help="area, depth, speed (default: of every preset), in build/synth; $LIBERTY: a library to map to; "
+        "$ACTIVITY: an .npz of values for its energy",
     )
     synth_command.add_arguments(synth)
 

@@ -86,6 +86,28 @@ def test_a_cell_that_the_library_lacks_is_named(tmp_path):
         energy.Netlist(path, energy.Library.parse(LIBRARY))
 
 
+def test_arrays_are_cut_into_blocks(tmp_path):
+    path = tmp_path / "arrays.npz"
+    block = SMALL.fmt.block
+    np.savez(path, one=np.full((3, block), 1, np.float32), two=np.full(2 * block + 5, 2, np.float32))
+    words = energy.stimulus(SMALL, "compressor", path)
+    content = b"".join(word.to_bytes(SMALL.bus_bytes, "little") for stream in words for word in stream)
+    blocks = np.frombuffer(content, SMALL.fmt.float_type.array).reshape(-1, block).astype(float)
+    assert (blocks == blocks[:, :1]).all()
+    assert set(blocks[:, 0]) == {1, 2}
+
+
+@pytest.mark.parametrize("content", [b"", b"not one", {}, {"short": np.zeros(3)}])
+def test_a_file_without_blocks_is_refused(content, tmp_path):
+    path = tmp_path / "arrays.npz"
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"ACTIVITY must .*arrays\.npz"):
+        energy.stimulus(SMALL, "compressor", path)
+
+
 @pytest.mark.parametrize("part", ["compressor", "decompressor"])
 def test_the_simulated_netlist_gives_the_golden_models_words(part, tmp_path):
     top = module_name(SMALL, part)

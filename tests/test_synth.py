@@ -191,6 +191,8 @@ def test_registers_around_a_design_delay_it_by_two_cycles():
         (["--jobs", "0"], {}, "jobs must be at least 1, not 0"),
         (["--scheme", "planes", "--target", "1"], {}, "target must be .*, not 1"),
         ([], {"LIBERTY": "absent.lib"}, "LIBERTY must be a cell library's file, not 'absent.lib'"),
+        ([], {"ACTIVITY": "absent.npz"}, "ACTIVITY must be a file of arrays, not 'absent.npz'"),
+        ([], {"ACTIVITY": __file__}, "ACTIVITY is for the energy of a cell library"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, environment, message, monkeypatch, elsewhere):

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         fmt: what to measure instead of presets.
 
     Raises:
-        ValueError: an argument or $LIBERTY is wrong.
+        ValueError: an argument, $LIBERTY or $ACTIVITY is wrong.
         gen.toolchain.ToolError: a tool failed.
         SystemExit: Ctrl-C, or the end of a time limit; what was started has ended.
     """
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         geometry(config)  # raises if there is no such engine
     if arguments.jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {arguments.jobs!r}")
-    liberty = os.environ.get("LIBERTY")
+    liberty, activity = (os.environ.get(name) for name in ("LIBERTY", "ACTIVITY"))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if arguments.scaling:
@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
                 arguments.jobs,
                 placed=[config for config in configs if _is_placed(config, arguments)],
                 liberty=Path(liberty) if liberty else None,
+                activity=Path(activity) if activity else None,
                 show_paths=arguments.paths,
             )
     except KeyboardInterrupt:

@@ -267,18 +267,43 @@ def columns(words: Sequence[int], width: int) -> list[int]:
     return [int("".join(column)[::-1], 2) for column in zip(*texts, strict=True)]
 
 
-def stimulus(config: Config, part: str) -> list[list[int]]:
-    """Words for each stream: normal values, each block of another scale, or what they are stored as."""
+def stimulus(config: Config, part: str, arrays: Path | None = None) -> list[list[int]]:
+    """Words for each stream: blocks cut from arrays, or what they are stored as.
+
+    Args:
+        arrays: an ``.npz``; without it, normal values, each block of another scale.
+
+    Raises:
+        ValueError: there is no such file, or it has no block of values.
+    """
     fmt, size = config.fmt, config.bus_bytes
     assert fmt.target
     rng = np.random.default_rng(0)
     # Whole blocks in whole words, so that a stream can begin again.
     blocks = size // gcd(size, fmt.target) * 8
+    rows = _rows(arrays, fmt.block) if arrays else None
     found = []
     for _ in range(STREAMS):
-        values = rng.standard_normal((blocks, fmt.block)) * np.exp2(rng.integers(-8, 8, (blocks, 1)))
+        if rows is None:
+            values = rng.standard_normal((blocks, fmt.block)) * np.exp2(rng.integers(-8, 8, (blocks, 1)))
+        else:
+            values = rows[rng.integers(0, len(rows), blocks)]
         floats = values.astype(fmt.float_type.array)
         content = floats.tobytes() if part == "compressor" else np.asarray(fmt.compress(floats)).tobytes()
         pieces = range(0, len(content), size)
         found.append([int.from_bytes(content[start : start + size], "little") for start in pieces])
     return found
+
+
+def _rows(path: Path, block: int) -> np.ndarray:
+    """The arrays' values in blocks; what is left of each is not among them."""
+    try:
+        with np.load(path) as arrays:
+            flat = [arrays[name].reshape(-1) for name in arrays.files]
+    except (EOFError, OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"ACTIVITY must be an .npz of arrays, not {str(path)!r}: {error}") from error
+    whole = [array[: len(array) // block * block].reshape(-1, block) for array in flat]
+    rows = np.concatenate([np.empty((0, block)), *whole])
+    if not len(rows):
+        raise ValueError(f"ACTIVITY must have arrays of at least {block} values: {str(path)!r} has none")
+    return rows

@@ -74,23 +74,31 @@ def measure_gates(config: Config, part: str) -> gates.Gates:
     return gates.Gates.from_json(found)
 
 
-def measure_cells(config: Config, part: str, liberty: str) -> dict[str, float | None]:
-    """:func:`gen.synth.gates.measure_cells` of an engine, and the energy of a byte."""
+def measure_cells(config: Config, part: str, liberty: str, activity: Path | None) -> dict[str, float | None]:
+    """:func:`gen.synth.gates.measure_cells` of an engine, and the energy of a byte.
+
+    Args:
+        liberty: the text of a cell library.
+        activity: see :func:`gen.synth.energy.stimulus`.
+    """
     source, top = _source(config, part), module_name(config, part)
 
     def measure(folder: Path) -> dict[str, float | None]:
         found = gates.measure_cells(source, top, liberty, folder)
-        return found | _energy(config, part, liberty, folder)
+        return found | _energy(config, part, liberty, activity, folder)
 
-    return _cached([source, gates.FLOW, energy.FLOW, liberty], measure)
+    content = hashlib.sha256(activity.read_bytes()).hexdigest() if activity else ""
+    return _cached([source, gates.FLOW, energy.FLOW, liberty, content], measure)
 
 
-def _energy(config: Config, part: str, liberty: str, folder: Path) -> dict[str, float | None]:
+def _energy(
+    config: Config, part: str, liberty: str, activity: Path | None, folder: Path
+) -> dict[str, float | None]:
     """Energy of a byte, pJ, and its clock's part; none without a library's energies or a stream."""
     if config.interface != "stream" or config.memories or "internal_power" not in liberty:
         return {"pj_per_byte": None, "clock_pj_per_byte": None}
     netlist = energy.Netlist(folder / "netlist.json", energy.Library.parse(liberty))
-    found = energy.of_stream(netlist, energy.stimulus(config, part))
+    found = energy.of_stream(netlist, energy.stimulus(config, part, activity))
     size = bytes_per_cycle(config)
     return {
         "pj_per_byte": round((found.clock + found.switching) / size, 2),

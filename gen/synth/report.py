@@ -23,6 +23,7 @@ def synthesise(
     *,
     placed: Sequence[Config] = (),
     liberty: Path | None = None,
+    activity: Path | None = None,
     show_paths: bool = False,
     out: Path = jobs.ROOT,
 ) -> list[dict[str, Any]]:
@@ -33,6 +34,7 @@ def synthesise(
         processes: how many engines are measured at a time.
         placed: those of ``configs`` that are also placed on the ECP5, which takes minutes.
         liberty: a cell library to map to as well.
+        activity: an ``.npz`` of arrays whose values switch the cells; see :func:`gen.synth.energy.stimulus`.
         show_paths: also print the longest paths.
         out: folder of the two files.
 
@@ -40,11 +42,15 @@ def synthesise(
         The rows of report.json.
 
     Raises:
-        ValueError: there is no such library.
+        ValueError: there is no such library, or no such file of arrays.
         gen.toolchain.ToolError: a tool failed; then nothing is written.
     """
     if liberty and not liberty.is_file():
         raise ValueError(f"LIBERTY must be a cell library's file, not {str(liberty)!r}")
+    if activity and not activity.is_file():
+        raise ValueError(f"ACTIVITY must be a file of arrays, not {str(activity)!r}")
+    if activity and not liberty:
+        raise ValueError("ACTIVITY is for the energy of a cell library: set LIBERTY, too")
     engines = [(config, part) for config in configs for part in parts(config)]
     todo: dict[tuple[str, Config, str], Callable[[], Any]] = {}  # the slowest first
     for config, part in engines:
@@ -53,7 +59,9 @@ def synthesise(
     for config, part in engines:
         todo["gates", config, part] = partial(jobs.measure_gates, config, part)
         if liberty:
-            todo["cells", config, part] = partial(jobs.measure_cells, config, part, liberty.read_text())
+            todo["cells", config, part] = partial(
+                jobs.measure_cells, config, part, liberty.read_text(), activity
+            )
     found = jobs.run(todo, processes)
 
     rows, details = [], []
