@@ -23,6 +23,10 @@ def test_the_engine_does_what_the_model_says(build):
         assert row["excess_bytes"] < 0.01, row
     assert bypass["read_latency_added"] == 2
     assert planes["read_latency_added"] == 5 + 4  # of the decompressor
+    found = [memory.run_cocotbext("small-quarter", build / "sim", bursts=64, seed=1) for _ in range(2)]
+    assert sum(found[0]) == 64
+    assert min(found[0]) > 0
+    assert found[0] == found[1]  # which was kept
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

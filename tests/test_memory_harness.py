@@ -1,8 +1,13 @@
 """Random bursts on a small memory engine, made and checked in C++."""
 
+import argparse
+
 import pytest
 
-from cocotb_tests.memory import harness
+from cocotb_tests import __main__ as benches
+from cocotb_tests import reports
+from cocotb_tests.memory import engines, harness
+from gen import memory
 
 from .conftest import MEMORY
 
@@ -43,3 +48,32 @@ def test_rates_and_latency_are_measured(memory_harness):
         assert 8 < row["write_bytes_per_cycle"] <= 16
         assert row["excess_bytes"] < 0.05
         assert 2 < row["read_latency_added"] < 60
+
+
+def test_rows_are_kept_until_something_changes(memory_harness, monkeypatch, tmp_path):
+    built = []
+    monkeypatch.setitem(harness.ENGINES, "tiny", MEMORY)
+    monkeypatch.setattr(harness, "build", lambda parameters, folder: built.append(folder) or memory_harness)
+    place = tmp_path / "harness" / "tiny"
+    place.mkdir(parents=True)
+    rows = [harness.run("tiny", tmp_path, bursts=40, seed=seed) for seed in (1, 1, 2)]
+    assert built == [place, place]
+    assert rows[0] == rows[1]
+    assert rows[0] != rows[2]
+
+
+def test_bursts_of_both_benches_are_added(monkeypatch, tmp_path):
+    regions = {"small": ("planes", "bypass")}
+    regions |= dict.fromkeys(memory.PRESETS, ("planes", "hadamard", "bypass"))
+
+    def run(name, folder, *, bursts, seed):
+        return [{"config": name, "region": region, "bursts": bursts} for region in regions[name]]
+
+    monkeypatch.setattr(harness, "SHARES", dict.fromkeys(regions, 0.1))
+    monkeypatch.setattr(harness, "run", run)
+    monkeypatch.setattr(engines, "run_cocotbext", lambda name, folder, *, bursts, seed: [bursts, 2, 3])
+    monkeypatch.setattr(benches, "_run_all", lambda calls, jobs, text: [call() for call in calls])
+    monkeypatch.setattr(type(reports.MEMORY), "show", lambda report, rows: None)
+    rows = benches._sim_memory(argparse.Namespace(blocks=100, seed=1, jobs=1), tmp_path)
+    assert [row["bursts"] for row in rows] == [1000, 1000, *[1100, 1002, 1003] * len(memory.PRESETS)]
+    assert [row["bursts_cocotbext"] for row in rows] == [0, 0, *[100, 2, 3] * len(memory.PRESETS)]
