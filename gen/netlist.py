@@ -41,6 +41,8 @@ def write_gates(config: Config, part: str, path: Path) -> None:
         f"synth -flatten -top {module_name(config, part)}",
         "setattr -unset init w:*",
         "opt_clean -purge",
+        # Else flip-flops are called after what they drive, and a[1] is a bit of one wire, and another wire.
+        "rename -enumerate -pattern cell% t:$_*",
         f"write_verilog -noattr -noexpr {path}",
     ]
     run_yosys(commands, path.with_suffix(".log"))

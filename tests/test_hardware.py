@@ -16,6 +16,7 @@ from cocotb_tests.corners import engine_coverage
 from cocotb_tests.coverage import FLOWS
 from cocotb_tests.promises import promise
 from cocotb_tests.streams import cut_into_words
+from gen import netlist
 from gen.config import Config
 from gen.verilog import bytes_per_cycle, convert, geometry, make_component, module_name, parts
 from golden import HadamardFormat, PlaneFormat
@@ -91,9 +92,17 @@ def test_the_benches_meet_every_corner_of_the_format(part, build):
 def test_gates_without_initial_values_match_the_golden_model(config, part, build):
     row = runner.run(config, part, build / "gates", model=runner.GATES, blocks=300, seed=1)
     assert row.mismatches == 0
-    netlist = build / "gates" / "verilator" / config.slug / part / "engine.v"
-    assert "$_DFFE_PP_" in netlist.read_text()
-    assert not re.search(r"^\s*(reg|initial)\b", netlist.read_text(), re.M)
+    gates = build / "gates" / "verilator" / config.slug / part / "engine.v"
+    assert "$_DFFE_PP_" in gates.read_text()
+    assert not re.search(r"^\s*(reg|initial)\b", gates.read_text(), re.M)
+
+
+def test_cells_of_gates_have_names_of_their_own(tmp_path):
+    (config,) = (config for config in configs.SMALL if config.name == "fp16_n64_t13_hadamard_b16")
+    netlist.write_gates(config, "compressor", tmp_path / "engine.v")
+    names = re.findall(r"^  \\\$_\w+_ +(\S+)", (tmp_path / "engine.v").read_text(), re.M)
+    assert len(names) > 10_000
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.timeout(900)
