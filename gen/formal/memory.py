@@ -75,26 +75,41 @@ class ReadRules(Rules):
         return m
 
 
-class WriteRules(Rules):
+class _Writes(Rules):
+    """The path of writes between neighbours that keep the rules of AXI4; nothing times out."""
+
+    def __init__(self, parameters: MemoryParameters):
+        super().__init__(WritePath(parameters), parameters)
+
+    def _add_path(self, m: Module, platform) -> None:
+        path = self._path
+        m.submodules.path = without_codecs(path, platform)
+        one_region(m, self._parameters, path.regions, self.stored)
+        for name in ("b", "maw", "mw"):
+            wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
+        m.d.comb += path.timeout.eq(100)
+
+    def _drive(self, m: Module, aw) -> Signal:
+        """Give it bursts of these addresses; returns how many have all their data and no answer."""
+        path = self._path
+        _, done = drive_writes(m, path, aw, self.w, self._parameters.word_bits)
+        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
+        return done
+
+
+class WriteRules(_Writes):
     """Proves that streams keep the contract, that bursts of memory stay in their page and have as many beats
     of W, the last with LAST, as their addresses say, and that nothing is answered before its data was taken.
 
     Reads are what the solver makes of them: which blocks they ask for, and which of them are to be evicted.
     """
 
-    def __init__(self, parameters: MemoryParameters):
-        super().__init__(WritePath(parameters), parameters)
-
     def elaborate(self, platform):
         m = Module()
         parameters, path = self._parameters, self._path
-        m.submodules.path = without_codecs(path, platform)
-        one_region(m, parameters, path.regions, self.stored)
-        for name in ("b", "maw", "mw"):
-            wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
-        m.d.comb += [path.timeout.eq(100), path.hazards.evicts.eq(self.chance)]
-        _, done = drive_writes(m, path, self.aw, self.w, parameters.word_bits)
-        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
+        self._add_path(m, platform)
+        m.d.comb += path.hazards.evicts.eq(self.chance)
+        done = self._drive(m, self.aw)
         addresses = path.maw.valid & path.maw.ready
 
         which = stays(m, self.which)
@@ -124,7 +139,7 @@ class WriteRules(Rules):
         return m
 
 
-class WriteOrder(Rules):
+class WriteOrder(_Writes):
     """Proves that bursts of the same ID are answered in their order, each once, after its own last beat: of
     those of any one ID, the answer of each is DECERR if there is no region at its address, and no other is.
 
@@ -135,19 +150,14 @@ class WriteOrder(Rules):
     """
 
     def __init__(self, parameters: MemoryParameters, any_id: bool = False):
-        super().__init__(WritePath(parameters), parameters)
+        super().__init__(parameters)
         self._any_id = any_id
 
     def elaborate(self, platform):
         m = Module()
-        parameters, path = self._parameters, self._path
-        m.submodules.path = without_codecs(path, platform)
-        one_region(m, parameters, path.regions, self.stored)
-        for name in ("b", "maw", "mw"):
-            wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
-        m.d.comb += path.timeout.eq(100)
-        drive_writes(m, path, self.aw, self.w, parameters.word_bits)
-        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
+        path = self._path
+        self._add_path(m, platform)
+        self._drive(m, self.aw)
         m.d.comb += path.mb.p.resp.eq(Response.OKAY)
 
         which, mine = stays(m, self.which), stays(m, self.chance)
@@ -177,7 +187,7 @@ class WriteOrder(Rules):
         return m
 
 
-class ReadsApart(Rules):
+class ReadsApart(_Writes):
     """Proves that reads wait for no writes of other pages: while there are some of even pages alone, nothing
     that they do keeps a read of an odd page, be it of blocks or of beats of memory.
 
@@ -186,23 +196,19 @@ class ReadsApart(Rules):
     """
 
     def __init__(self, parameters: MemoryParameters, any_page: bool = False):
-        super().__init__(WritePath(parameters), parameters)
+        super().__init__(parameters)
         self._any_page = any_page
 
     def elaborate(self, platform):
         m = Module()
         parameters, path = self._parameters, self._path
-        m.submodules.path = without_codecs(path, platform)
-        one_region(m, parameters, path.regions, self.stored)
-        for name in ("b", "maw", "mw"):
-            wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
-        m.d.comb += [path.timeout.eq(100), path.hazards.evicts.eq(self.chance)]
+        self._add_path(m, platform)
+        m.d.comb += path.hazards.evicts.eq(self.chance)
         written = self.aw.signature.create()
         wiring.connect(m, wiring.flipped(self.aw), written)
         if not self._any_page:
             m.d.comb += written.p.addr[PAGE_BITS].eq(0)
-        drive_writes(m, path, written, self.w, parameters.word_bits)
-        drive(m, path.mb, only_if(m, self.mb, unanswered_bursts(m, path)[0] != 0))
+        self._drive(m, written)
 
         page = Cat(C(1, 1), self.which)
         blocks, beats = path.hazards.blocks, path.hazards.beats
