@@ -116,21 +116,33 @@ def main() -> None:
     if given.row:
         print(json.dumps(measure(given.model, given.scheme, given.steps)))
         return
-    pairs = [
-        (m, s) for m in MODELS for s in SCHEMES if given.model in (None, m) and given.scheme in (None, s)
+    rows: list[dict[str, Any]] = []
+    for name in MODELS:
+        if given.model not in (None, name):
+            continue
+        rows += _of_model(name, [s for s in SCHEMES if given.scheme in (None, s)], given.steps, given.rounds)
+        OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+        OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")  # after each model: a whole run takes long
+    _show(rows, given.rounds)
+    print(f"written to {OUTPUT}")
+
+
+def _of_model(name: str, schemes: list[str], steps: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each scheme: the first round's, with the median of all rounds' seconds."""
+    runs: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in schemes}
+    for scheme in track(schemes * rounds, f"training {name}", console=Console(stderr=True), transient=True):
+        command = [sys.executable, "-m", "bench.training", "--row", "--model", name, "--scheme", scheme]
+        done = subprocess.run([*command, "--steps", str(steps)], stdout=subprocess.PIPE, check=True)
+        runs[scheme].append(json.loads(done.stdout.splitlines()[-1]))
+    return [
+        found[0] | {"seconds_per_step": statistics.median(row["seconds_per_step"] for row in found)}
+        for found in runs.values()
     ]
-    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    work = [pair for model in MODELS for _ in range(given.rounds) for pair in pairs if pair[0] == model]
-    for model, scheme in track(work, "training", console=Console(stderr=True), transient=True):
-        command = [sys.executable, "-m", "bench.training", "--row", "--model", model, "--scheme", scheme]
-        done = subprocess.run([*command, "--steps", str(given.steps)], stdout=subprocess.PIPE, check=True)
-        runs.setdefault((model, scheme), []).append(json.loads(done.stdout.splitlines()[-1]))
-    rows = []
-    for found in runs.values():
-        seconds = statistics.median(row["seconds_per_step"] for row in found)
-        rows.append(found[0] | {"seconds_per_step": seconds})
+
+
+def _show(rows: list[dict[str, Any]], rounds: int) -> None:
     table = Table(
-        "model", "scheme", title=f"a training step on {rows[0]['device']}, median of {given.rounds} rounds"
+        "model", "scheme", title=f"a training step on {rows[0]['device']}, median of {rounds} rounds"
     )
     for heading in ("seconds", "of none", "predicted MB", "kept MB", "peak MB", "resident MB"):
         table.add_column(heading, justify="right")
@@ -141,9 +153,6 @@ def main() -> None:
         cells = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
         table.add_row(row["model"], row["scheme"], f"{row['seconds_per_step']:.3f}", times, *cells)
     Console(width=110).print(table)
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")
-    print(f"written to {OUTPUT}")
 
 
 if __name__ == "__main__":
