@@ -103,17 +103,19 @@ def huggingface(kind, folder, options=None, **arguments):
 def every_option(folder):
     """Of compress_activations, but for the policy; each leaves its trace in the stash."""
     disk = Offload(folder, amount="all")
-    return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk}
+    return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk, "by_module": True}
 
 
 def check_options(stash, plain):
     """Only the first two activations are large enough, each 64 x 64 values in 256 blocks of 9 and 4 bytes."""
-    rows = {(row.shape, row.kept): row.stored_bytes for row in stash.report().rows if row.counted}
-    assert rows[(64, 64), "compressed, offloaded"] == 2 * 256 * (9 + 4)
-    assert rows[(64, 32), "under 4096 values"] == 64 * 32 * 4
+    rows = [row for row in stash.report().rows if row.counted]
+    found = {(row.module.removeprefix("regression."), row.kept): row.stored_bytes for row in rows}
+    assert found["net.1", "compressed, offloaded"] == found["net.3", "compressed, offloaded"] == 256 * (9 + 4)
+    assert found["net.0", "under 4096 values"] == 64 * 32 * 4
     assert stash.offloaded_bytes == 2 * 256 * 9
     assert isinstance(stash._codecs.get(COARSE, torch.float32), GoldenBackend)
     assert "compressed, offloaded" not in {row.kept for row in plain.report().rows}
+    assert {row.module for row in plain.report().rows} == {""}
 
 
 @pytest.mark.parametrize("kind", [Compressing, WithOwnLoss])

@@ -5,6 +5,7 @@ In the codecs' stead are some that only count words. Memories are not counted: t
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _TOP = "memory"
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m gen.synth.memory", description=__doc__).parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     engine = MemoryEngine(PARAMETERS)
     ports = [getattr(engine, name) for name in engine.signature.members]

@@ -1,4 +1,4 @@
-"""The codecs that the bridge can run: every backend makes the same bytes for the same values.
+"""The codecs that the bridge can run: every backend makes the same bytes of the same values and numbers.
 
 A backend takes values as a flat tensor and gives the stored bytes, and back. ``golden`` is the NumPy
 model itself, ``cpu`` the same as machine code, ``triton`` kernels for CUDA, ``torch`` vectorised torch

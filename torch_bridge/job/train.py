@@ -94,7 +94,7 @@ class Options:
 
     @property
     def format(self) -> StashFormat:
-        """That of the scheme, planes if it has none; raises ValueError if there is none such."""
+        """That of the scheme, planes if it has none; raises ValueError if an option does not fit it."""
         kind = self.scheme.partition("+")[0]
         if kind == "quant":
             return QuantFormat(self.dtype, self.bits)

@@ -96,8 +96,9 @@ class Rule:
     Args:
         keep: "raw"; "bits", a bit for each value, which only fits tensors with two values at most; "derive",
             to compute it anew from what is stashed anyway, which only fits what cheap operations made of
-            that; or a fixed-mode format. A format holds for all float types: another than its own gets the
-            same block and ratio. Integers, and floats that no format has, stay raw.
+            that; or a fixed-mode format. A format holds for all float types: another than its own gets, in
+            planes, the same block and ratio, otherwise as many bits a value. Integers, and floats that no
+            format has, stay raw.
         op: name of the operation that made the tensor, as in ``stash.report()``; a shell pattern
             ("*_norm.1").
         saved_by: name of the operation that saves one of its inputs, in place or not: "div", "pow(0.5)" or

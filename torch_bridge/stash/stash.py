@@ -72,8 +72,9 @@ def compress_activations(
         model: whose parameters and buffers stay raw.
         policy: which tensors are compressed, and how far; a fixed-mode format stands for
             ``Policy.default(fmt)``. Float tensors of another 16- or 32-bit type than a format's (autocast
-            saves both) are kept at the same ratio: in the same blocks, with the target scaled by their width.
-        backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each.
+            saves both) are kept in planes at the same ratio, and in other formats in as many bits a value.
+        backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each, but that those
+            behind a memory engine give a Hadamard block the number that it has there.
         min_values: tensors with fewer distinct values stay raw.
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
             :class:`CorruptionError`, which names tensor and block.

@@ -22,7 +22,8 @@ class CompressActivationsMixin:
     the last forward pass, is logged with the loss.
 
     Args:
-        policy, backend, min_values, verify, offload: as of :func:`torch_bridge.compress_activations`.
+        policy, backend, min_values, verify, offload, by_module: as of
+            :func:`torch_bridge.compress_activations`.
         args, kwargs: the Trainer's.
 
     Attributes:
@@ -45,10 +46,16 @@ class CompressActivationsMixin:
         min_values: int = 1024,
         verify: bool = False,
         offload: Offload | None = None,
+        by_module: bool = False,
         **kwargs: Any,
     ) -> None:
         self._compress = context(
-            policy=policy, backend=backend, min_values=min_values, verify=verify, offload=offload
+            policy=policy,
+            backend=backend,
+            min_values=min_values,
+            verify=verify,
+            offload=offload,
+            by_module=by_module,
         )
         super().__init__(*args, **kwargs)
         self.stash: Stash | None = None

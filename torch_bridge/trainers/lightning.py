@@ -36,7 +36,8 @@ class CompressActivations(Callback):
     ``activation_ratio``, raw over stored bytes of the last step, is logged with ``self.log``.
 
     Args:
-        policy, backend, min_values, verify, offload: as of :func:`torch_bridge.compress_activations`.
+        policy, backend, min_values, verify, offload, by_module: as of
+            :func:`torch_bridge.compress_activations`.
 
     Attributes:
         stash: of the last training step, None before the first; ``stash.report()`` lists what it kept.
@@ -54,9 +55,15 @@ class CompressActivations(Callback):
         min_values: int = 1024,
         verify: bool = False,
         offload: Offload | None = None,
+        by_module: bool = False,
     ) -> None:
         self._compress = context(
-            policy=policy, backend=backend, min_values=min_values, verify=verify, offload=offload
+            policy=policy,
+            backend=backend,
+            min_values=min_values,
+            verify=verify,
+            offload=offload,
+            by_module=by_module,
         )
         self._step: Callable[..., Any] | None = None
         self.stash: Stash | None = None
