@@ -148,7 +148,7 @@ class BlockFormat(ABC):
             raise ValueError(f"stored must be an array of uint8, not {describe(stored)}")
         if stored.shape != (blocks, self.target):
             raise ValueError(f"stored must have shape {(blocks, self.target)}, not {stored.shape}")
-        return stored
+        return np.ascontiguousarray(stored)
 
     def _spans(self, blocks: int) -> Iterator[tuple[int, int]]:
         """Cut so many blocks into pieces: first block, and the one behind the last."""

@@ -133,9 +133,10 @@ class HadamardFormat(BlockFormat):
         Raises:
             ValueError: the array has another type, or there is no such number.
         """
-        numbers = self._numbers(first, self.blocks(np.size(values)))
+        values = np.asarray(values)
+        numbers = self._numbers(first, self.blocks(values.size))
         rows, start = [np.empty((0, self.target), np.uint8)], 0
-        for words in self._chunks(np.asarray(values)):
+        for words in self._chunks(values):
             rows.append(self._lay_out(self.encode(words, numbers[start : start + len(words)])))
             start += len(words)
         return np.concatenate(rows)

@@ -3,19 +3,22 @@
 import gc
 import threading
 import warnings
+import weakref
 from typing import ClassVar
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from golden import PlaneFormat
-from torch_bridge import Policy, Rule, backends, compress_activations
+from golden import HadamardFormat, PlaneFormat
+from torch_bridge import Offload, Policy, Rule, backends, compress_activations
 from torch_bridge.backends import AutoBackend
 from torch_bridge.offload import Handle
 from torch_bridge.stash.entries import Entry
 
 from .plain_stash import COARSE, FMT, NOTHING, reference, stored, untouched
+
+HADAMARD = HadamardFormat("fp32", 128, 64)
 
 
 def ours(model=NOTHING, fmt=FMT, **kwargs):
@@ -328,15 +331,52 @@ def test_writes_past_the_version_counter_are_seen():
     assert torch.allclose(x.grad, expected)
 
 
-def test_a_raw_tensor_written_to_after_saving_is_an_error():
+@pytest.mark.parametrize("policy", [FMT, HADAMARD], ids=str)
+def test_a_raw_tensor_written_to_after_saving_is_an_error(policy):
     weight = torch.nn.Parameter(torch.ones(64, 64))
     x = leaf(64, 64)
-    with ours(torch.nn.ParameterList([weight])):
+    with compress_activations(torch.nn.ParameterList([weight]), policy):
         loss = (x @ weight).sum()
     with torch.no_grad():
         weight.mul_(2)
     with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
         loss.backward()
+
+
+@pytest.mark.parametrize("policy", [FMT, HADAMARD], ids=str)
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_result_whose_data_is_replaced_at_once_comes_back_as_it_was(policy, size):
+    """As pipelines do with what is sent on."""
+    x = leaf(64, 64)
+    with compress_activations(NOTHING, policy):
+        y = x.exp()
+        loss = y.sum()
+        y.data = torch.zeros(size, size)
+    loss.backward()
+    assert (x.grad / x.detach().exp() - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("policy", [FMT, HADAMARD], ids=str)
+def test_operators_that_take_functions(policy):
+    x = leaf(40, 64)
+    with compress_activations(NOTHING, policy, min_values=1 << 20):
+        y = torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x * 1,))
+    y.sum().backward()
+    expected = x.detach().cos() if x.sum() > 0 else -x.detach().sin()
+    assert torch.allclose(x.grad, expected)
+
+
+@pytest.mark.parametrize("by_module", [False, True])
+def test_a_stash_does_not_keep_the_model(by_module):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.BatchNorm1d(64))
+    with compress_activations(model, FMT, by_module=by_module) as stash:
+        loss = model(torch.randn(64, 64)).sum()
+    loss.backward()
+    parts = [weakref.ref(part) for part in (*model.parameters(), *model.modules())]
+    del model, loss
+    gc.collect()
+    assert stash.report().ratio > 1
+    assert not any(part() is not None for part in parts)
 
 
 def test_freed_and_reused_addresses_are_never_confused():
@@ -480,15 +520,18 @@ class Waiting(Handle):
         return self.tensor
 
 
-class Idle:
+class Idle(Offload):
     """An offload, and its steps, that sends nothing."""
 
     bytes = 0
 
+    def __init__(self):
+        pass
+
     def begin(self):
         return self
 
-    def put(self, tensor, name):
+    def put(self, tensor, name, counts=None):
         return Waiting(tensor)
 
     def keep(self, owner, nbytes):
@@ -739,6 +782,14 @@ def test_a_bad_argument_is_an_error_at_once():
         compress_activations(NOTHING, PlaneFormat("fp32", 64, None))
     with pytest.raises(ValueError, match="min_values must not be negative, not -1"):
         compress_activations(NOTHING, FMT, min_values=-1)
+    with pytest.raises(ValueError, match=r"min_values must be a number of values, not 1.5"):
+        compress_activations(NOTHING, FMT, min_values=1.5)
+    with pytest.raises(ValueError, match="policy must be a format or a Policy, not 'planes'"):
+        compress_activations(NOTHING, "planes")
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not None"):
+        compress_activations(None, FMT)
+    with pytest.raises(ValueError, match="offload must be an Offload or None, not '/tmp'"):
+        compress_activations(NOTHING, FMT, offload="/tmp")
 
 
 def test_the_report_adds_up_and_prints():

@@ -207,6 +207,23 @@ def test_a_wrong_treatment_is_named(keep):
         Rule(keep)
 
 
+def test_what_no_tensor_can_fit_is_named():
+    with pytest.raises(
+        ValueError, match=r"dtype must be one of torch's, as 'float32', or fit one, not 'fp32'"
+    ):
+        Rule("raw", dtype="fp32")
+    with pytest.raises(ValueError, match=r"dtype must be a name or a shell pattern, not torch.float32"):
+        Rule("raw", dtype=torch.float32)
+    with pytest.raises(ValueError, match="most must be a number of values, from 10, not 5"):
+        Rule("raw", least=10, most=5)
+    with pytest.raises(ValueError, match="least must be a number of values, from 0, not -1"):
+        Rule("raw", least=-1)
+    with pytest.raises(ValueError, match=r"rules must be a sequence of Rule, not \[PlaneFormat"):
+        Policy([PlaneFormat("fp32", 64, 80)])
+    with pytest.raises(ValueError, match=r"rules must be a sequence of Rule, not Rule"):
+        Policy(Rule("raw"))
+
+
 def test_a_lossless_format_is_an_error():
     with pytest.raises(ValueError, match="must have a target"):
         Rule(PlaneFormat("fp32", 64, None))
@@ -230,7 +247,8 @@ def entries():
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [thing for thing in gc.get_objects() if type(thing) is Entry]
+        found = [thing for thing in gc.get_objects() if type(thing) is Entry]
+    return [entry for entry in found if isinstance(entry.stored, torch.Tensor)]
 
 
 def stashed(**options):
@@ -392,6 +410,16 @@ def test_calibration_needs_formats_of_a_fixed_size(formats):
     model, batches = calibrated_model()
     with pytest.raises(ValueError, match=re.escape(f"formats must be some with a target, not {formats}")):
         calibrate(model, batches, budget=100_000, formats=formats, loss=cross_entropy)
+
+
+def test_calibration_needs_a_batch_and_a_gradient():
+    model = torch.nn.Linear(64, 64)
+    with pytest.raises(ValueError, match=r"batch must be one batch or a list of some, not \[\]"):
+        calibrate(model, [], budget=1 << 20, loss=lambda model, x: model(x).sum())
+    with pytest.raises(ValueError, match="loss must have a gradient that is not zero"):
+        calibrate(model, torch.ones(64, 64), budget=1 << 20, loss=lambda model, x: 0 * model(x).sum())
+    with pytest.raises(ValueError, match="budget must be a positive number of bytes, not nan"):
+        calibrate(model, torch.ones(64, 64), budget=float("nan"), loss=lambda model, x: model(x).sum())
 
 
 def test_a_large_budget_keeps_everything_raw():

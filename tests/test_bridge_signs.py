@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Policy, QuantFormat, Rule, compress_activations
+from torch_bridge.stash.stash import INFINITIES
 
 FMT = HadamardFormat("fp32", 128, 32)
 NEEDY = {
@@ -55,6 +56,10 @@ NEEDY = {
     "sin": lambda x: (5 * x).sin(),
     "logsumexp": lambda x: (5 * x).view(-1, 64).logsumexp(1),
     "foreach": lambda x: sum(torch._foreach_div([torch.ones_like(x)], [x])),
+    "binary_cross_entropy": lambda x: functional.binary_cross_entropy(
+        (5 * x).sigmoid(), x.detach().sigmoid()
+    ),
+    "quotient of exp": lambda x: 1 / ((5 * x).exp() + 1e-6),
 }
 IN_PLACE = {
     "relu6": lambda x: functional.relu6(x, inplace=True),
@@ -125,6 +130,31 @@ def losses_through(name, policy=None):
     return torch.tensor(losses)
 
 
+COMPARED = {
+    "amax": lambda x: x.view(-1, 4).amax(1),
+    "amin": lambda x: x.view(-1, 4).amin(1),
+    "max": torch.max,
+    "median": torch.median,
+    "nanmedian": torch.nanmedian,
+    "aminmax": lambda x: sum(torch.aminmax(x.view(-1, 4), dim=1)),
+    "norm(inf)": lambda x: torch.linalg.vector_norm(x.view(-1, 4), ord=torch.inf, dim=1),
+    "softmax by hand": lambda x: ((z := 5 * x.view(-1, 64)) - z.amax(1, keepdim=True)).exp().square(),
+    "scatter_reduce": lambda x: torch.zeros(64).scatter_reduce(0, torch.arange(4096) % 64, x, "amax"),
+    "ctc_loss": lambda x: functional.ctc_loss(
+        (5 * x).view(32, 4, 32).log_softmax(-1), torch.ones(4, 5, dtype=torch.long), [32] * 4, [5] * 4
+    ),
+    "logsumexp": lambda x: (10 * x).view(-1, 64).logsumexp(1),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("fmt", [FMT, PlaneFormat("fp32", 64, 80), QuantFormat("fp32", 8)], ids=str)
+def test_what_backward_formulas_look_for_among_the_inputs_is_there_in_every_format(fmt, name):
+    exact, _ = gradient(COMPARED[name])
+    found, stash = gradient(COMPARED[name], Policy.default(fmt))
+    assert error(found, exact) < 0.1, stash.report()
+
+
 @pytest.mark.parametrize("name", NEEDY)
 def test_training_through_it_is_as_without_a_stash(name):
     expected = losses_through(name)
@@ -164,14 +194,14 @@ def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins
         x = torch.randn(4096, requires_grad=True)
         for _ in range(6):
             x = torch.nn.functional.silu(x * 1.5)
-            assert sum(one.tensor is not None for one in stash._waiting.tensors) <= 2
+            assert sum(one.saved is not None for one in stash._waiting.tensors) <= 2
     assert not stash._waiting.tensors
     x.sum().backward()
 
 
 def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
     with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
-        y = torch.randn(4096, requires_grad=True).exp()
+        y = torch.randn(4096, requires_grad=True).tanh()
         assert stash.ratio == pytest.approx(16, rel=0.01)
     y.sum().backward()
 
@@ -218,11 +248,14 @@ MASKS = {
     "log": lambda n: (alibi(n).exp() * causal(n)).log(),
     "cat": lambda n: torch.cat([MASKS["add"](n)[:1], MASKS["where"](n)[1:]]),
     "in place": lambda n: alibi(n).sub_(~causal(n) * 1e38).mul_(10),
+    "-1e4": lambda n: (1 - causal(n) * 1.0) * -10000.0,
+    "least number": lambda n: alibi(n).masked_fill(~causal(n), torch.finfo(torch.float32).min),
+    "-1e9 and a bias": lambda n: torch.cat([alibi(n)[:1] + ~causal(n) * -1e9, alibi(n)[1:]]),
 }
 
 
 def flash(q, mask):
-    return functional.scaled_dot_product_attention(q * 1, q * 2, q * 3, attn_mask=mask[None])
+    return functional.scaled_dot_product_attention(q * 1, q * 2, q * 3, attn_mask=mask.expand(1, 2, -1, -1))
 
 
 def eager(q, mask):
@@ -262,15 +295,20 @@ def test_masks_with_biases_and_infinities_made_in_the_step_keep_them(name, atten
     assert (losses - expected).abs().max() < 0.1 * (expected[0] - expected[-1])
 
 
-@pytest.mark.parametrize("name", ["add", "where", "masked_fill"])
+@pytest.mark.parametrize("name", ["add", "where", "masked_fill", "least number"])
 def test_the_report_names_infinities(name):
     _, _, stash = trained(flash, MASKS[name], Policy([Rule(FMT)]))
-    assert [row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)] == ["infinities"]
+    assert [row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)] == [INFINITIES]
+
+
+def test_a_mask_of_two_numbers_is_kept_as_bits():
+    _, _, stash = trained(flash, MASKS["-1e4"], Policy([Rule(FMT)]))
+    assert [row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)] == ["bits"]
 
 
 def test_planes_keep_infinities_in_their_blocks():
     _, _, stash = trained(flash, MASKS["add"], Policy([Rule(PlaneFormat("fp32", 64, 80))]))
-    assert "infinities" not in {row.kept for row in stash.report().rows}
+    assert INFINITIES not in {row.kept for row in stash.report().rows}
 
 
 @pytest.mark.parametrize(("bias", "kept"), [(0, "bits"), (-0.1, "mask of attention")])

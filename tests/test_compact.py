@@ -91,7 +91,7 @@ def tokens(seed=0):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "autocast"])
-@pytest.mark.parametrize("shape", [(7,), (2, 5), (2, 3, 5), ()])
+@pytest.mark.parametrize("shape", [(7,), (2, 5), (2, 3, 5), (), (0,), (2, 0)])
 def test_output_and_gradient_of_the_input_are_exact(shape, kind, bias):
     dtype = torch.float32 if kind == "autocast" else getattr(torch, kind)
     plain = linear(bias=bias, dtype=dtype)
@@ -104,8 +104,8 @@ def test_output_and_gradient_of_the_input_are_exact(shape, kind, bias):
         assert torch.equal(found, expected)
     assert layer.weight.grad is None
     projected = plain.weight.grad @ p_of(layer)
-    error = (layer.subspace.grad - projected).norm() / projected.norm()
-    assert error < {"float32": 1e-6, "float64": 1e-14}.get(kind, 0.02)
+    error = (layer.subspace.grad - projected).norm()
+    assert error <= {"float32": 1e-6, "float64": 1e-14}.get(kind, 0.02) * projected.norm()
     assert layer.subspace.grad.dtype == dtype
 
 
@@ -524,7 +524,7 @@ def test_a_copy_shares_nothing(tmp_path):
 # Errors
 
 
-@pytest.mark.parametrize("rank", [0, -1, 0.0, 1.5, -0.25, float("nan")])
+@pytest.mark.parametrize("rank", [0, -1, 0.0, 1.5, -0.25, float("nan"), True])
 def test_a_wrong_rank_is_named(rank):
     with pytest.raises(ValueError, match=f"rank must be a share up to 1.0 or an int from 1, not {rank!r}"):
         compact.convert(linear(), rank, names=["*"])

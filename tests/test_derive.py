@@ -335,9 +335,10 @@ def test_a_starting_point_that_was_written_to_since_is_an_error():
         loss.backward()
 
 
-def test_a_parameter_that_was_written_to_since_is_an_error():
-    model = Model()
-    with ours(model) as stash:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_parameter_that_was_written_to_since_is_an_error(waits):
+    model, by_saver = Model(), [Rule("raw", saved_by="tan")] if waits else []
+    with ours(model, Policy([*by_saver, Rule("derive"), Rule(FMT)])) as stash:
         h = stashed(40, 50)
         loss = (h + model.bias).cos().sum()  # which saves no parameter
     assert derived(stash)
@@ -345,6 +346,32 @@ def test_a_parameter_that_was_written_to_since_is_an_error():
         model.bias.mul_(2)
     with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
         loss.backward()
+
+
+def test_parts_of_one_flat_parameter_are_copied():
+    """Each counts its versions for itself, and which of them an operation was given does not show."""
+    model, other = Model(), torch.nn.Parameter(torch.ones(50))
+    model.register_parameter("other", other)
+    flat = torch.arange(100.0)
+    model.bias.data, other.data = flat[:50], flat[50:]
+    with ours(model) as stash:
+        h = stashed(200, 50)
+        y = h + model.bias
+        (node,) = unpacked(y)
+    with torch.no_grad():
+        model.bias.mul_(-3)
+    assert derived(stash)
+    assert torch.equal(node._saved_self, y)
+
+
+def test_a_parameter_whose_memory_was_replaced_is_no_starting_point():
+    with ours(model := Model()):
+        h = stashed(40, 50)
+        y = h + model.bias
+        before, model.bias.data = model.bias.data, torch.full((50,), 5.0)
+        (node,) = unpacked(y)
+    assert torch.allclose(node._saved_self, y, atol=0.1)
+    del before
 
 
 def test_a_starting_point_that_was_written_to_past_its_version_is_none():

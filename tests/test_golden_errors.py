@@ -231,6 +231,29 @@ STORED = FMT.compress(np.array([1, -2.5, 3.25, 0] * 12, ml_dtypes.bfloat16))
 DATA, OFFSETS = STORED.data, STORED.offsets
 
 
+class Like:
+    """What NumPy makes an array of, as a tensor of PyTorch."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def size(self):
+        return self._values.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+
+@pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 32)], ids=str)
+def test_arrays_may_lie_in_any_order_and_be_like_arrays(fmt):
+    values = np.random.default_rng(0).normal(size=(30, 50)).astype(np.float32)
+    stored = fmt.compress(values)
+    assert np.array_equal(fmt.compress(Like(values)), stored)
+    assert np.array_equal(fmt.compress(np.asfortranarray(values)), stored)
+    found = fmt.decompress(np.asfortranarray(stored), (30, 50))
+    assert np.array_equal(found, fmt.decompress(stored, (30, 50)))
+
+
 def test_the_blocks_that_the_next_tests_tamper_with_are_sound():
     assert OFFSETS.tolist() == [0, 15, 30, 45]
     assert FMT.decompress(STORED, 48)[2] == 3.25

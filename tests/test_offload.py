@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 from torch_bridge import (
     CorruptionError,
     Offload,
@@ -180,6 +180,20 @@ def test_a_tensor_that_is_modified_before_it_is_away_is_an_error(tmp_path, monke
 
 
 # When things move
+
+
+@pytest.mark.parametrize("policy", [EXACT, HadamardFormat("fp32", 128, 64)], ids=str)
+def test_one_that_no_format_has_as_well(tmp_path, monkeypatch, policy):
+    written = threading.Event()
+    intercept(monkeypatch, "pwrite", lambda real, *given: written.wait() and real(*given))
+    x, y = torch.ones(5000, dtype=torch.float64, requires_grad=True), torch.ones(5000, dtype=torch.float64)
+    with Offload(tmp_path, amount="all") as disk:
+        with compress_activations(torch.nn.Identity(), policy, offload=disk):
+            loss = (x * y).sum()
+            y.mul_(2)
+        written.set()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation: 5000, float64"):
+            loss.backward()
 
 
 def test_what_is_not_written_yet_comes_from_memory(model, tmp_path, monkeypatch):
@@ -552,11 +566,17 @@ def test_wrong_arguments_are_named(tmp_path, monkeypatch):
         Offload(tmp_path / "file")
     with pytest.raises(ValueError, match="amount must be 'all', 'adaptive' or a number of bytes, not 'some'"):
         Offload(tmp_path, amount="some")
+    with pytest.raises(ValueError, match=r"amount must be .*, not True"):
+        Offload(tmp_path, amount=True)
+    with pytest.raises(ValueError, match=r"store_threads must be a number, from 1, not 1.5"):
+        Offload(tmp_path, store_threads=1.5)
+    with pytest.raises(ValueError, match="directory must name a directory if host_bytes is 0, not ''"):
+        Offload("")
     with pytest.raises(ValueError, match=r"amount must be .*, not -1"):
         Offload(tmp_path, amount=-1)
-    with pytest.raises(ValueError, match="host_bytes must not be negative, not -5"):
+    with pytest.raises(ValueError, match="host_bytes must be a number of bytes, from 0, not -5"):
         Offload(tmp_path, host_bytes=-5)
-    with pytest.raises(ValueError, match="threads must be positive, not 0"):
+    with pytest.raises(ValueError, match="load_threads must be a number, from 1, not 0"):
         Offload(tmp_path, load_threads=0)
     with pytest.raises(ValueError, match="directory must name a directory if host_bytes is 0, not None"):
         Offload(None)

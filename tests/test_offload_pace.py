@@ -216,6 +216,28 @@ def test_a_backward_pass_that_comes_after_another_forward_pass_is_measured(machi
     assert machine.step(disk)[1] < 0.5
 
 
+def test_a_backward_pass_that_took_no_time_asks_for_no_more_than_there_was():
+    pace = Pace()
+    pace.learn(Measured(sent=1000, kept=0, was_limited=False, forward=1.0, backward=1.0, waited=1.0))
+    for _ in range(100):
+        before = pace.limit
+        pace.learn(Measured(sent=500, kept=500, was_limited=True, forward=1.0, backward=0.0, waited=0.0))
+        assert before <= pace.limit <= before + 1000
+
+
+def test_a_step_whose_backward_pass_has_only_begun_tells_nothing_yet(tmp_path):
+    x = torch.ones(VALUES, requires_grad=True)
+    with Offload(tmp_path) as disk:
+        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+            first, second = x.exp(), x.sin()
+        second.sum().backward()
+        disk.begin()
+        assert disk.plan == "everything, until measured"
+        first.sum().backward()
+        disk.begin()
+        assert disk.plan != "everything, until measured"
+
+
 def test_the_amount_is_what_the_backward_pass_would_have_hidden():
     pace = Pace()
     pace.learn(Measured(100_000, 0, False, forward=1.0, backward=2.0, waited=0.1))

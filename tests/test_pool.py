@@ -215,6 +215,16 @@ def test_a_linear_layer_has_the_weight_gradient_of_the_means_of_tokens(count, ke
     torch.testing.assert_close(found_grads["weight"], expected["weight"], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5)])
+def test_a_linear_layer_may_be_given_nothing(shape):
+    plain = made(nn.Linear, 5, 7)
+    x = random(*shape)
+    _, x_grad, grads = run(plain, x)
+    _, found_x_grad, found_grads = run(converted(plain, 2, tokens=True), x)
+    assert torch.equal(found_x_grad, x_grad)
+    assert torch.equal(found_grads["weight"], grads["weight"])
+
+
 def test_without_tokens_a_linear_layer_is_plain():
     plain = made(nn.Linear, 5, 7)
     for x in (random(5), random(4, 5)):
@@ -421,7 +431,7 @@ def test_a_second_derivative_is_refused():
             grad.sum().backward()
 
 
-@pytest.mark.parametrize("kernel", [3, 0, 1, 8, 2.5, "2"])
+@pytest.mark.parametrize("kernel", [3, 0, 1, 8, 2.5, 2.0, "2"])
 def test_a_wrong_kernel_is_named(kernel):
     with pytest.raises(ValueError, match=f"kernel must be 2 or 4, not {kernel!r}"):
         pool.convert(net(), kernel)

@@ -38,7 +38,7 @@ class QuantFormat:
     def __post_init__(self) -> None:
         if self.dtype not in FLOAT_TYPES:
             raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
-        if self.bits not in BITS:
+        if not isinstance(self.bits, int) or self.bits not in BITS:
             raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, not {self.bits!r}")
 
     @property

@@ -99,10 +99,10 @@ def calibrate(
         table.
 
     Raises:
-        ValueError: no choice fits the budget, and the message says what would; or there are no formats, or
-            lossless ones.
+        ValueError: no choice fits the budget, and the message says what would; there are no formats, or
+            lossless ones, or no batches; or a batch's gradient is zero.
     """
-    if budget < 1:
+    if not budget >= 1:
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
     return Calibration(model, batch, formats, loss).policy(budget)
 
@@ -131,6 +131,8 @@ class Calibration:
         if not formats or any(fmt.target is None for fmt in formats):
             raise ValueError(f"formats must be some with a target, not {list(formats)!r}")
         batches = batch if isinstance(batch, list) else [batch]
+        if not batches:
+            raise ValueError("batch must be one batch or a list of some, not []")
         runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
         finest = max(formats, key=_bits)
         blind = next((fmt for fmt in formats if isinstance(fmt, HadamardFormat)), finest)
@@ -140,10 +142,14 @@ class Calibration:
         settled = [
             rule
             for rule in Policy.default(blind).rules
-            if rule.why == SIGNS_AND_ZEROS or (isinstance(rule.keep, str) and rule.why != LOG_SOFTMAX)
+            if rule.why == SIGNS_AND_ZEROS
+            or rule.saved_by != "*"
+            or (isinstance(rule.keep, str) and rule.why != LOG_SOFTMAX)
         ]
         kinds = _stored(runs, _survey(runs, formats), settled)
         before = [run.gradients(Policy(settled)) for run in runs]
+        if not all(any(gradient.any() for gradient in own) for own in before):
+            raise ValueError("loss must have a gradient that is not zero, on each batch")
         for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
             if not kind.options:
                 continue

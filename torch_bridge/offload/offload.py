@@ -18,6 +18,10 @@ from .transfers import Transfers
 _REMEMBERED = 16
 
 
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 class Offload:
     """Where tensors go, and what moves them; made once for a training run and used in each of its steps.
 
@@ -59,14 +63,15 @@ class Offload:
         store_threads: int = 1,
         load_threads: int = 1,
     ) -> None:
-        if amount not in ("all", "adaptive") and (not isinstance(amount, int) or amount < 0):
+        if amount not in ("all", "adaptive") and not _is_count(amount, 0):
             raise ValueError(f"amount must be 'all', 'adaptive' or a number of bytes, not {amount!r}")
-        if host_bytes < 0:
-            raise ValueError(f"host_bytes must not be negative, not {host_bytes!r}")
-        if min(store_threads, load_threads) < 1:
-            raise ValueError(f"threads must be positive, not {min(store_threads, load_threads)!r}")
-        if directory is None and not host_bytes:
-            raise ValueError("directory must name a directory if host_bytes is 0, not None")
+        if not _is_count(host_bytes, 0):
+            raise ValueError(f"host_bytes must be a number of bytes, from 0, not {host_bytes!r}")
+        for name, threads in (("store_threads", store_threads), ("load_threads", load_threads)):
+            if not _is_count(threads, 1):
+                raise ValueError(f"{name} must be a number, from 1, not {threads!r}")
+        if directory == "" or (directory is None and not host_bytes):
+            raise ValueError(f"directory must name a directory if host_bytes is 0, not {directory!r}")
         if directory is None and not torch.accelerator.is_available():
             raise ValueError(
                 "directory must name a directory where there is no accelerator, whose tensors could go to "

@@ -60,8 +60,10 @@ class Pace:
         elif self.limit is not None and step.was_limited:
             self._rest -= computed
             if self._rest <= 0:  # if the disk read all the time, more costs what is tolerated
-                more = TOLERATED * computed * step.sent / step.backward if step.sent else _LEAST * total
-                self.limit += int(more)
+                more = _LEAST * total
+                if step.sent and step.backward > 0:
+                    more = TOLERATED * computed * step.sent / step.backward
+                self.limit += int(min(more, total))
         amount = total if self.limit is None else min(self.limit, total)
         self.plan = (
             f"{amount / 1e6:.1f} of {total / 1e6:.1f} MB a step; the last sent {step.sent / 1e6:.1f}, waited "

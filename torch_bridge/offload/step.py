@@ -37,10 +37,15 @@ class Step:
         self._turned: float | None = None
         self._ended = self._forward = self._waited = 0.0
 
-    def put(self, tensor: torch.Tensor, name: str) -> Handle | None:
+    def put(self, tensor: torch.Tensor, name: str, counts: torch.Tensor | None = None) -> Handle | None:
         """Send a contiguous tensor away; None if it stays: the step has sent enough, or there is no room.
 
         It must not be written to before it is away; if it was, that is an error when it is needed.
+
+        Args:
+            tensor: what to send.
+            name: what errors call it.
+            counts: what counts the versions of its memory, if it does not itself.
 
         Raises:
             OffloadError: the Offload is closed.
@@ -48,7 +53,7 @@ class Step:
         self._was_limited |= self._limit is not None and self.bytes + tensor.nbytes > self._limit
         if self._was_limited:
             return None
-        item = self._transfers.send(tensor, name)
+        item = self._transfers.send(tensor, name, tensor if counts is None else counts)
         if item is None:
             return None
         self._next = len(self._items)
@@ -94,8 +99,8 @@ class Step:
 
     @property
     def measured(self) -> Measured | None:
-        """What the step tells: nothing, as long as it has no backward pass."""
-        if self._turned is None:
+        """What the step tells: nothing, until its backward pass needs none of it any more."""
+        if self._turned is None or any(item() is not None for item in self._items):
             return None
         backward = self._ended - self._turned - self._waited
         return Measured(self.bytes, self._kept, self._was_limited, self._forward, backward, self._waited)

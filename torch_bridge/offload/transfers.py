@@ -40,9 +40,11 @@ class Offloaded:
         arrival: on the device, once it is copied there ahead of its use.
     """
 
-    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str, counts: torch.Tensor) -> None:
         self.name, self.nbytes, self.device = name, tensor.nbytes, tensor.device
-        self._dtype, self._shape, self._version = tensor.dtype, tensor.shape, tensor._version
+        self._dtype, self._shape = tensor.dtype, tensor.shape
+        self._counts: torch.Tensor | None = counts
+        self._version = counts._version
         self.given: torch.Tensor | None = tensor
         self.memory: torch.Tensor | None = None
         self.place: Place | None = None
@@ -54,11 +56,11 @@ class Offloaded:
     @property
     def is_modified(self) -> bool:
         """Whether the tensor was written to before its bytes were elsewhere: no one knows which these are."""
-        return self.given is not None and self.given._version != self._version
+        return self._counts is not None and self._counts._version != self._version
 
     def let_go(self) -> None:
         if not self.is_modified:
-            self.given = None
+            self.given = self._counts = None
 
     def shaped(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.view(self._dtype).view(self._shape)
@@ -104,8 +106,8 @@ class Transfers:
         if self._closed:
             raise OffloadError("nothing more can be offloaded: the Offload is closed")
 
-    def send(self, tensor: torch.Tensor, name: str) -> Offloaded | None:
-        """Send a contiguous tensor out; None if it has to stay."""
+    def send(self, tensor: torch.Tensor, name: str, counts: torch.Tensor) -> Offloaded | None:
+        """Send a contiguous tensor out; None if it has to stay. ``counts`` has the versions of its memory."""
         with self._lock:
             self.check_open()
             self.poll()
@@ -115,7 +117,7 @@ class Transfers:
             stays = not in_host_memory and self._resident + tensor.nbytes <= self._host_bytes - reserved
             if not stays and not self._has_room(tensor.nbytes, in_host_memory):
                 return None
-            item = Offloaded(tensor, name)
+            item = Offloaded(tensor, name, counts)
             ready = None if in_host_memory else self._copy(item, tensor)
             if stays:
                 self._keep(item)

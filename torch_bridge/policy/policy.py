@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Literal
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import HadamardFormat, PlaneFormat
+from golden import PlaneFormat
 
 from ..backends.dtypes import StashFormat
 from ..backends.quant_format import BITS as QUANT_BITS
@@ -36,6 +38,9 @@ _EXACT_OPS = {
     "miopen_batch_norm.[12]": NORM,
     "_fused_rms_norm.1": NORM,
     "nll_loss*_forward.1": LOSS_WEIGHT,
+    "_ctc_loss*": LOG_SUM_EXP,
+    "norm": NORM,
+    "linalg_vector_norm": NORM,
     "rsqrt": NORM,  # how norms written in plain PyTorch end
 }
 # How masks are made: that of a dropout on a CPU of Bernoulli values, then scaled; those that attention adds
@@ -45,17 +50,27 @@ _MASK_OPS = ("bernoulli_", "div_", "where", "masked_fill", "masked_fill_", "triu
 ATTENTION_MASK = "mask of attention"
 _ATTENTION = "*scaled_dot_product*"
 
+# fmt: off
+# Where backward formulas look for a result among the inputs: no format but an exact one has it there again.
+EQUALS = "looked for among the inputs"
+_COMPARED = (
+    "amax", "amin", "max", "min", "median", "nanmedian", "aminmax", "aminmax.1", "*_reduce", "*_reduce_",
+    "linalg_vector_norm(*inf)", "norm(*inf)",
+)
+# fmt: on
+
 # What backward formulas compare, divide by, or take roots or logarithms of. A format that does not keep the
 # sign and the zeros of each value would open gates that were closed, and divide by what should not be near 0.
 # Angles are there as well: what is large among them has to be as exact as what is small. The list comes of
 # the samples of all operations in PyTorch's own tests, whose gradients were compared with exact ones; an
 # input's operation stands for the one in place too.
-SIGNS_AND_ZEROS, EQUALS = "sign and zeros of each value", "looked for among the inputs"
+SIGNS_AND_ZEROS = "sign and zeros of each value"
 SINGULAR = "near where a formula has no value"
 # fmt: off
 _SIGNED_RESULTS = (
     "relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "celu*", "rrelu*", "sqrt*",
     "reciprocal*", "prod*", "cumprod*", "pow", "pow_", "hypot*", "copysign*", "linalg_*", "_linalg_*",
+    "exp*", "sigmoid*",
 )
 _SIGNED_INPUTS = (
     "relu", "threshold*", "leaky_relu*", "_prelu_kernel", "rrelu*", "hardtanh*", "hardswish*",
@@ -64,7 +79,7 @@ _SIGNED_INPUTS = (
     "div", "addcdiv", "fmod", "remainder", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "xlogy",
     "pow", "pow(-*", "pow(*.*", "prod*", "cumprod*", "std*", "linalg_*", "_linalg_*", "norm*", "_cdist*",
     "cdist*", "_euclidean_dist", "hypot", "atan2", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-    "sin", "cos", "sinc", "sinh", "cosh", "atan", "i0", "logsumexp", "lu_*", "cholesky*", "triangular_solve",
+    "sin", "cos", "sinc", "sinh", "cosh", "atan", "i0", "lu_*", "cholesky*", "triangular_solve",
 )
 # Near poles that are not at 0, and where positions are looked up, ten bits are too few.
 _SINGULAR_INPUTS = (
@@ -72,13 +87,9 @@ _SINGULAR_INPUTS = (
     "mvlgamma", "special_*", "logcumsumexp", "grid_sampler*", "_pdist*", "_foreach_*",
 )
 _SINGULAR_RESULTS = (
-    "rsqrt_", "std", "std_mean", "norm", "linalg_vector_norm", "_euclidean_dist", "_cdist*", "_pdist*",
-    "dist", "special_*", "logcumsumexp", "multilabel_margin_loss_forward.1", "_ctc_loss*",
-    "_weight_norm_interface.1", "_foreach_*",
-)
-_COMPARED = (
-    "amax", "amin", "max", "min", "median", "nanmedian", "aminmax", "aminmax.1", "*_reduce", "*_reduce_",
-    "linalg_vector_norm(*inf)", "norm(*inf)",
+    "rsqrt_", "std", "std_mean", "_euclidean_dist", "_cdist*", "_pdist*",
+    "dist", "special_*", "logcumsumexp", "multilabel_margin_loss_forward.1", "_weight_norm_interface.1",
+    "_foreach_*",
 )
 # fmt: on
 _SIGNED_BITS = 10
@@ -111,7 +122,7 @@ class Rule:
         why: what the report says of tensors that stay raw, and the policy's table of the rule.
 
     Raises:
-        ValueError: ``keep`` is none of these.
+        ValueError: an argument is none of these, or no tensor can fit it.
     """
 
     keep: Keep
@@ -130,8 +141,17 @@ class Rule:
                 raise ValueError(
                     "the bridge stashes blocks of a fixed size: a format must have a target, not None"
                 )
-        elif self.keep not in ("raw", "bits", "derive"):
+        elif not isinstance(self.keep, str) or self.keep not in ("raw", "bits", "derive"):
             raise ValueError(f"keep must be 'raw', 'bits', 'derive' or a format, not {self.keep!r}")
+        for name in ("op", "saved_by", "module", "dtype"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a name or a shell pattern, not {getattr(self, name)!r}")
+        if not any(fnmatchcase(name, self.dtype) for name in _dtypes()):
+            raise ValueError(f"dtype must be one of torch's, as 'float32', or fit one, not {self.dtype!r}")
+        if not isinstance(self.least, int) or self.least < 0:
+            raise ValueError(f"least must be a number of values, from 0, not {self.least!r}")
+        if self.most is not None and (not isinstance(self.most, int) or self.most < self.least):
+            raise ValueError(f"most must be a number of values, from {self.least}, not {self.most!r}")
 
     @property
     def mixes_values(self) -> bool:
@@ -169,20 +189,25 @@ class Policy:
     rules: Sequence[Rule]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
+        rules = tuple(self.rules) if isinstance(self.rules, Iterable) else None
+        if rules is None or not all(isinstance(rule, Rule) for rule in rules):
+            raise ValueError(f"rules must be a sequence of Rule, not {self.rules!r}")
+        object.__setattr__(self, "rules", rules)
 
     @classmethod
     def default(cls, fmt: StashFormat, *, derive: bool = True) -> Policy:
         """Everything in one format, but for what is exact as bits, has to be exact, or can be derived.
 
         Booleans, the masks of dropout and those that attention adds become bits; log-sum-exps and norm
-        statistics stay raw, and so do small log-softmaxes. Log-softmaxes of over a million values are kept in
-        12 bits a value, if the format has fewer.
+        statistics stay raw, and so do small log-softmaxes and what logsumexp takes; of over a million values
+        these are kept in 12 bits a value, if the format has fewer. What amax, max, median and their like take
+        and give stays raw: their backward pass looks for one in the other.
 
-        The Hadamard format loses the sign and the zeros of single values. What backward formulas compare,
-        divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what ReLU,
-        clamp, max pooling, abs, division, sqrt, log, powers with negative and fractional exponents save.
-        Norms and distances stay raw, as do inputs of functions with poles elsewhere than at 0.
+        Formats other than planes lose the sign and the zeros of single values. What backward formulas
+        compare, divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what
+        ReLU, clamp, max pooling, abs, division, sqrt, log, exp, sigmoid, powers with negative and fractional
+        exponents save. Norms and distances stay raw, as do inputs of functions with poles elsewhere than at
+        0. A softmax may be large, and is not among them: use log_softmax where its logarithm is taken.
 
         Args:
             fmt: of everything else.
@@ -196,22 +221,24 @@ class Policy:
         logs = [
             Rule("raw", op="_log_softmax", most=_LARGE - 1, why=LOG_SOFTMAX),
             Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), op="_log_softmax", least=_LARGE, why=LOG_SOFTMAX),
+            Rule("raw", saved_by="logsumexp", most=_LARGE - 1, why=LOG_SUM_EXP),
+            Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), saved_by="logsumexp", least=_LARGE, why=LOG_SUM_EXP),
         ]
+        equal = [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
+        equal += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
         signed = []
-        if isinstance(fmt, HadamardFormat):
-            planes = _at_least(fmt, _SIGNED_BITS)
+        if not isinstance(fmt, PlaneFormat):
+            planes = _planes(fmt.dtype, _SIGNED_BITS)
             signed += [
                 Rule("bits", op="", saved_by=_ATTENTION),
                 Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
             ]
-            signed += [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
-            signed += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
             signed += [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
             signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
             signed += [Rule(planes, op=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_RESULTS]
             signed += [Rule(planes, saved_by=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_INPUTS]
         derived = [Rule("derive")] if derive else []
-        return cls([*masks, *exact, *logs, *signed, *derived, Rule(fmt)])
+        return cls([*masks, *exact, *logs, *equal, *signed, *derived, Rule(fmt)])
 
     @property
     def derives(self) -> bool:
@@ -249,7 +276,7 @@ class Policy:
         return table
 
     def __str__(self) -> str:
-        console = Console(width=140)
+        console = Console(width=180)
         with console.capture() as captured:
             console.print(self.table())
         return captured.get().rstrip()
@@ -262,9 +289,23 @@ def _at_least(fmt: StashFormat, bits: int) -> StashFormat:
     """
     if isinstance(fmt, QuantFormat):
         return replace(fmt, bits=max(QUANT_BITS))
-    planes = fmt if isinstance(fmt, PlaneFormat) else PlaneFormat(fmt.dtype, target=None)
-    least = planes.raw_bytes * bits // 32
-    return planes if planes.target is not None and planes.target >= least else replace(planes, target=least)
+    if not isinstance(fmt, PlaneFormat):
+        return _planes(fmt.dtype, bits)
+    least = fmt.raw_bytes * bits // 32
+    return fmt if fmt.target is not None and fmt.target >= least else replace(fmt, target=least)
+
+
+def _planes(dtype: str, bits: int) -> PlaneFormat:
+    """Planes with that many bits per fp32 value, or the same share of a shorter one."""
+    planes = PlaneFormat(dtype, target=None)
+    return replace(planes, target=planes.raw_bytes * bits // 32)
+
+
+@cache
+def _dtypes() -> list[str]:
+    """The names of torch's dtypes."""
+    dtypes = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+    return [str(dtype).removeprefix("torch.") for dtype in dtypes]
 
 
 def _range(rule: Rule) -> str:

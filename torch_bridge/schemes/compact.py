@@ -237,7 +237,7 @@ class _Linear(torch.autograd.Function):
         x_grad = bias_grad = subspace_grad = None
         # Under autocast grad is narrower than the parameters; autograd casts what is returned to their dtype.
         if ctx.needs_input_grad[0]:
-            x_grad = (grad @ weight.to(grad.dtype)).view(*shape[:-1], -1)
+            x_grad = (grad @ weight.to(grad.dtype)).view(*shape[:-1], weight.shape[1])
         if ctx.needs_input_grad[3]:
             bias_grad = grad.sum(0)
         if ctx.needs_input_grad[4]:
@@ -355,7 +355,7 @@ def _rank(rank: float, width: int, name: str) -> int:
     """The rank for a layer with inputs of this width."""
     if isinstance(rank, float) and 0 < rank <= 1:
         return max(1, round(rank * width))
-    if isinstance(rank, float) or rank < 1:
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise ValueError(f"rank must be a share up to 1.0 or an int from 1, not {rank!r}")
     if rank > width:
         raise ValueError(f"rank must be at most {width}, the width of {name}'s input, not {rank!r}")

@@ -64,7 +64,7 @@ def convert(
         ['0', '2']
         >>> model(torch.randn(4, 3, 32, 32)).sum().backward()
     """
-    if kernel not in KERNELS:
+    if not isinstance(kernel, int) or kernel not in KERNELS:
         raise ValueError(f"kernel must be 2 or 4, not {kernel!r}")
     classes: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: PooledConv2d, nn.ReLU: BitReLU}
     if tokens:
@@ -221,7 +221,7 @@ class _Linear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.shape[-1])
         x_grad = weight_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (rows @ weight.to(grad.dtype)).view(*grad.shape[:-1], -1)
+            x_grad = (rows @ weight.to(grad.dtype)).view(*grad.shape[:-1], weight.shape[1])
         if ctx.needs_input_grad[1]:
             # Tokens with one mean: their gradients may be added before they are multiplied by it.
             sums = _token_sums(grad, ctx.kernel).flatten(0, -2)

@@ -17,7 +17,8 @@ def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
     """Keep only what each block of a model is given, and run the block once more in the backward pass.
 
     Blocks are the members of each outermost ``nn.ModuleList``: the layers of a transformer. The forward pass
-    goes inside; the backward pass may run inside or after. Inside :func:`compress_activations` what the
+    goes inside; the backward pass may run inside or after. A cache of keys and values, which blocks fill
+    as they run, has to be off (``use_cache=False``). Inside :func:`compress_activations` what the
     blocks are given is compressed, or offloaded.
 
     Args:

@@ -256,7 +256,9 @@ class Planner:
             return None
         if not self._trace.is_current(operand.origin):
             return None
-        return Raw(parameter.detach(), None)
+        values = parameter.detach()  # within an operation: it counts versions for itself
+        is_there = values.untyped_storage()._cdata == operand.origin.storage.address
+        return Raw(values, None, parameter) if is_there else None
 
     def _made(self, operand: Operand, small: float) -> Step | None:
         recipe = operand.origin.recipe

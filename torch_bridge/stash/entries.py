@@ -339,57 +339,32 @@ class Packed:
         self.entry, self.geometry = entry, geometry
 
 
-class Sharded:
-    """What autograd holds for a DTensor: what became of its local part, and how to wrap that again."""
-
-    __slots__ = ("_kind", "_parts", "_rest", "_size", "_stride", "packed")
-
-    def __init__(self, tensor: torch.Tensor, packed: Raw | Packed | Waiting) -> None:
-        self.packed, self._kind = packed, type(tensor)
-        names, self._rest = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        self._parts = {name: getattr(tensor, name) for name in names if name != "_local_tensor"}
-        self._size, self._stride = tensor.shape, tensor.stride()
-
-    def wrap(self, local: torch.Tensor) -> torch.Tensor:
-        """The DTensor of a local part."""
-        parts = self._parts | {"_local_tensor": local}
-        return self._kind.__tensor_unflatten__(parts, self._rest, self._size, self._stride)  # type: ignore
-
-
-class Waiting:
-    """What autograd holds for a tensor until it is known which operation saves it.
-
-    Attributes:
-        tensor: until then.
-        module: in whose forward pass it was saved.
-        packed: what it became.
-    """
-
-    __slots__ = ("module", "packed", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, module: str) -> None:
-        self.tensor: torch.Tensor | None = tensor
-        self.module = module
-        self.packed: Raw | Packed | None = None
-
-
 class Raw:
     """What autograd holds for a tensor that stays as it is.
 
     With hooks autograd leaves it to them to notice that a saved tensor was written to since.
+
+    Args:
+        saved: the tensor.
+        source: of its storage.
+        counts: what counts its versions, if it does not itself.
     """
 
-    __slots__ = ("__weakref__", "_saved", "_source", "_version")
+    __slots__ = ("__weakref__", "_counts", "_saved", "_source", "_version")
     is_exact = True
 
-    def __init__(self, saved: torch.Tensor, source: Source | None) -> None:
-        self._saved, self._source, self._version = saved, source, saved._version
+    def __init__(
+        self, saved: torch.Tensor, source: Source | None, counts: torch.Tensor | None = None
+    ) -> None:
+        self._saved, self._source = saved, source
+        self._counts = saved if counts is None else counts
+        self._version = self._counts._version
 
     def tensor(self) -> torch.Tensor:
-        if self._saved._version != self._version:
+        if self._counts._version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: [{self._saved.dtype} {list(self._saved.shape)}] is at version "
-                f"{self._saved._version}; expected version {self._version} instead"
+                f"{self._counts._version}; expected version {self._version} instead"
             )
         return self._saved

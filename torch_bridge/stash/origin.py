@@ -55,7 +55,8 @@ class Origin:
         writes: in-place operations seen on the storage. Unlike ``Tensor._version`` this counts writes through
             ``.data`` and other tensors that share the memory and not the version counter.
         storage: a weak reference to it.
-        parameter: the tensor, if it is a parameter that was there before and that FSDP did not gather.
+        parameter: the tensor, if it is a parameter that was there before, has the storage for itself, and was
+            not gathered by FSDP.
         recipe: how it was made, if that is known and can be done again.
         sources: what was stashed of it, by version and dtype.
     """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,20 +21,24 @@ from ..offload import Handle, Offload, Step
 from ..policy import Policy, Rule
 from .codecs import Codecs
 from .derive import Derived, Planner
-from .entries import Entry, Joint, Memory, Packed, Raw, Sharded, Source, Waiting
+from .entries import Entry, Joint, Memory, Packed, Raw, Source
 from .layout import Geometry, Region, is_plain, local_of
 from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
+from .saved import Saved, Sharded, Waiting, name_of, node_of
 from .trace import Trace, call, strided, writes
 from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
 OPTED_OUT = "keep_activations"
 # What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
-INFINITIES = "infinities"
+INFINITIES = "infinities, or numbers in their place"
 # What it says of what was copied so that others can be derived from it.
 STARTING_POINT = "starting point"
+
+# What requires no gradient and has a number as large as this may be a mask that attention adds.
+_AS_INFINITE = 1e3
 
 _CLONE = "clone"
 
@@ -83,7 +88,7 @@ def compress_activations(
         by_module: have the report tell modules apart.
 
     Raises:
-        ValueError: there is no such backend, or the format is lossless, whose blocks vary in size.
+        ValueError: an argument is none of these, or the format is lossless, whose blocks vary in size.
         FileNotFoundError: the backend is "verilated", and a rule's library is not built; that of a rule
             for large tensors is looked for when the first is saved.
 
@@ -95,10 +100,18 @@ def compress_activations(
         >>> round(stash.report().ratio, 1)
         3.2
     """
-    if min_values < 0:
-        raise ValueError(f"min_values must not be negative, not {min_values!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
     if isinstance(policy, StashFormat):
         policy = Policy.default(policy)
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a format or a Policy, not {reprlib.repr(policy)}")
+    if not isinstance(min_values, int):
+        raise ValueError(f"min_values must be a number of values, not {min_values!r}")
+    if min_values < 0:
+        raise ValueError(f"min_values must not be negative, not {min_values!r}")
+    if offload is not None and not isinstance(offload, Offload):
+        raise ValueError(f"offload must be an Offload or None, not {offload!r}")
     codecs = Codecs(policy, backend)
     trace = partial(Trace, model, by_module or policy.names_modules, policy.derives)
     return _compressing(trace, policy, codecs, min_values, verify, offload, by_module)
@@ -134,6 +147,7 @@ def _compressing(
         finally:
             stash.settle()
             trace.before = None  # a circle that only the garbage collector would find
+            trace.forget()
     if step is not None:
         step.end_forward()
 
@@ -272,17 +286,22 @@ class Stash:
         if local is tensor or not is_plain(local):
             nbytes = tensor.numel() * tensor.element_size()
             with self._lock:
-                self._count(tensor, "", None, "not a plain strided tensor", nbytes, nbytes)
+                self._count(tensor, node_of(tensor), None, "not a plain strided tensor", nbytes, nbytes)
             return Raw(tensor.detach(), None)
         return Sharded(tensor, self._pack_plain(local))
 
     def _pack_plain(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
-        if self._waits and not _opt_out.holds:
-            waiting = Waiting(tensor, self._trace.module)
-            self._waiting.tensors.append(waiting)
-            return waiting
+        stays = _opt_out.holds
+        if stays:
+            self.settle()  # what was saved before does not stay
         with self._lock, _apart():
-            return self._pack(tensor, self._trace.module, "")
+            # Within an operation, where what waits is settled, a detached tensor counts versions for itself.
+            saved = Saved(tensor, tensor.detach(), self._trace.origin(tensor), self._trace.module)
+            if stays or not self._waits:
+                return self._pack(saved, "", stays)
+        waiting = Waiting(saved)
+        self._waiting.tensors.append(waiting)
+        return waiting
 
     def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
         """Stash what this thread saved before an operation, which has saved no more than its arguments.
@@ -305,16 +324,16 @@ class Stash:
         first = len(waiting) if copied is None or not asks or not writes(op) else copied
         with self._lock, _apart():
             for place, one in enumerate(waiting):
-                if one.tensor is not None:  # else the backward pass was first
-                    saves = place >= first or one.tensor.untyped_storage()._cdata in addresses
+                if one.saved is not None:  # else the backward pass was first
+                    saves = place >= first or one.saved.values.untyped_storage()._cdata in addresses
                     self._settle(one, saver if saves else "")
             waiting.clear()
 
     def _settle(self, waiting: Waiting, saved_by: str) -> Raw | Packed:
         if waiting.packed is None:
-            assert waiting.tensor is not None
-            waiting.packed = self._pack(waiting.tensor, waiting.module, saved_by)
-            waiting.tensor = None
+            assert waiting.saved is not None
+            waiting.packed = self._pack(waiting.saved, saved_by)
+            waiting.saved = None
         return waiting.packed
 
     @uncompiled
@@ -336,14 +355,14 @@ class Stash:
                 return packed.tensor()
             return packed.entry.memory.view(self._values(packed.entry), packed.geometry)
 
-    def _pack(self, tensor: torch.Tensor, module: str, saved_by: str) -> Raw | Packed:
-        self._module = module if self._by_module else ""
-        origin, geometry = self._trace.origin(tensor), Geometry.of(tensor)
+    def _pack(self, saved: Saved, saved_by: str, stays: bool = False) -> Raw | Packed:
+        self._module = saved.module if self._by_module else ""
+        tensor, origin, geometry = saved.values, saved.origin, Geometry.of(saved.values)
         region = geometry.region
         source = origin.source(tensor, tensor._version)
-        if origin.constant is not None or _opt_out.holds:
-            return self._keep_raw(tensor, origin, source, region, origin.constant or OPTED_OUT)
-        rules, alone = self._rules_for(tensor.dtype, region.count, origin, module, saved_by)
+        if origin.constant is not None or stays:
+            return self._keep_raw(saved, source, region, origin.constant or OPTED_OUT)
+        rules, alone = self._rules_for(tensor.dtype, region.count, origin, saved.module, saved_by)
         if not alone and (entry := source.holding(region)) is not None:
             if isinstance(entry, Derived):
                 self._count_more(entry, region)
@@ -351,7 +370,7 @@ class Stash:
         if source.is_left(region):
             return self._leave(tensor, source, region)[0]
 
-        codec, kept = self._codec(tensor, region, rules, origin)
+        codec, kept = self._codec(saved, region, rules)
         origin.forget_recipe(region)
         if isinstance(codec, Derived):
             self._count_more(codec, region)
@@ -365,45 +384,39 @@ class Stash:
         stays = codec is None and not is_part
         if step is not None or not stays:
             streams.hold(tensor)
-            values = region.values(tensor.detach())
-            new = self._stash(tensor, origin, source, region, values, codec, kept, step, stays)
+            new = self._stash(saved, source, region, codec, kept, step, stays)
             if new is not None:
                 return Packed(new, geometry)
-        return self._keep_raw(tensor, origin, source, region, kept, step)
+        return self._keep_raw(saved, source, region, kept, step)
 
     def _keep_raw(
-        self,
-        tensor: torch.Tensor,
-        origin: Origin,
-        source: Source,
-        region: Region,
-        kept: str,
-        step: Step | None = None,
+        self, saved: Saved, source: Source, region: Region, kept: str, step: Step | None = None
     ) -> Raw:
-        raw, count = self._leave(tensor, source, region)
+        raw, count = self._leave(saved.values, source, region)
         if count:
-            nbytes = count * tensor.element_size()
+            nbytes = count * saved.values.element_size()
             if step is not None:
                 step.keep(source, nbytes)
-            self._count(tensor, origin.op, origin.constant, kept, nbytes, nbytes)
+            self._count(saved.values, saved.op, saved.origin.constant, kept, nbytes, nbytes)
         return raw
 
     def _leave(self, tensor: torch.Tensor, source: Source, region: Region) -> tuple[Raw, int]:
         """A tensor that stays as it is, and how many of its values did not yet."""
-        raw = Raw(tensor.detach(), source)
+        raw = Raw(tensor, source)
         return raw, source.leave(region, raw)
 
-    def _derive(self, tensor: torch.Tensor, origin: Origin) -> Derived | None:
+    def _derive(self, saved: Saved) -> Derived | None:
         """What a tensor is computed from; None if it has to be kept."""
+        tensor, origin = saved.values, saved.origin
         planned = self._planner.plan(tensor, origin)
         if planned is None:
             return None
         step, whole = planned
         if self._planner.copied:
-            self._count(tensor, origin.op, None, STARTING_POINT, 0, self._planner.copied)
+            self._count(tensor, saved.op, None, STARTING_POINT, 0, self._planner.copied)
         origin.recipe = None
         source = origin.source(tensor, tensor._version)
-        return Derived(source, whole, tensor, step, self._count(tensor, origin.op, None, DERIVED, 0, 0))
+        return Derived(source, whole, tensor, step, self._count(tensor, saved.op, None, DERIVED, 0, 0))
 
     def _count_more(self, entry: Derived, region: Region) -> None:
         """Count what was not saved before of a region that is derived."""
@@ -412,11 +425,9 @@ class Stash:
 
     def _stash(
         self,
-        tensor: torch.Tensor,
-        origin: Origin,
+        saved: Saved,
         source: Source,
         region: Region,
-        values: torch.Tensor,
         codec: backends.Backend | BitsCodec | None,
         kept: str,
         step: Step | None,
@@ -426,14 +437,14 @@ class Stash:
 
         None if it stays where it is, as it may, unless it is offloaded.
         """
-        name = self._name(tensor, origin) if self._verify or step is not None else ""
+        tensor = saved.values
+        name = saved.name if self._verify or step is not None else ""
         parts, rest = source.shared(region, codec)
         if parts:
-            pieces = ((one, one.values(tensor.detach())) for one in rest)
-            made = [self._entry(source, one, codec, some, step, name) for one, some in pieces]
+            made = [self._entry(source, one, codec, tensor, step, name) for one in rest]
             new = [entry for entry in made if entry is not None]
         else:
-            whole = self._entry(source, region, codec, values, step, name, stays)
+            whole = self._entry(source, region, codec, tensor, step, name, stays)
             if whole is None:
                 return None
             new = [whole]
@@ -441,7 +452,7 @@ class Stash:
             kept = f"{kept if codec is not None else 'exact'}, offloaded"
         if new:
             raw = sum(entry.region.count for entry in new) * tensor.element_size()
-            self._count(tensor, origin.op, None, kept, raw, sum([entry.nbytes for entry in new]))
+            self._count(tensor, saved.op, None, kept, raw, sum([entry.nbytes for entry in new]))
         if not parts:
             return new[0]
         return Joint(source, region, tensor, [*parts, *((entry, entry.region) for entry in new)])
@@ -451,51 +462,54 @@ class Stash:
         source: Source,
         region: Region,
         codec: backends.Backend | BitsCodec | None,
-        values: torch.Tensor,
+        tensor: torch.Tensor,
         step: Step | None,
         name: str,
         stays: bool = False,
     ) -> Entry | None:
         """Stash a region that no one has; as it is if it is small. None if it stays and is not offloaded."""
-        if len(values) < self._min_values:
+        if region.count < self._min_values:
             codec = step = None
+        values = region.values(tensor)
         stored = values if codec is None else codec.compress(values)
         sums = checksums(stored) if codec is not None and self._verify else None
-        handle = step.put(stored, name) if step is not None else None
+        is_same = codec is None and not region.has_gaps  # memory, which what has gaps is copied out of
+        handle = step.put(stored, name, tensor if is_same else stored) if step is not None else None
         if handle is not None:
             return Entry(source, region, codec, values, handle, sums, name)
         if stays:
             return None
-        if codec is None and not region.has_gaps:
-            stored = stored.clone()  # what has gaps is a copy
+        if is_same:
+            stored = stored.clone()
         entry = Entry(source, region, codec, values, stored, sums, name)
         if step is not None:
             step.keep(entry, entry.nbytes)
         return entry
 
     def _codec(
-        self, tensor: torch.Tensor, region: Region, rules: list[Rule], origin: Origin
+        self, saved: Saved, region: Region, rules: list[Rule]
     ) -> tuple[backends.Backend | BitsCodec | Derived | None, str]:
         """What compresses a tensor, or derives it, or None; and what the report says of it."""
         if region.count < self._min_values:
             return None, self._too_small
-        may_be_mask = not tensor.requires_grad
+        tensor, may_be_mask = saved.values, not saved.requires_grad
         for rule in rules:
             if rule.keep == "raw":
                 return None, rule.why or "raw"
             if rule.keep == "bits":
                 may_be_mask = True
-                if (bits := BitsCodec.of(region.values(tensor.detach()))) is not None:
+                if (bits := BitsCodec.of(region.values(tensor))) is not None:
                     return bits, BITS
             elif rule.keep == "derive":
-                if (entry := self._derive(tensor, origin)) is not None:
+                if (entry := self._derive(saved)) is not None:
                     return entry, DERIVED
             elif not tensor.is_floating_point():
                 return None, "not floating point"
             elif float_name(tensor.dtype) is None:
-                return None, f"no format for {_name_of(tensor.dtype)}"
+                return None, f"no format for {name_of(tensor.dtype)}"
             elif may_be_mask and rule.mixes_values and _has_infinities(tensor, region):
-                return None, INFINITIES
+                bits = BitsCodec.of(region.values(tensor))
+                return (None, INFINITIES) if bits is None else (bits, BITS)
             else:
                 return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
         return None, "no rule"
@@ -507,21 +521,15 @@ class Stash:
         facts = origin.op, module, dtype, count, saved_by
         found = self._rules.get(facts)
         if found is None:
-            names = origin.op, module, _name_of(dtype), count, saved_by
+            names = origin.op, module, name_of(dtype), count, saved_by
             rules = [rule for rule in self._policy.rules if rule.fits(*names)]
             found = self._rules[facts] = rules, any(rule.saved_by != "*" for rule in rules)
         return found
 
-    def _name(self, tensor: torch.Tensor, origin: Origin) -> str:
-        op = origin.op or (tensor.grad_fn.name() if tensor.grad_fn else "")
-        shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        return f"{op + ', ' if op else ''}{shape}, {_name_of(tensor.dtype)}"
-
     def _count(
         self, tensor: torch.Tensor, op: str, constant: str | None, kept: str, raw: int, stored: int
     ) -> Sums:
-        op = op or (tensor.grad_fn.name() if tensor.grad_fn else "")
-        counted, dtype = constant is None, _name_of(tensor.dtype)
+        counted, dtype = constant is None, name_of(tensor.dtype)
         sums = self._tally.sums(op, _shape(tensor), dtype, kept, counted, self._module)
         self._tally.add(sums, raw, stored, counted)
         return sums
@@ -560,11 +568,10 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _has_infinities(tensor: torch.Tensor, region: Region) -> bool:
-    """Whether a region has any; on a GPU this waits for the values."""
-    values = tensor.detach().as_strided(region.size, region.stride, region.offset)
-    return not bool(values.sum(dtype=torch.float32).isfinite()) and bool(values.isinf().any())
-
-
-@cache
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    """Whether a region has any, or what stands for them; on a GPU this waits for the values."""
+    if not region.count:
+        return False
+    values = tensor.as_strided(region.size, region.stride, region.offset)
+    low, high = values.aminmax()
+    largest = torch.maximum(-low, high)  # NaN if there is a NaN
+    return not bool(largest < _AS_INFINITE) and bool((values.abs() >= _AS_INFINITE).any())

@@ -100,8 +100,18 @@ class Trace(TorchDispatchMode):
         if tensor.layout is not _STRIDED or torch.nn.parameter.is_lazy(tensor):
             return None
         local = local_of(tensor)
-        origin = self._origins.add(local.untyped_storage(), constant=kind)
+        storage = local.untyped_storage()
+        other = self._origins.get(storage)
+        if other is not None and other.constant == kind:
+            if other.parameter is not tensor:
+                other.parameter = None  # flattened: each part counts versions for itself
+            return None
+        origin = self._origins.add(storage, constant=kind)
         return origin if local is tensor else None
+
+    def forget(self) -> None:
+        """Let go of the model: nothing more is to be traced."""
+        self._origins, self._names = StorageMap(), {}
 
     @uncompiled
     def __enter__(self) -> Trace:
@@ -139,6 +149,8 @@ class Trace(TorchDispatchMode):
     def _leave_module(self, module: torch.nn.Module, *_: Any) -> None:
         if module in self._names and self._stack():
             self._stack().pop()
+
+    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -305,12 +317,13 @@ class _Traits:
     def __init__(self, func: Any) -> None:
         self.func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
         self.name = func.name().split("::")[-1].split(".")[0]
+        schema = getattr(func, "_schema", None)  # torch.cond and its like have none
         self.written = tuple(
             (place, argument.name)
-            for place, argument in enumerate(func._schema.arguments)
+            for place, argument in enumerate(schema.arguments if schema else ())
             if argument.alias_info is not None and argument.alias_info.is_write
         )
-        aliases = any(result.alias_info is not None for result in func._schema.returns)
+        aliases = any(result.alias_info is not None for result in schema.returns) if schema else False
         self.is_view = (aliases and not self.written) or self.name == _UNSAFE_VIEW
         self.is_copy = self.name in _COPIES
         self.operation = OPERATIONS.get(func)
