@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import (
@@ -414,6 +416,35 @@ def test_a_killed_process_leaves_nothing(tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert done.stdout == f"{3 << 22} []\n"
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_read_when_everyone_is_gone_has_its_memory(tmp_path, monkeypatch):
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def slow(real, *given):
+        begun.set()
+        go_on.wait()
+        return real(*given)
+
+    def recorded(real, *given):
+        memory = real(*given)
+        made.append(StorageWeakRef(memory.untyped_storage()))
+        return memory
+
+    intercept(monkeypatch, "preadv", slow)
+    monkeypatch.setattr(transfers.copies, "host_memory", partial(recorded, transfers.copies.host_memory))
+    disk = Offload(tmp_path, amount="all")
+    step = disk.begin()
+    handle = step.put(torch.arange(5000), "a tensor")
+    settle(disk)
+    step.advance()
+    begun.wait()
+    del handle, step, disk
+    gc.collect()
+    try:
+        assert [memory.expired() for memory in made] == [False]
+    finally:
+        go_on.set()
 
 
 def test_failed_steps_leave_no_memory(model, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 
 def octets(tensor: torch.Tensor) -> np.ndarray:
-    """A contiguous CPU tensor's memory as uint8[bytes], for as long as the tensor lives.
+    """A contiguous CPU tensor's memory as uint8[bytes], which keeps the tensor.
 
     ``Tensor.numpy()`` would forbid everyone to resize the storage, which is how FSDP frees memory.
 
@@ -18,4 +18,6 @@ def octets(tensor: torch.Tensor) -> np.ndarray:
     """
     if tensor.device.type != "cpu":
         raise ValueError(f"tensor must be in the host's memory, not on {str(tensor.device)!r}")
-    return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()))
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]  # a thread may be all that still uses it
+    return np.ctypeslib.as_array(memory)

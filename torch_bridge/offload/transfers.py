@@ -182,7 +182,11 @@ class Transfers:
         if arrival is None:
             assert coming is not None
             memory, read = coming
-            waited = _wait(read, item.device)
+            try:
+                waited = _wait(read, item.device)
+            except BaseException:
+                self.poll()  # what was read holds the error, which holds everyone that it passes
+                raise
             if copies.in_host_memory(item.device):
                 return item.shaped(memory), waited
             arrival = copies.to_device(memory, item.device)
