@@ -197,12 +197,15 @@ def _check_options(arguments: argparse.Namespace, given: set[str]) -> None:
         option = f"--{name.replace('_', '-')}"
         if what:
             raise ValueError(f"{option} must not be given with {what}")
-        raise ValueError(f"{option} is of --interface memory, not {arguments.interface!r}")
+        engine = f"--preset {arguments.preset}" if arguments.preset else arguments.interface or "stream"
+        raise ValueError(f"{option} is of --interface memory, not {engine}")
 
 
 def _verilog(arguments: argparse.Namespace, given: set[str]) -> Path:
     """Write one file, or those of all presets; what was written."""
     _check_options(arguments, given)
+    if arguments.output and arguments.output.suffix != ".v":  # beside it are .sdc, .core and others
+        raise ValueError(f"--output must end in .v, not {str(arguments.output)!r}")
     folder, has_memories = Path("build/verilog"), bool(arguments.memories)
     if given & _OF_PART:
         part = _part(arguments)
@@ -259,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
             print(release.write(arguments.output))
             return
         print(_verilog(arguments, given))
-    except (ValueError, ToolError, LinkError) as error:
+    except (ValueError, OSError, ToolError, LinkError) as error:
         sys.exit(f"python -m gen: {error}")
 
 

@@ -200,7 +200,7 @@ filesets:
 
 targets:
   default:
-    filesets: [rtl, constraints]
+    filesets: [rtl, constraints, "tool_verilator? (waivers)"]
 {lints}{run}"""
 
 

@@ -37,6 +37,14 @@ def same_bits(a, b):
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+@pytest.mark.parametrize("name", ["golden", *FAST])
+@pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 64, 80), HadamardFormat("bf16", 64, 16)], ids=str)
+def test_a_single_value_may_have_any_stride(fmt, name):
+    values = torch.arange(1, 9).to(TORCH_DTYPES[fmt.dtype])
+    backend = backends.get(name, fmt)
+    assert torch.equal(backend.compress(values[::8]), backend.compress(values[:1].clone()))
+
+
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("block", BLOCKS)

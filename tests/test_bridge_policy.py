@@ -416,8 +416,13 @@ def test_calibration_needs_a_batch_and_a_gradient():
     model = torch.nn.Linear(64, 64)
     with pytest.raises(ValueError, match=r"batch must be one batch or a list of some, not \[\]"):
         calibrate(model, [], budget=1 << 20, loss=lambda model, x: model(x).sum())
-    with pytest.raises(ValueError, match="loss must have a gradient that is not zero"):
-        calibrate(model, torch.ones(64, 64), budget=1 << 20, loss=lambda model, x: 0 * model(x).sum())
+    for x in (torch.zeros(64, 64), torch.full((64, 64), torch.nan)):
+        with pytest.raises(ValueError, match="a gradient, finite and not zero; not so on batch 0"):
+            calibrate(model, x, budget=1 << 20, loss=lambda model, x: (x * model.weight).sum())
+    with pytest.raises(ValueError, match="model must have a parameter that is trained, not none"):
+        calibrate(
+            torch.nn.Identity(), torch.ones(64, 64), budget=1 << 20, loss=lambda model, x: model(x).sum()
+        )
     with pytest.raises(ValueError, match="budget must be a positive number of bytes, not nan"):
         calibrate(model, torch.ones(64, 64), budget=float("nan"), loss=lambda model, x: model(x).sum())
 

@@ -222,7 +222,7 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
             ["--further", "hadamard:fp32:128:32:up", "--interface", "memory"],
             "rounding must not be given for ",
         ),
-        (["--memory-bytes", "16"], "--memory-bytes is of --interface memory, not None"),
+        (["--memory-bytes", "16"], "--memory-bytes is of --interface memory, not stream"),
         (["--memory-bytes", "8", "--interface", "memory"], r"memory_bytes must be one of .*, not 8"),
         (["--memory-bytes", "0", "--interface", "memory"], r"memory_bytes must be one of .*, not 0"),
         (["--bus-bytes", "0"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 0"),
@@ -244,8 +244,8 @@ def test_wrong_arguments_are_named(arguments, message):
             "--preset gpt2-fp32-memory-16 --memories",
             "--memories must not be given with --preset gpt2-fp32-me",
         ),
-        ("--preset gpt2-fp32-3.2x --merging", "--merging is of --interface memory, not None"),
-        ("--interface axi --merging", "--merging is of --interface memory, not 'axi'"),
+        ("--preset gpt2-fp32-3.2x --merging", "--merging is of --interface memory, not --preset gpt2-fp32-3"),
+        ("--interface axi --merging", "--merging is of --interface memory, not axi"),
         ("--interface memory --memories", "--memories must not be given with --interface memory"),
         ("--part FullSlice --width 5 --preset gpt2-fp32-3.2x", "--preset must not be given with --part"),
         ("--part FullSlice --width 5 --dtype bf16", "--dtype must not be given with --part"),
@@ -256,6 +256,19 @@ def test_an_option_that_would_be_ignored_is_an_error(arguments, message, tmp_pat
     with pytest.raises(SystemExit, match=re.escape(message)):
         main(["verilog", *arguments.split(), "-o", str(tmp_path / "x.v")])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.sdc", "x.core", "s_3.2x"])
+def test_an_output_whose_neighbours_would_have_its_name_is_an_error(name, tmp_path):
+    with pytest.raises(SystemExit, match=r"--output must end in \.v, not "):
+        main(["verilog", "--part", "FullSlice", "--width", "4", "-o", str(tmp_path / name)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path):
+    (tmp_path / "x.v").mkdir()
+    with pytest.raises(SystemExit, match=r"python -m gen: .*x\.v"):
+        main(["verilog", "--part", "FullSlice", "--width", "4", "-o", str(tmp_path / "x.v")])
 
 
 def test_an_unknown_interface_is_named_with_those_of_the_command(capsys):

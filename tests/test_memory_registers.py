@@ -55,5 +55,5 @@ def test_verilog_is_made_and_linted(tmp_path):
 
 @pytest.mark.parametrize("option", [["--memory-bytes", "16"], ["--merging"]], ids=lambda option: option[0])
 def test_a_memory_has_a_bus_of_its_own_and_merges_only_behind_a_memory_engine(option):
-    with pytest.raises(SystemExit, match=f"{option[0]} is of --interface memory, not 'axi'"):
+    with pytest.raises(SystemExit, match=f"{option[0]} is of --interface memory, not axi"):
         main(["verilog", "--interface", "axi", *option])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from functools import partial
 
@@ -411,6 +412,28 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def test_in_a_forked_process_it_is_an_error(model, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    step = disk.begin()
+    handle = step.put(torch.arange(5000), "a tensor")
+    settle(disk)
+    child = os.fork()
+    if not child:
+        said = []
+        for use in (disk.begin, handle.get):
+            try:
+                use()
+            except OffloadError as error:
+                said.append(str(error))
+        wanted = [
+            "nothing can be offloaded in a forked process: make an Offload in each",
+            "cannot read a tensor back: its Offload was made in another process",
+        ]
+        os._exit(said != wanted)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(handle.get(), torch.arange(5000))
+
+
 def test_a_killed_process_leaves_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
@@ -523,6 +546,22 @@ def test_closing_gives_everything_back(model, tmp_path):
     assert disk.stored_bytes + disk.forwarded_bytes > 0
     with pytest.raises(OffloadError, match="nothing more can be offloaded: the Offload is closed"):
         gradients(model, offload=disk)
+
+
+def test_closing_closes_the_file_even_if_warnings_are_errors(tmp_path, monkeypatch):
+    def full(real, *given):
+        raise OSError(errno.ENOSPC, "no space")
+
+    intercept(monkeypatch, "pwrite", full)
+    disk = Offload(tmp_path, amount="all")
+    handle = disk.begin().put(torch.arange(5000), "a tensor")
+    disk._transfers._storing.submit(lambda: None).result()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="could not be written"):
+            disk.close()
+    assert open_files(tmp_path) == 0
+    assert torch.equal(handle.get(), torch.arange(5000))
 
 
 def test_an_offload_is_a_context(model, tmp_path):

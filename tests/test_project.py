@@ -112,6 +112,33 @@ def test_fusesoc_lints_and_simulates_the_core(memories, tmp_path):
     lints_and_simulates(tmp_path, config.slug, "lint_compressor")
 
 
+def test_a_core_that_depends_on_engines_passes_lint(tmp_path):
+    configs = [SMALL, replace(SMALL, fmt=replace(SMALL.fmt, target=SMALL.fmt.target + 1))]
+    for number, config in enumerate(configs):
+        project.write(config, tmp_path / f"x{number}.v")
+    names = "".join(f"      - bitstash::{config.slug}\n" for config in configs)
+    modules = [verilog.module_name(config, "compressor") for config in configs]
+    tops = "".join(f"  {module} c{number}();\n" for number, module in enumerate(modules))
+    (tmp_path / "chip.v").write_text(f"module chip;\n{tops}endmodule\n")
+    (tmp_path / "chip.core").write_text(
+        f"""CAPI=2:
+name: a:b:chip:1.0
+filesets:
+  rtl:
+    files: [chip.v: {{file_type: verilogSource}}]
+    depend:
+{names}targets:
+  lint:
+    default_tool: verilator
+    filesets: [rtl]
+    toplevel: chip
+    tools: {{verilator: {{mode: lint-only, verilator_options: [-Wno-PINMISSING]}}}}
+"""
+    )
+    done = fusesoc(tmp_path, "--target", "lint", "a:b:chip")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_fusesoc_lints_the_core_of_a_memory_engine(tmp_path, recwarn):
     sizes = {"regions": 2, "buffers": 2, "least_slots": 4, "reads": 4, "bursts": 4}
     parameters = MemoryParameters(formats=(SMALL_BLOCKS,), bus_bytes=16, memory_bytes=16, **sizes)

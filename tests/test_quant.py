@@ -32,6 +32,21 @@ def test_every_value_is_off_by_less_than_a_step(dtype, bits, count):
         assert float((group - again).abs().max()) <= 1.02 * step + 0.01 * float(group.abs().max())
 
 
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values())
+@pytest.mark.parametrize("bits", BITS)
+def test_nothing_finite_becomes_infinite_or_nan(dtype, bits):
+    most = torch.finfo(dtype).max
+    pairs = [(most, 1), (-most, 1), (most, -most), (most, 0), (-most, 0), (most / 2, most), (most, most)]
+    values = torch.cat([torch.tensor(pair, dtype=dtype).repeat(128) for pair in pairs])
+    _, back = round_trip(values, bits)
+    assert back.isfinite().all()
+    spread = torch.tensor([max(pair) - min(pair) for pair in pairs], dtype=torch.float64).repeat_interleave(
+        256
+    )
+    step = (spread + 0.01 * most) / (2**bits - 1)
+    assert ((back.double() - values.double()).abs() <= 1.02 * step + 0.01 * most).all()
+
+
 def test_the_bytes_are_zero_point_step_and_integers():
     values = torch.arange(256.0) % 4
     stored, back = round_trip(values, 2)

@@ -101,6 +101,12 @@ def test_recomputed_gradients_are_the_same_and_less_is_kept():
     assert measure(step, torch.device("cpu")).between.raw_bytes < kept.raw_bytes / 2
 
 
+def test_blocks_may_be_in_lists_of_lists_and_the_model_a_list():
+    model = torch.nn.ModuleList([torch.nn.ModuleList([Blocks(), Blocks()]), torch.nn.Linear(2, 2)])
+    with recompute_activations(model) as names:
+        assert names == ["0.0", "0.1", "1"]
+
+
 def test_nothing_of_recomputation_stays_in_the_model():
     model = Blocks()
 

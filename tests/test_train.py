@@ -115,6 +115,11 @@ def test_a_run_writes_its_result(tmp_path, capsys):
         (["--backend", "gpu"], "invalid choice: 'gpu'"),
         (["--block", "48"], "block must be one of (16, 32, 64, 128), not 48"),
         (["--steps", "0"], "must be a whole number of at least 1, not '0'"),
+        (["--device", "foo"], "device must be cpu"),
+        (["--device", "meta"], "not 'meta'"),
+        (["--seed", str(1 << 63)], f"must be a whole number of from 0 to {(1 << 63) - 1}, not '{1 << 63}'"),
+        (["--out", "tests"], "--out must be a file, not the folder 'tests'"),
+        (["--out", "tests/test_train.py/run.json"], "tests/test_train.py"),
         (["--steps", "ten"], "must be a whole number of at least 1, not 'ten'"),
         (["--lr", "-1"], "must be a number of at least 0.0, not '-1'"),
         (["--dropout", "1.5"], "must be a number of from 0.0 to 0.99, not '1.5'"),
@@ -249,6 +254,15 @@ def test_an_ended_run_goes_on_as_if_it_had_not_been(scheme, tmp_path):
     assert not checkpoint.exists()
     times = {"seconds_per_step": 0}
     assert resumed | times == whole | times
+
+
+@pytest.mark.parametrize("torn", [b"", b"hello", bytes(1000)])
+def test_a_torn_checkpoint_is_named(torn, tmp_path):
+    path = tmp_path / "one"
+    path.write_bytes(torn)
+    with pytest.raises(ValueError, match=r"one must be a whole checkpoint; without it the run begins anew"):
+        train.run(TINY, checkpoint=path)
+    assert path.read_bytes() == torn
 
 
 def test_text_without_a_held_out_sequence_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,14 @@ def finished() -> list[dict[str, Any]]:
 
     They are in the order of models, schemes and seeds; those of earlier releases come behind, as committed.
     """
-    texts = [f"[{path.read_text()}]" for path in sorted(FOLDER.glob("*.json"))]
-    committed = DOCS / "convergence.json"
-    texts += [committed.read_text()] if committed.exists() else []
-    rows = [with_infinities(row) for text in texts for row in json.loads(text)]
+    rows = []
+    for path in [*sorted(FOLDER.glob("*.json")), DOCS / "convergence.json"]:
+        if path.exists():
+            try:
+                found = json.loads(path.read_text())
+            except json.JSONDecodeError as error:
+                sys.exit(f"{path} must be rows as JSON; without it they are trained anew: {error}")
+            rows += map(with_infinities, found if isinstance(found, list) else [found])
     found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
     earlier = [row for row in found.values() if is_earlier(row["scheme"])]
     return [*(found[key] for key in wanted(STUDIES) if key in found), *earlier]

@@ -8,6 +8,7 @@ from golden import Format
 
 from .base import Backend
 from .dtypes import TORCH_DTYPES
+from .memory import octets
 
 
 class GoldenBackend(Backend):
@@ -17,7 +18,7 @@ class GoldenBackend(Backend):
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         ft = self.fmt.float_type
-        array = values.contiguous().view(torch.uint8).cpu().numpy().view(ft.array)
+        array = octets(values.contiguous().cpu()).view(ft.array)
         return torch.from_numpy(self.fmt.compress(array, first)).to(values.device)
 
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:

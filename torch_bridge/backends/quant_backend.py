@@ -10,6 +10,7 @@ from .quant_format import QuantFormat
 
 # Groups at a time, so that the temporary tensors stay small.
 _GROUPS = 1 << 12
+_HUGE = 2.0**124
 
 
 class QuantBackend(Backend):
@@ -44,16 +45,21 @@ class QuantBackend(Backend):
         for rows, some in zip(stored.split(_GROUPS), values.split(_GROUPS), strict=True):
             low, step = rows[:, :4].contiguous().view(torch.bfloat16).float().split(1, dim=1)
             codes = _regrouped(rows[:, 4:], 8, self.fmt.bits)
-            some.copy_(low + step * codes)
+            scale = _scale(low, step * self._largest)
+            found, most = low * scale + step * scale * codes, torch.finfo(dtype).max * scale
+            is_finite = low.isfinite() & step.isfinite()
+            some.copy_(torch.where(is_finite, found.clamp(-most, most) / scale, found))
         return values.view(-1)[:count]
 
     def _quantised(self, groups: torch.Tensor, random: torch.Generator) -> torch.Tensor:
         """float[groups, values] -> uint8[groups, target]."""
         low, high = groups.aminmax(dim=1, keepdim=True)
+        scale = _scale(low, high)
         low = _narrow(low, upward=False)
-        step = _narrow((high - low.float()) / self._largest, upward=True)
+        start = low.float() * scale
+        step = _narrow((high * scale - start) / self._largest / scale, upward=True)
         noise = torch.rand(groups.shape, generator=random, device=groups.device)
-        scaled = (groups - low.float()) / torch.where(step > 0, step.float(), 1.0)
+        scaled = (groups * scale - start) / torch.where(step > 0, step.float() * scale, 1.0)
         codes = (scaled + noise).floor_().clamp_(0, self._largest).to(torch.uint8)
         # As bytes: autocast to fp16 takes no bf16.
         head = [low.view(torch.uint8), step.view(torch.uint8)]
@@ -67,9 +73,16 @@ def _regrouped(numbers: torch.Tensor, had: int, get: int) -> torch.Tensor:
     return (bits.unflatten(1, (-1, get)) << new).sum(2, dtype=torch.uint8)
 
 
+def _scale(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """A power of two for each group, with which differences of its values stay finite."""
+    return torch.where((low < -_HUGE) | (high > _HUGE) | (low > _HUGE) | (high < -_HUGE), 0.25, 1.0)
+
+
 def _narrow(values: torch.Tensor, *, upward: bool) -> torch.Tensor:
-    """As bf16, never below the values, or never above them."""
+    """As bf16, never below the values, or never above them; but finite if they are."""
     narrow = values.bfloat16()
     wrong = narrow.float() < values if upward else narrow.float() > values
     way = torch.full_like(narrow, float("inf") if upward else -float("inf"))
-    return torch.where(wrong, narrow.nextafter(way), narrow)
+    most = torch.finfo(torch.bfloat16).max
+    found = torch.where(wrong, narrow.nextafter(way), narrow)
+    return torch.where(values.isfinite(), found.clamp(-most, most), found)

@@ -45,12 +45,13 @@ class Store(ABC):
         Raises:
             MemoryError: so many are not free.
         """
-        number, self._next = self._next, self._next + blocks
-        if self._next > len(self._stored):
-            self._next = number
+        self._used += 1  # first, so that no finalizer begins anew meanwhile
+        number = self._next
+        if number + blocks > len(self._stored):
+            self._free()
             raise MemoryError(f"the region has {len(self._stored) - number} free blocks, not {blocks}")
+        self._next += blocks
         rows = self._stored[number : number + blocks]
-        self._used += 1
         weakref.finalize(rows, self._free)
         return number, rows
 

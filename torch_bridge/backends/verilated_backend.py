@@ -18,6 +18,7 @@ from golden import Format
 
 from .base import Backend
 from .dtypes import TORCH_DTYPES
+from .memory import octets
 
 # What gen/library.cpp calls its functions as they are now.
 _INTERFACE = 4
@@ -55,7 +56,7 @@ class VerilatedBackend(Backend):
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         blocks = self.fmt.blocks(values.numel())
         raw = torch.zeros(blocks * self.fmt.raw_bytes, dtype=torch.uint8, device="cpu")
-        taken = values.contiguous().view(torch.uint8)
+        taken = torch.from_numpy(octets(values.contiguous().cpu()))
         raw[: taken.numel()] = taken
         stored = torch.empty((blocks, self._target), dtype=torch.uint8, device="cpu")
         with self._lock:

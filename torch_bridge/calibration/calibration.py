@@ -100,7 +100,7 @@ def calibrate(
 
     Raises:
         ValueError: no choice fits the budget, and the message says what would; there are no formats, or
-            lossless ones, or no batches; or a batch's gradient is zero.
+            lossless ones, no batches or nothing to train; or a batch's gradient is zero or not finite.
     """
     if not budget >= 1:
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
@@ -130,6 +130,8 @@ class Calibration:
     ) -> None:
         if not formats or any(fmt.target is None for fmt in formats):
             raise ValueError(f"formats must be some with a target, not {list(formats)!r}")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("model must have a parameter that is trained, not none")
         batches = batch if isinstance(batch, list) else [batch]
         if not batches:
             raise ValueError("batch must be one batch or a list of some, not []")
@@ -148,8 +150,10 @@ class Calibration:
         ]
         kinds = _stored(runs, _survey(runs, formats), settled)
         before = [run.gradients(Policy(settled)) for run in runs]
-        if not all(any(gradient.any() for gradient in own) for own in before):
-            raise ValueError("loss must have a gradient that is not zero, on each batch")
+        for number, own in enumerate(before):
+            is_finite = all(bool(gradient.isfinite().all()) for gradient in own)
+            if not is_finite or not any(bool(gradient.any()) for gradient in own):
+                raise ValueError(f"loss must have a gradient, finite and not zero; not so on batch {number}")
         for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
             if not kind.options:
                 continue

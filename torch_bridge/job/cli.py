@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -81,11 +82,16 @@ def _parser(package: str) -> argparse.ArgumentParser:
     add("--steps", type=_number(int, 1), default=default.steps, help="optimizer steps")
     add("--batch", type=_number(int, 1), default=default.batch, help="sequences a step")
     add("--lr", type=_number(float, 0.0), help="peak learning rate; by default the config's")
-    add("--seed", type=_number(int, 0), default=default.seed, help="of weights, batches and dropout")
+    add(
+        "--seed",
+        type=_number(int, 0, (1 << 63) - 1),
+        default=default.seed,
+        help="of weights, batches and dropout",
+    )
     add("--attention", choices=train.ATTENTIONS, default=default.attention, help="implementation")
     add("--dropout", type=_number(float, 0.0, 0.99), default=default.dropout, help="probability")
     add("--device", help="cpu or cuda; by default CUDA if there is one")
-    add("--threads", type=_number(int, 1), help="CPU threads; by default PyTorch's choice")
+    add("--threads", type=_number(int, 1, 1 << 16), help="CPU threads; by default PyTorch's choice")
     add("--out", type=Path, metavar="FILE.json", default=Path("build/train/run.json"), help="result")
 
     command = commands.add_parser("demo", help="compare runs; write loss.png and summary.json")
@@ -106,7 +112,7 @@ def _parser(package: str) -> argparse.ArgumentParser:
     add("--steps", type=_number(int, 1), default=task.steps, help="optimizer steps of each row")
     add("--rounds", type=_number(int, 1), default=task.rounds, help="over all rows; times are medians")
     add("--device", help="cpu or cuda; by default CUDA if there is one")
-    add("--threads", type=_number(int, 1), help="CPU threads; by default PyTorch's choice")
+    add("--threads", type=_number(int, 1, 1 << 16), help="CPU threads; by default PyTorch's choice")
     add("--offload-dir", type=Path, metavar="DIR", default=task.offload_dir, help="on an SSD")
     add("--offload-amount", type=_amount, metavar="BYTES", default=task.amount, help="of a step")
     add("--out", type=Path, metavar="DIR", default=Path("build/rok"), help="directory")
@@ -158,19 +164,29 @@ def _amount(text: str) -> int | str:
     return text if text in ("all", "adaptive") else int(_number(int, 0)(text))
 
 
+def _check_file(path: Path) -> None:
+    """Raises OSError if what is measured could not be written there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"--out must be a file, not the folder {str(path)!r}")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"--out must be in a folder that can be written to, not {str(path)!r}")
+
+
 def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     names = {field.name for field in fields(train.Options)}
     options = train.Options(**{name: value for name, value in vars(given).items() if name in names})
     if given.threads:
         torch.set_num_threads(given.threads)
     try:
+        _check_file(given.out)
         with closing(options.make_scheme()) as scheme:
             if scheme.compresses:
                 backends.get(options.backend, options.format)
         if options.data is not None and not options.data.is_file():
             raise FileNotFoundError(f"--data must be a text file, not {str(options.data)!r}")
         result = train.run(options, progress=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         parser.error(str(error))
     train.write(result, given.out)
     done = len(result["train_loss"])
@@ -184,6 +200,7 @@ def _compare(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if given.threads:
         torch.set_num_threads(given.threads)
     try:
+        given.out.mkdir(parents=True, exist_ok=True)
         device = train.Options(device=given.device).torch_device
         disk = given.offload_dir, given.offload_amount
         task = compare.Task(given.config, given.steps, given.rounds, device, *disk)
@@ -195,6 +212,7 @@ def _compare(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
+        _check_file(given.out)
         fmt = explain.format_of(given.scheme, given.bits)
         job = jobs.load(given.what, given.batch, given.length)
         report = explain.explain(job, fmt, given.out, budgets=given.budgets)
@@ -209,8 +227,9 @@ def _demo(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from .demo import MismatchError, demo
 
     try:
+        given.out.mkdir(parents=True, exist_ok=True)
         demo(given.out)
-    except FileNotFoundError as error:
+    except OSError as error:
         parser.error(str(error))
     except MismatchError as error:
         print(f"error: {error}", file=sys.stderr)

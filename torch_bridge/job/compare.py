@@ -248,17 +248,17 @@ def table(rows: list[dict[str, Any]], model: str) -> Table:
     rows = [row for row in rows if row["model"] == model]
     for batch in sorted({row["batch"] for row in rows}):
         alike = [row for row in rows if row["batch"] == batch]
-        keep, best = alike[0], frontier(alike)
+        keep, best = next((row for row in alike if row["scheme"] == "keep"), None), frontier(alike)
         for row in alike:
             found.add_row(
                 str(batch),
                 row["scheme"],
                 f"{row['stash_bytes'] / 1e6:,.1f}",
-                f"{keep['stash_bytes'] / row['stash_bytes']:.1f}",
+                f"{keep['stash_bytes'] / row['stash_bytes']:.1f}" if keep else "",
                 f"{row['activation_peak_bytes'] / 1e6:,.1f}",
-                f"{row['activation_peak_bytes'] / keep['activation_peak_bytes']:.2f}",
+                f"{row['activation_peak_bytes'] / keep['activation_peak_bytes']:.2f}" if keep else "",
                 f"{row['seconds_per_step']:.3f}",
-                f"{row['seconds_per_step'] / keep['seconds_per_step']:.2f}",
+                f"{row['seconds_per_step'] / keep['seconds_per_step']:.2f}" if keep else "",
                 f"{row['bytes_written'] / 1e6:,.1f}" if row["bytes_written"] else "",
                 f"{row['loss']:.4f}",
                 "yes" if row in best else "",
@@ -286,7 +286,7 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
                 axis.plot(*zip(*places, strict=True), "-", color=colour, lw=1, alpha=0.5)
                 axis.plot([], [], "-", color=colour, lw=4, label=scheme)
             for row, place in zip(line, places, strict=True):
-                axis.plot(*place, MARKERS[batches.index(row["batch"])], color=colour, ms=6)
+                axis.plot(*place, MARKERS[batches.index(row["batch"]) % len(MARKERS)], color=colour, ms=6)
         best = frontier(here)
         axis.step(
             [row["activation_peak_bytes"] / 1e6 for row in best],
@@ -304,7 +304,7 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
             direction.set_minor_formatter(ScalarFormatter())
         axis.grid(alpha=0.3, which="both")
     for number, batch in enumerate(batches):
-        axes.flat[0].plot([], [], MARKERS[number], color="gray", label=f"batch {batch}")
+        axes.flat[0].plot([], [], MARKERS[number % len(MARKERS)], color="gray", label=f"batch {batch}")
     figure.legend(*axes.flat[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.supxlabel("activation peak of a step, MB", fontsize=10)
     figure.supylabel("sequences a second", fontsize=10)

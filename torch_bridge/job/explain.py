@@ -60,7 +60,7 @@ def explain(job: Job, fmt: StashFormat, out: Path, *, budgets: bool = True) -> R
     report = stash.report()
     summary, *rest = plots.sections(report.rows)
     sections = [summary, _timeline(job, policy), *rest]
-    if budgets:
+    if budgets and report.raw_bytes:
         sections.insert(-1, _budgets(job))
     page.write(out, f"Activation memory of {job.name}", sections)
     return report
@@ -113,7 +113,7 @@ def _points(line: peak.Timeline) -> tuple[list[float], list[float]]:
 
 
 def _budgets(job: Job) -> page.Section:
-    calibration = Calibration(job.model, job.batch, loss=job.checked_loss)
+    calibration = Calibration(job.model, [job.batch], loss=job.checked_loss)
     shrink = (calibration.least / calibration.most) ** (1 / (_BUDGETS - 1))
     rows, sizes, errors = [], [], []
     for i in range(_BUDGETS):

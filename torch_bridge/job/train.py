@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -126,7 +127,17 @@ class Options:
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        """What it trains on; raises ValueError if that is not here."""
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        is_cuda = name.partition(":")[0] == "cuda"
+        try:
+            found = torch.device(name)
+        except RuntimeError:
+            found = None
+        if found is None or found.type not in ("cpu", "cuda") or (is_cuda and not torch.cuda.is_available()):
+            here = "cpu or cuda" if torch.cuda.is_available() else "cpu, as there is no CUDA here"
+            raise ValueError(f"device must be {here}, not {name!r}")
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,22 +323,28 @@ def _save(
     state |= {"options": repr(options), "measured": measured, "batches": batches.get_state()}
     state |= {"random": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
+    new = path.with_suffix(f".{os.getpid()}")  # of two runs each has its own
     torch.save(state, new)
     new.replace(path)
 
 
 def _restore(path: Path, options: Options, parts: dict[str, Any], batches: torch.Generator) -> Any:
     """What was measured until a checkpoint, whose state the parts take on."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if state["options"] != repr(options):
-        raise ValueError(f"{path} must be of a run with {options!r}, not {state['options']}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        options_then, measured = state["options"], state["measured"]
+    except Exception as error:
+        raise ValueError(
+            f"{path} must be a whole checkpoint; without it the run begins anew: {error}"
+        ) from None
+    if options_then != repr(options):
+        raise ValueError(f"{path} must be of a run with {options!r}, not {options_then}")
     for name, part in parts.items():
         part.load_state_dict(state[name])
     batches.set_state(state["batches"])
     torch.set_rng_state(state["random"])
     torch.cuda.set_rng_state_all(state["cuda"])
-    return state["measured"]
+    return measured
 
 
 def read_text(path: Path | None) -> torch.Tensor:

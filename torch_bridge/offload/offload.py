@@ -122,7 +122,7 @@ class Offload:
         """A step begins; what it saves goes through the result.
 
         Raises:
-            OffloadError: this is closed.
+            OffloadError: this is closed, or the process was forked since it was made.
         """
         self._transfers.check_open()
         if self._pace is None:

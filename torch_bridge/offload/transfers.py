@@ -7,6 +7,7 @@ any thread in the middle of anything, ever take it.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 import weakref
@@ -94,7 +95,7 @@ class Transfers:
         self._out_bytes = self._back_bytes = self._largest = 0
         self._resident = 0  # bytes that stay in the host's memory, of devices
         self._left: deque[int] = deque()  # of these, what is no longer needed
-        self._closed = False
+        self._closed, self._process = False, os.getpid()  # threads do not come along with a fork
         self.stored_bytes = self.loaded_bytes = self.forwarded_bytes = self.failed_bytes = 0
 
     @property
@@ -105,6 +106,8 @@ class Transfers:
     def check_open(self) -> None:
         if self._closed:
             raise OffloadError("nothing more can be offloaded: the Offload is closed")
+        if os.getpid() != self._process:
+            raise OffloadError("nothing can be offloaded in a forked process: make an Offload in each")
 
     def send(self, tensor: torch.Tensor, name: str, counts: torch.Tensor) -> Offloaded | None:
         """Send a contiguous tensor out; None if it has to stay. ``counts`` has the versions of its memory."""
@@ -139,9 +142,10 @@ class Transfers:
                 return True
             if not at_once and self._back and self._back_bytes + item.nbytes > self.most_in_flight:
                 return False
-            if self._closed:
+            if self._closed or os.getpid() != self._process:
                 if at_once:
-                    raise OffloadError(f"cannot read {item.name} back: its Offload is closed")
+                    why = "is closed" if self._closed else "was made in another process"
+                    raise OffloadError(f"cannot read {item.name} back: its Offload {why}")
                 return True
             assert self._file is not None
             assert item.place is not None
@@ -214,9 +218,11 @@ class Transfers:
                 out.written.cancel()
             self._storing.shutdown()
             self._loading.shutdown()
-            self.poll()
-            if self._file is not None:
-                self._file.close()
+            try:
+                self.poll()
+            finally:  # its warnings may be errors
+                if self._file is not None:
+                    self._file.close()
 
     def _has_room(self, nbytes: int, in_host_memory: bool) -> bool:
         """Whether so many bytes more may be on their way to the file, if need be after waiting for it."""

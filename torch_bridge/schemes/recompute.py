@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
     """Keep only what each block of a model is given, and run the block once more in the backward pass.
 
-    Blocks are the members of each outermost ``nn.ModuleList``: the layers of a transformer. The forward pass
-    goes inside; the backward pass may run inside or after. A cache of keys and values, which blocks fill
-    as they run, has to be off (``use_cache=False``). Inside :func:`compress_activations` what the
+    Blocks are the members of each ``nn.ModuleList`` that is in no block: the layers of a transformer. The
+    forward pass goes inside; the backward pass may run inside or after. A cache of keys and values, which
+    blocks fill as they run, has to be off (``use_cache=False``). Inside :func:`compress_activations` what the
     blocks are given is compressed, or offloaded.
 
     Args:
@@ -61,7 +61,7 @@ def _run(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList):
-            yield from ((f"{prefix}{name}.{number}", block) for number, block in enumerate(child))
+        if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
+            yield f"{prefix}{name}", child
         else:
             yield from _blocks(child, f"{prefix}{name}.")
