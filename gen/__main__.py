@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--depth", type=int, help="of the FIFO: words, a power of two (default: 8)")
     make.add_argument("--preset", choices=[*PRESETS, *memory.PRESETS], help="one preset instead of a format")
     make.add_argument(
-        "-o", "--output", type=Path, help="file (default: build/verilog/NAME.v and manifest.json)"
+        "-o", "--output", type=Path, help="file.v (default: build/verilog/NAME.v; all presets: manifest.json)"
     )
 
     build = commands.add_parser(
@@ -210,20 +211,23 @@ def _verilog(arguments: argparse.Namespace, given: set[str]) -> Path:
     if given & _OF_PART:
         part = _part(arguments)
         path = arguments.output or folder / f"{part.slug}.v"
-        parts.write(part, path)
-        return path
+        return _alone(path, parts.write(part, path))
     if arguments.interface == "memory" or arguments.preset in memory.PRESETS:
         parameters = memory.PRESETS[arguments.preset] if arguments.preset else _memory(arguments)
         path = arguments.output or folder / f"{arguments.preset or memory.slug(parameters)}.v"
-        memory.write(parameters, path)
-        return path
+        return _alone(path, memory.write(parameters, path))
     if given & {"preset", "output", *_OF_ENGINE}:
         config = PRESETS[arguments.preset] if arguments.preset else _config(arguments)
         config = replace(config, memories=has_memories)
         path = arguments.output or folder / f"{config.name}.v"
-        project.write(config, path)
-        return path
+        return _alone(path, project.write(config, path))
     return project.write_all(folder, **release.presets(has_memories))
+
+
+def _alone(path: Path, entry: dict[str, Any]) -> Path:
+    """Write what a manifest has of a file beside it; the file."""
+    path.with_suffix(".json").write_text(json.dumps({"version": project.VERSION} | entry, indent=2) + "\n")
+    return path
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -106,7 +106,8 @@ def write(part: Part, path: Path) -> dict[str, Any]:
         bench=bench(part),
         constraints=constraints(part),
     )
-    project.write_beside(path, title, convert(component, part.module), beside)
+    text = convert(component, part.module, domains=("write", "read") if part.is_fifo else ())
+    project.write_beside(path, title, text, beside)
     found = describe_ports(component)
     if part.is_fifo:
         inputs = {name: found.pop(name) for name in ("clk", "rst")}

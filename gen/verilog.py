@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import amaranth
-from amaranth import Shape
+from amaranth import ClockDomain, Shape
 from amaranth.back import verilog
+from amaranth.hdl import Fragment
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
@@ -99,10 +100,26 @@ def ports(config: Config, part: str) -> dict[str, dict[str, Any]]:
     return _text_and_ports(config, part)[1]
 
 
-def convert(component: wiring.Component, top: str, memories: bool = False) -> str:
-    """Verilog of a component and all that is in it; with ``memories``, delay lines are instances of one."""
+def convert(
+    component: wiring.Component, top: str, memories: bool = False, domains: Sequence[str] = ()
+) -> str:
+    """Verilog of a component and all that is in it; the same text whenever it is made.
+
+    Args:
+        component: what to convert.
+        top: name of its module.
+        memories: make delay lines instances of one module.
+        domains: names of its clock domains, if they are several: the order of their ports.
+    """
     platform = DelayMemories() if memories else None
-    return verilog.convert(component, name=top, platform=platform, emit_src=False)
+    if not domains:
+        return verilog.convert(component, name=top, platform=platform, emit_src=False)
+    fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
+    clocks = [ClockDomain(name) for name in domains]
+    fragment.add_domains(clocks)
+    ports = [value for _, _, value in component.signature.flatten(component)]
+    ports += [signal for clock in clocks for signal in (clock.clk, clock.rst)]
+    return verilog.convert(fragment, name=top, ports=ports, emit_src=False)
 
 
 def describe_ports(component: wiring.Component) -> dict[str, dict[str, Any]]:

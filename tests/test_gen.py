@@ -265,6 +265,14 @@ def test_an_output_whose_neighbours_would_have_its_name_is_an_error(name, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_made_alone_has_its_part_of_the_manifest(tmp_path):
+    main(["verilog", "--part", "HalfSlice", "--width", "4", "-o", str(tmp_path / "x.v")])
+    entry = json.loads((tmp_path / "x.json").read_text())
+    assert entry["file"] == "x.v"
+    assert f"module {entry['module']}(" in (tmp_path / "x.v").read_text()
+    assert entry["ports"]["i__payload"] == {"direction": "input", "width": 4}
+
+
 def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path):
     (tmp_path / "x.v").mkdir()
     with pytest.raises(SystemExit, match=r"python -m gen: .*x\.v"):

@@ -1,6 +1,7 @@
 """What a chip project takes: plain names, waivers of lines, a FuseSoC core that lints and simulates."""
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -159,6 +160,18 @@ def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
             rf"^  (in|out)put (\[20:0\] )?{name};$", (tmp_path / "y.v").read_text(), re.MULTILINE
         )
     lints_and_simulates(tmp_path, part.slug, "lint_part")
+
+
+def test_the_fifo_is_the_same_file_in_every_process(tmp_path):
+    """Its two clocks are in no order of Python's, which differs from process to process."""
+    command = [sys.executable, "-m", "gen", "verilog", "--part", "AsyncFifo", "--width", "5", "-o"]
+    texts = set()
+    for seed in range(4):
+        path = tmp_path / str(seed) / "x.v"
+        environment = os.environ | {"PYTHONHASHSEED": str(seed)}
+        subprocess.run([*command, str(path)], env=environment, stdout=subprocess.DEVNULL, check=True)
+        texts.add(path.read_text())
+    assert len(texts) == 1
 
 
 def test_a_part_with_wrong_parameters_is_an_error_that_names_them():
