@@ -89,7 +89,7 @@ def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface)
 
 def test_several_formats_share_a_memory_engine(tmp_path, capsys, monkeypatch):
     made = []
-    monkeypatch.setattr(memory, "write", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(memory, "write", lambda *arguments: made.append(arguments) or {})
     path = tmp_path / "x.v"
     options = "--dtype bf16 --block 32 --target 24 --bus-bytes 32 --memory-bytes 16 --interface memory"
     further = "--further hadamard:bf16:64:9 --further planes:fp16:64:70:truncate"
