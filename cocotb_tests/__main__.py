@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
     add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000, MUTANTS_SEED)
-    text = "write docs/verification.md, and tables of docs/hardware.md, from all the reports"
+    text = "take reports into docs/verification.json; write verification.md and tables of hardware.md"
     document = commands.add_parser("document", help=text)
     document.set_defaults(run=_document)
     return parser
@@ -105,11 +105,11 @@ def _sim(arguments: argparse.Namespace) -> None:
     if not arguments.preset:
         _sim_stream_parts(arguments, folder, simulator)
     bins = reports.bins(rows)
-    reports.BINS.write(bins, seed=arguments.seed)
+    reports.BINS.write(bins, seed=arguments.seed, only=arguments.preset)
     shown = [{name: row[name] for name in row if name != "coverage"} for row in rows]
     if not arguments.preset and simulator == "verilator":
         shown += _sim_memory(arguments, folder)
-    reports.SIM.write(shown, seed=arguments.seed)
+    reports.SIM.write(shown, seed=arguments.seed, only=arguments.preset)
     empty = [f"{row['config']} {row['part']}: {bin[:2]}" for row in bins for bin in row["all"] if not bin[2]]
     if empty:
         sys.exit("\n".join(["bins that no block met:", *empty]))
@@ -230,6 +230,7 @@ def _mutate(arguments: argparse.Namespace) -> None:
 
 
 def _document(arguments: argparse.Namespace) -> None:
+    reports.take()
     (reports.DOCS / "verification.md").write_text(plan.page())
     reports.write_datasheet()
 

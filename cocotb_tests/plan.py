@@ -1,6 +1,6 @@
 """The verification plan: what is claimed of the engines, what holds each claim, and how far that reaches.
 
-What was found of the claims comes from the reports of ``make verify``. Engines are rows: one with another
+What was found of the claims comes from docs/verification.json. Engines are rows: one with another
 format or interface has its own as soon as it is in the reports.
 """
 
@@ -29,7 +29,7 @@ _INTRODUCTION = """# Verification
 
 What is claimed of the [engines](hardware.md), what holds each claim, how far that reaches, and what it leaves
 open. `make verify` does all of it, in hours, goes on where it was stopped, and writes this page; the figures
-are those of its last run:
+are those of each command's last whole run, in [verification.json](verification.json):
 
 {made}
 
@@ -60,7 +60,7 @@ The table of `make sim`, every engine against golden/, is in [hardware.md](hardw
 
 
 def page() -> str:
-    """The whole page, from the reports that there are."""
+    """The whole page, from what was recorded."""
     sections = [_INTRODUCTION.format(made=_made())]
     sections += [_section(number, claim) for number, claim in enumerate(CLAIMS, 1)]
     sections += [_of_benches(), _all_gaps(), _APPENDIX]

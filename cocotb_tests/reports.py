@@ -1,4 +1,7 @@
-"""Tables of what was measured: on the terminal after a run, and in docs/ from the reports."""
+"""Tables of what was measured: on the terminal after a run, and in docs/ from docs/verification.json.
+
+That file has the last whole run of each command: one can be run again without hours of all the others.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from gen import provenance
+from gen.config import PRESETS
 
 Row = dict[str, Any]
 DOCS = Path("docs")
+RECORDS = DOCS / "verification.json"
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,15 @@ class Report:
     """A file of rows, how it is made, and how it is shown.
 
     Attributes:
+        name: in docs/verification.json.
         command: what makes it.
-        path: where it lies, a JSON list of rows.
+        path: where a run leaves it, a JSON list of rows.
         title: of its table.
         columns: members of a row to show, with their headings.
         about: what to know of the figures.
     """
 
+    name: str
     command: str
     path: Path
     title: str
@@ -62,19 +69,28 @@ class Report:
         Console(width=max(Console().width, 120)).print(table)
 
     def rows(self) -> list[Row]:
-        """The rows of the last run; none if there was none."""
-        return self._own(json.loads(self.path.read_text())) if self.path.exists() else []
+        """The rows of the last whole run; none if there was none."""
+        rows: list[Row] = _records().get(self.name, {}).get("rows", [])
+        return rows
+
+    def made(self) -> dict[str, Any]:
+        """What they were made with: see :mod:`gen.provenance`."""
+        made: dict[str, Any] = _records().get(self.name, {}).get("made", {})
+        return made
+
+    def left(self) -> list[Row] | None:
+        """The rows, without lists, that a run has left in build/; None if it was not a whole one."""
+        if not self.path.exists() or provenance.read(self.path).get("only"):
+            return None
+        rows = self._own(json.loads(self.path.read_text()))
+        return [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in rows]
 
     def _own(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if self.columns.keys() <= row.keys()]
 
-    def made(self) -> dict[str, Any]:
-        """What they were made with: see :mod:`gen.provenance`."""
-        return provenance.read(self.path)
-
     def section(self) -> str:
         """The table under its title, with the command and what to know of it, as Markdown."""
-        table = self.table() if self.path.exists() else "Not run to its end."
+        table = self.table() if self.rows() else "Not run to its end."
         return f"### {self.title}\n\n`{self.command}`. {self.about}\n\n{table}\n"
 
     def table(self) -> str:
@@ -98,6 +114,7 @@ def _text(value: Any) -> str:
 
 _ENGINE = {"config": "config", "part": "part"}
 SIM = Report(
+    "engines",
     "make sim",
     Path("build/sim/summary.json"),
     "Engines in simulation against the golden model",
@@ -115,6 +132,7 @@ SIM = Report(
     "Of every kind of blocks under every pattern of idling and stalling at either end, with resets.",
 )
 MEMORY = Report(
+    "memory engines",
     "make sim",
     SIM.path,
     "Memory engines in simulation against a model of the map",
@@ -136,6 +154,7 @@ MEMORY = Report(
     "beats beyond the stored bytes; the latency is what a read of a word adds, in cycles.",
 )
 BINS = Report(
+    "corners",
     "make sim",
     Path("build/sim/coverage.json"),
     "Functional coverage",
@@ -151,6 +170,7 @@ BINS = Report(
     "An empty bin fails the run.",
 )
 STREAMS = Report(
+    "streams",
     "make sim",
     Path("build/sim/streams.json"),
     "Parts of the streams in simulation",
@@ -168,6 +188,7 @@ STREAMS = Report(
     "latency is the edge of the sink's clock, after a word was taken, that first sees it.",
 )
 CODE = Report(
+    "coverage",
     "make coverage",
     Path("build/coverage/report.json"),
     "Line and toggle coverage",
@@ -185,6 +206,7 @@ CODE = Report(
     "count. Behind AXI4-Stream only what is added to the engine counts.",
 )
 NETLIST = Report(
+    "gates",
     "make netlist",
     Path("build/netlist/report.json"),
     "Gates in simulation",
@@ -192,6 +214,7 @@ NETLIST = Report(
     "The same benches on the netlist of `synth -flatten` with Yosys' simulation cells.",
 )
 XSAFETY = Report(
+    "unknown states",
     "make xsafety",
     Path("build/xsafety/report.json"),
     "Gates from unknown states",
@@ -201,6 +224,7 @@ XSAFETY = Report(
     "fails the bench.",
 )
 MUTATION = Report(
+    "mutants",
     "make mutate",
     Path("build/mutate/summary.json"),
     "Mutants",
@@ -219,6 +243,7 @@ MUTATION = Report(
     "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
 )
 FORMAL = Report(
+    "proofs",
     "make formal",
     Path("build/formal/report.json"),
     "Formal proofs",
@@ -234,6 +259,7 @@ FORMAL = Report(
     "tiny floats, and blocks of 8 values, exist for proofs only.",
 )
 SYNTH = Report(
+    "area",
     "make synth",
     Path("build/synth/report.json"),
     "Area and depth",
@@ -249,6 +275,14 @@ SYNTH = Report(
         "ecp5_mhz": "ECP5 MHz",
     },
     "NAND 1, NOT 0.67, flip-flop 6.",
+)
+SUBMODULES = Report(
+    "submodules",
+    "make synth",
+    Path("build/synth/details.json"),
+    "Submodules",
+    {"part": "part", "submodule": "submodule", "kge": "kGE", "percent": "%"},
+    "Of the 64-byte fp32 engines, each submodule by itself.",
 )
 
 
@@ -288,13 +322,86 @@ def mutants(findings: Sequence[Row]) -> list[Row]:
     return rows
 
 
+def take() -> None:
+    """Put what whole runs have left in build/ into docs/verification.json, in place of earlier runs."""
+    records = _records()
+    for report in (SIM, MEMORY, BINS, STREAMS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL):
+        rows = report.left()
+        if rows:
+            records[report.name] = {"made": provenance.read(report.path), "rows": rows}
+    if SYNTH.path.exists():
+        records[SYNTH.name] = {"rows": _with_newer(SYNTH.rows(), SYNTH.left() or [])}
+    submodules = _submodules()
+    if submodules:
+        records[SUBMODULES.name] = {"rows": submodules}
+    RECORDS.write_text(_as_json(records))
+
+
+def _records() -> dict[str, Any]:
+    records: dict[str, Any] = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+    return records
+
+
+def _as_json(records: dict[str, Any]) -> str:
+    """A row on a line, so that a difference shows what was run again."""
+    parts = []
+    for name, record in records.items():
+        made = f'  "made": {json.dumps(record["made"])},\n' if "made" in record else ""
+        rows = ",\n".join(f"   {json.dumps(row)}" for row in record["rows"])
+        parts.append(f' {json.dumps(name)}: {{\n{made}  "rows": [\n{rows}\n  ]\n }}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _with_newer(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """Rows of :data:`SYNTH`: ``make synth`` may have been about some presets, or have placed nothing.
+
+    What was placed stays with gates that are the same. Engines with memories are another table's.
+    """
+    found = {_engine_of(row): row for row in old if row["preset"] in PRESETS}
+    for row in new:
+        if row["preset"] in PRESETS and not row["memory_bits"]:
+            row = {name: row[name] for name in SYNTH.columns}
+            before = found.get(_engine_of(row), {})
+            if row["ecp5_mhz"] is None and before.get("kge") == round(row["kge"], 1):
+                row |= {name: before[name] for name in ("ecp5_luts", "ecp5_mhz")}
+            found[_engine_of(row)] = row | {
+                name: round(row[name], 1) for name in ("kge", "kge_per_byte_per_cycle")
+            }
+    presets = list(PRESETS)
+    return sorted(
+        found.values(), key=lambda row: (presets.index(row["preset"]), row["bus_bytes"], row["part"])
+    )
+
+
+def _engine_of(row: Row) -> tuple[str, int, str]:
+    return row["preset"], row["bus_bytes"], row["part"]
+
+
+def _submodules() -> list[Row]:
+    """Rows of :data:`SUBMODULES`, of the 64-byte fp32 engines if ``make synth`` was about them."""
+    if not SUBMODULES.path.exists():
+        return []
+    details = json.loads(SUBMODULES.path.read_text())
+    engines = [row for row in details if (row["preset"], row["bus_bytes"]) == ("gpt2-fp32-3.2x", 64)]
+    return [
+        {"part": row["part"], "submodule": name, "kge": round(kge, 1), "percent": round(100 * kge / total, 1)}
+        for row in engines
+        for total in [sum(row["modules"].values())]
+        for name, kge in sorted(row["modules"].items(), key=lambda item: -item[1])
+        if kge
+    ]
+
+
 def write_datasheet() -> None:
-    """Write the tables of docs/hardware.md from the reports of ``make synth`` and ``make sim``."""
+    """Write the tables of docs/hardware.md."""
     datasheet = DOCS / "hardware.md"
     text = datasheet.read_text()
-    tables = {"sim": SIM.table(), "synth": SYNTH.table(), "submodules": submodules()}
-    if MEMORY.rows():
-        tables["memory"] = MEMORY.table()
+    reports = {"sim": SIM, "memory": MEMORY, "synth": SYNTH, "submodules": SUBMODULES}
+    tables = {name: report.table() for name, report in reports.items() if report.rows()}
+    measured = {row["preset"] for row in SYNTH.rows()}
+    missing = [f"`{name}`" for name in PRESETS if name not in measured]
+    if measured and missing:
+        tables["synth"] += f"\n\nNot measured: {', '.join(missing)}."
     for name, table in tables.items():
         text, found = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
@@ -302,16 +409,3 @@ def write_datasheet() -> None:
         if found != 1:
             raise ValueError(f"{datasheet} must have one place for the table {name}, not {found}")
     datasheet.write_text(text)
-
-
-def submodules() -> str:
-    """Where the gates of the 64-byte fp32 engines go, as Markdown."""
-    details = json.loads(Path("build/synth/details.json").read_text())
-    engines = [row for row in details if (row["preset"], row["bus_bytes"]) == ("gpt2-fp32-3.2x", 64)]
-    rows = [
-        (row["part"], name, kge, 100 * kge / sum(row["modules"].values()))
-        for row in engines
-        for name, kge in sorted(row["modules"].items(), key=lambda item: -item[1])
-        if kge
-    ]
-    return as_markdown(("part", "submodule", "kGE", "%"), rows)

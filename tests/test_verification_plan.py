@@ -83,6 +83,8 @@ def reported(tmp_path, monkeypatch):
         proof("contract", "Stage", "a payload changes", status="PASS", expected="FAIL"),
     ]
     write(reports.FORMAL, proofs)
+    reports.DOCS.mkdir()
+    reports.take()
 
 
 def test_engines_are_rows_and_what_does_not_hold_is_said(reported):
@@ -109,5 +111,63 @@ def test_the_page_says_what_it_was_made_with(reported):
 
 def test_a_report_without_a_note_is_given_no_other_commit(reported):
     reports.SIM.path.with_suffix(".made.json").unlink()
+    reports.take()
     assert "| `make sim` | not recorded |" in plan.page()
     assert "Verilator, seed not recorded" in plan.page()
+
+
+def test_a_run_of_some_engines_takes_nothing_away(reported):
+    before = plan.page()
+    write(reports.SIM, [sim("gpt2-bf16-2x", "compressor")], seed=1, only=["gpt2-bf16-2x"])
+    write(reports.FORMAL, [], only=["contract-*"])
+    reports.take()
+    assert plan.page() == before
+
+
+def test_one_command_run_again_leaves_the_others(reported):
+    write(reports.SIM, [sim("gpt2-bf16-2x", "compressor")], seed=10)
+    reports.FORMAL.path.unlink()
+    reports.take()
+    page = plan.page()
+    assert "| 1 of them, Verilator, seed 10 | holds |" in page
+    assert "seed 9" not in page
+    assert "inductive, k = 2 (z3): gpt2-fp32-3.2x | holds |" in page
+
+
+def area(preset="gpt2-fp32-16x", kge=90.04, **others):
+    row = {
+        "preset": preset,
+        "part": "compressor",
+        "bus_bytes": 64,
+        "kge": kge,
+        "kge_per_byte_per_cycle": 1.408,
+    }
+    row |= {"flip_flops": 6000, "memory_bits": 0, "nand_levels": 40, "ecp5_luts": None, "ecp5_mhz": None}
+    return row | others
+
+
+def test_areas_are_those_last_measured_of_each_preset(reported):
+    write(reports.SYNTH, [area(ecp5_luts=9000, ecp5_mhz=99.5), area("gpt2-bf16-2x")])
+    reports.take()
+    write(reports.SYNTH, [area(), area(kge=30.0, memory_bits=5000), area("fp32_n64_t16_hadamard")])
+    reports.take()
+    bf16, fp32 = reports.SYNTH.rows()
+    assert (fp32["preset"], fp32["kge"], fp32["ecp5_mhz"]) == ("gpt2-fp32-16x", 90.0, 99.5)
+    assert bf16["preset"] == "gpt2-bf16-2x"
+
+    write(reports.SYNTH, [area(kge=91.0)])
+    reports.take()
+    _, fp32 = reports.SYNTH.rows()
+    assert (fp32["kge"], fp32["ecp5_mhz"]) == (91.0, None), "placed with other gates"
+
+
+def test_the_datasheet_names_presets_that_were_not_measured(reported):
+    places = "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in ("sim", "memory", "synth", "submodules"))
+    datasheet = reports.DOCS / "hardware.md"
+    datasheet.write_text(places)
+    reports.write_datasheet()
+    assert "Not measured" not in datasheet.read_text(), "nothing was"
+    write(reports.SYNTH, [area(name) for name in list(plan.configs.PRESETS)[1:]])
+    reports.take()
+    reports.write_datasheet()
+    assert "Not measured: `gpt2-fp32-3.2x`." in datasheet.read_text()
