@@ -124,6 +124,9 @@ def constraints(part: Part) -> str:
         for direction in ("input", "output"):
             found = f"[filter_collection [get_ports {ports}] direction=={direction[:-3]}]"
             lines.append(f"set_{direction}_delay -clock {clock} [expr $period / 4] {found}")
+    for clock in clocks:
+        reset = clock.replace("clk", "rst")
+        lines.append(f"set_input_delay -clock {clock} [expr $period / 4] [get_ports {reset}]")
     if part.is_fifo:
         write, read = part.clocks
         for one, other in ((write, read), (read, write)):

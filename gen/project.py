@@ -37,6 +37,7 @@ WAIVERS = {
     "WIDTHEXPAND": "Amaranth's operators widen their operands as far as the result needs",
     "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
 }
+_MEMORY_CORE = f"bitstash::{DELAY_MEMORY.removeprefix('bitstash_')}:{VERSION}"
 CLOCK_NS = 10.0  # of the constraints: to be set to the project's own
 
 
@@ -55,7 +56,7 @@ class Beside:
         tops: the modules to be taken or linted, by what they are.
         constraints: SDC.
         bench_top, bench: the self-checking bench's module and text, if there is one.
-        needs_memory: its delay lines are instances of a memory, a file of its own.
+        needs_memory: its delay lines are instances of a memory, a core of its own.
     """
 
     name: str
@@ -94,17 +95,34 @@ def write(config: Config, path: Path) -> dict[str, Any]:
 
 def write_beside(path: Path, title: str, text: str, beside: Beside) -> None:
     """Write Verilog and what stands beside it, and lint it; see :func:`write`."""
-    if beside.needs_memory:
-        memory = path.with_name(f"{DELAY_MEMORY}.v")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        memory.write_text(_header("//", "delay memory, to be replaced by a macro") + DELAY_MEMORY_TEXT)
-    write_verilog(path, title, text, (memory,) if beside.needs_memory else ())
+    write_verilog(path, title, text, (_write_memory(path.parent),) if beside.needs_memory else ())
     sdc = _header("#", f"constraints of {path.name}") + beside.constraints
     path.with_suffix(".sdc").write_text(sdc)
     if beside.bench:
         bench = path.with_name(f"{path.stem}_tb.sv")
         bench.write_text(_header("//", f"self-checking bench of {path.name}") + beside.bench)
     path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(beside, path))
+
+
+def _write_memory(folder: Path) -> Path:
+    """Write the module of delay memories and its core, which engines of one project have in common."""
+    path, about = folder / f"{DELAY_MEMORY}.v", "delay memory, to be replaced by a macro"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(_header("//", about) + DELAY_MEMORY_TEXT)
+    path.with_suffix(".core").write_text(f"""CAPI=2:
+{_header("#", f"of {path.name}")}name: "{_MEMORY_CORE}"
+description: "{about.capitalize()}"
+
+filesets:
+  rtl:
+    files: [{path.name}]
+    file_type: verilogSource
+
+targets:
+  default:
+    filesets: [rtl]
+""")
+    return path
 
 
 def write_verilog(path: Path, title: str, text: str, others: tuple[Path, ...] = ()) -> None:
@@ -155,7 +173,7 @@ set_output_delay -clock {clock} [expr $period / 4] [all_outputs]
 def core(beside: Beside, path: Path) -> str:
     """A FuseSoC core: its modules to be taken or linted and, if there is one, the bench to be run."""
     name = re.sub(r"\W", "_", beside.name)
-    files = ", ".join([path.name, *([f"{DELAY_MEMORY}.v"] if beside.needs_memory else [])])
+    depend = f'\n    depend: ["{_MEMORY_CORE}"]' if beside.needs_memory else ""
     lints = "".join(
         f"""
   lint_{part}:
@@ -189,8 +207,8 @@ description: "{beside.description}"
 
 filesets:
   rtl:
-    files: [{files}]
-    file_type: verilogSource
+    files: [{path.name}]
+    file_type: verilogSource{depend}
   constraints:
     files: [{path.stem}.sdc]
     file_type: SDC

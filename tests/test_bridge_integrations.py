@@ -1,5 +1,7 @@
 """Other people's trainers do with the bridge what a plain loop does with the same context; examples run."""
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -182,10 +184,10 @@ class Manual(Automatic):
         self.optimizers().step()
 
 
-def fit(module, callback, **arguments):
+def fit(module, *callbacks, **arguments):
     trainer = lightning.Trainer(
         max_epochs=1,
-        callbacks=[callback],
+        callbacks=list(callbacks),
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -245,6 +247,23 @@ def test_lightning_module_is_as_before_after_fit_and_after_a_failure():
     x = torch.randn(64, 64, requires_grad=True)
     (x * x).sum().backward()
     assert torch.equal(x.grad, 2 * x)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_made_while_fitting_trains_the_copy(copied):
+    """As callbacks that average weights make one."""
+
+    class Copies(lightning.Callback):
+        def on_train_start(self, trainer, pl_module):
+            self.copy = copied(pl_module)
+
+    module, callback, copies = Automatic(), CompressActivations(COARSE), Copies()
+    fit(module, callback, copies)
+    loss = copies.copy.training_step(data()[:64], 0)
+    module.zero_grad()
+    loss.backward()
+    assert all(weight.grad is None for weight in module.parameters())
+    assert all(weight.grad is not None for weight in copies.copy.parameters())
 
 
 def test_a_step_of_the_instance_comes_back_after_fit_and_after_a_failure():

@@ -113,8 +113,10 @@ def test_fusesoc_lints_and_simulates_the_core(memories, tmp_path):
     lints_and_simulates(tmp_path, config.slug, "lint_compressor")
 
 
-def test_a_core_that_depends_on_engines_passes_lint(tmp_path):
-    configs = [SMALL, replace(SMALL, fmt=replace(SMALL.fmt, target=SMALL.fmt.target + 1))]
+@pytest.mark.parametrize("memories", [False, True], ids=["registers", "memories"])
+def test_a_core_that_depends_on_engines_passes_lint(memories, tmp_path):
+    targets = SMALL.fmt.target, SMALL.fmt.target + 1
+    configs = [replace(SMALL, fmt=replace(SMALL.fmt, target=n), memories=memories) for n in targets]
     for number, config in enumerate(configs):
         project.write(config, tmp_path / f"x{number}.v")
     names = "".join(f"      - bitstash::{config.slug}\n" for config in configs)
@@ -160,6 +162,16 @@ def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
             rf"^  (in|out)put (\[20:0\] )?{name};$", (tmp_path / "y.v").read_text(), re.MULTILINE
         )
     lints_and_simulates(tmp_path, part.slug, "lint_part")
+
+
+@pytest.mark.parametrize("part", [parts.Part("FullSlice", 21), parts.Part("AsyncFifo", 21, 4)])
+def test_every_port_has_a_delay_or_a_clock(part):
+    text = parts.constraints(part)
+    clocks = dict.fromkeys(part.clocks)
+    assert text.count("create_clock") == len(clocks)
+    for clock in clocks:
+        reset = clock.replace("clk", "rst")
+        assert f"set_input_delay -clock {clock} [expr $period / 4] [get_ports {reset}]" in text
 
 
 def test_the_fifo_is_the_same_file_in_every_process(tmp_path):

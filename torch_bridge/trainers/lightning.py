@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from ..backends.dtypes import StashFormat
@@ -71,7 +72,10 @@ class CompressActivations(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._own = vars(pl_module).get("training_step")
-            self._step = self._compressing(pl_module, pl_module.training_step)
+            if self._own is None:  # as a method, so that a copy of the module trains the copy
+                self._step = MethodType(self._compressing(type(pl_module).training_step), pl_module)
+            else:
+                self._step = self._compressing(self._own, pl_module)
             vars(pl_module)["training_step"] = self._step
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -85,10 +89,12 @@ class CompressActivations(Callback):
         if self.stash is not None:
             pl_module.log("activation_ratio", self.stash.ratio)
 
-    def _compressing(self, pl_module: Any, training_step: Callable[..., Any]) -> Callable[..., Any]:
+    def _compressing(self, training_step: Callable[..., Any], module: Any = None) -> Callable[..., Any]:
+        """The step in the context; the module of a method is its first argument."""
+
         @wraps(training_step)
         def step(*args: Any, **kwargs: Any) -> Any:
-            with self._compress(pl_module) as self.stash:
+            with self._compress(args[0] if module is None else module) as self.stash:
                 return training_step(*args, **kwargs)
 
         return step
