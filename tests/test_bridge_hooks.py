@@ -775,7 +775,7 @@ def test_the_backend_of_every_rule_is_made_at_once(monkeypatch, tmp_path):
     assert made == [COARSE, FMT]
 
 
-def test_a_bad_argument_is_an_error_at_once():
+def test_a_bad_argument_is_an_error_at_once(tmp_path):
     with pytest.raises(ValueError, match="backend must be one of"):
         compress_activations(NOTHING, FMT, "gpu")
     with pytest.raises(ValueError, match="must have a target"):
@@ -790,6 +790,11 @@ def test_a_bad_argument_is_an_error_at_once():
         compress_activations(None, FMT)
     with pytest.raises(ValueError, match="offload must be an Offload or None, not '/tmp'"):
         compress_activations(NOTHING, FMT, offload="/tmp")
+    with (
+        Offload(tmp_path) as offload,
+        pytest.raises(ValueError, match="offload must be None with backend 'regions'"),
+    ):
+        compress_activations(NOTHING, FMT, "regions", offload=offload)
 
 
 def test_the_report_adds_up_and_prints():

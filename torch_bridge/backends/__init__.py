@@ -29,7 +29,7 @@ from .quant_format import QuantFormat
 from .torch_backend import TorchBackend
 from .verilated_backend import VerilatedBackend
 
-__all__ = ["NAMES", "AutoBackend", "Backend", "get"]
+__all__ = ["IN_PLACE", "NAMES", "AutoBackend", "Backend", "get"]
 
 
 class AutoBackend(Backend):
@@ -85,6 +85,7 @@ _BACKENDS: dict[str, Callable[[Any], Backend]] = {
     "triton": _triton,
 }
 NAMES = tuple(_BACKENDS)
+IN_PLACE = ("regions", "memory")  # what they give is to stay where it is
 
 
 def get(name: str, fmt: StashFormat) -> Backend:

@@ -84,7 +84,8 @@ def compress_activations(
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
             :class:`CorruptionError`, which names tensor and block.
         offload: where to keep what is stashed, compressed or not, and every other tensor of at least
-            ``min_values``, in place of their memory.
+            ``min_values``, in place of their memory. None with "memory" and "regions", which keep blocks
+            in a memory of their own.
         by_module: have the report tell modules apart.
 
     Raises:
@@ -112,6 +113,8 @@ def compress_activations(
         raise ValueError(f"min_values must not be negative, not {min_values!r}")
     if offload is not None and not isinstance(offload, Offload):
         raise ValueError(f"offload must be an Offload or None, not {offload!r}")
+    if offload is not None and backend in backends.IN_PLACE:
+        raise ValueError(f"offload must be None with backend {backend!r}, whose memory keeps the blocks")
     codecs = Codecs(policy, backend)
     trace = partial(Trace, model, by_module or policy.names_modules, policy.derives)
     return _compressing(trace, policy, codecs, min_values, verify, offload, by_module)
