@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from golden import Format, HadamardFormat, PlaneFormat
 
 INTERFACES = ("stream", "axi", "runtime")
+_MOST_OF_OTHERS = 60  # characters
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,17 @@ class Config:
 
 
 def format_slugs(formats: Sequence[Format]) -> list[str]:
-    """A name for each; the later ones say where they differ, for tools cut names of over 127."""
+    """Names of formats; tools cut those of over 127, so the later ones only say where they differ.
+
+    Many of them have one for all, with a hash.
+    """
     words = [(fmt.dtype, f"n{fmt.block}", f"t{fmt.target}", kind_of(fmt)) for fmt in formats]
-    shorter = ["or_" + "_".join(word for word in other if word not in words[0]) for other in words[1:]]
-    return ["_".join(first) for first in words[:1]] + shorter
+    first = "_".join(words[0])
+    others = ["or_" + "_".join(word for word in other if word not in words[0]) for other in words[1:]]
+    if sum(map(len, others)) > _MOST_OF_OTHERS:
+        digest = hashlib.sha256("_".join(others).encode()).hexdigest()[:8]
+        others = [f"or_{len(others)}_others_{digest}"]
+    return [first, *others]
 
 
 def kind_of(fmt: Format) -> str:

@@ -28,6 +28,7 @@ from rtl import (
 from rtl.stream import DELAY_MEMORY, DelayMemories
 
 from .config import Config
+from .toolchain import ToolError
 
 # What stands around an engine, by interface and part.
 PORTS: dict[str, dict[str, Any]] = {
@@ -110,16 +111,23 @@ def convert(
         top: name of its module.
         memories: make delay lines instances of one module.
         domains: names of its clock domains, if they are several: the order of their ports.
+
+    Raises:
+        gen.toolchain.ToolError: Amaranth's Yosys failed, as it does when 4 GiB are not enough.
     """
+    fragment, ports = component, None
     platform = DelayMemories() if memories else None
-    if not domains:
-        return verilog.convert(component, name=top, platform=platform, emit_src=False)
-    fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
-    clocks = [ClockDomain(name) for name in domains]
-    fragment.add_domains(clocks)
-    ports = [value for _, _, value in component.signature.flatten(component)]
-    ports += [signal for clock in clocks for signal in (clock.clk, clock.rst)]
-    return verilog.convert(fragment, name=top, ports=ports, emit_src=False)
+    if domains:
+        fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
+        clocks = [ClockDomain(name) for name in domains]
+        fragment.add_domains(clocks)
+        ports = [value for _, _, value in component.signature.flatten(component)]
+        ports += [signal for clock in clocks for signal in (clock.clk, clock.rst)]
+    try:
+        return verilog.convert(fragment, name=top, platform=platform, ports=ports, emit_src=False)
+    except verilog.YosysError as error:
+        reason = "it can have no more than 4 GiB of memory" if "bad_alloc" in str(error) else str(error)
+        raise ToolError(f"Yosys made no Verilog of {top}: {reason}") from error
 
 
 def describe_ports(component: wiring.Component) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -182,6 +183,14 @@ def test_names_of_modules_are_as_long_as_tools_take_them():
     assert max(map(len, tops)) < 128  # cocotb finds no top of more, which Verilator names by a hash
 
 
+def test_so_are_those_of_engines_of_many_formats(small):
+    further = tuple(PlaneFormat("bf16", 128, target, "truncate") for target in range(100, 115))
+    configs = [replace(small, interface="runtime", further=further[i:]) for i in range(2)]
+    names = [verilog.module_name(config, "decompressor") for config in configs]
+    assert names[0] != names[1]
+    assert max(map(len, names)) < 110, "with room for the modules in it"
+
+
 def test_memory_presets_have_both_formats_behind_memories_of_two_widths():
     for parameters in memory.PRESETS.values():
         ratios = [fmt.raw_bytes / fmt.target for fmt in parameters.formats]
@@ -277,6 +286,15 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path):
     (tmp_path / "x.v").mkdir()
     with pytest.raises(SystemExit, match=r"python -m gen: .*x\.v"):
         main(["verilog", "--part", "FullSlice", "--width", "4", "-o", str(tmp_path / "x.v")])
+
+
+def test_an_engine_too_large_for_yosys_is_one_clear_line(monkeypatch, small):
+    def fails(*arguments, **options):
+        raise verilog.verilog.YosysError("libc++abi: bad_alloc was thrown\nTraceback ...")
+
+    monkeypatch.setattr(verilog.verilog, "convert", fails)
+    with pytest.raises(toolchain.ToolError, match=r"made no Verilog of bitstash_compressor_.*: .* 4 GiB"):
+        verilog.engines_text(replace(small, bus_bytes=128))
 
 
 def test_an_unknown_interface_is_named_with_those_of_the_command(capsys):
