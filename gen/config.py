@@ -67,12 +67,12 @@ def format_slugs(formats: Sequence[Format]) -> list[str]:
     Many of them have one for all, with a hash.
     """
     words = [(fmt.dtype, f"n{fmt.block}", f"t{fmt.target}", kind_of(fmt)) for fmt in formats]
-    first = "_".join(words[0])
+    first = ["_".join(words[0])] if words else []
     others = ["or_" + "_".join(word for word in other if word not in words[0]) for other in words[1:]]
     if sum(map(len, others)) > _MOST_OF_OTHERS:
         digest = hashlib.sha256("_".join(others).encode()).hexdigest()[:8]
         others = [f"or_{len(others)}_others_{digest}"]
-    return [first, *others]
+    return first + others
 
 
 def kind_of(fmt: Format) -> str:

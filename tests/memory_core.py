@@ -24,23 +24,31 @@ REGIONS = (
 
 
 class Bench:
-    """An engine between an accelerator that sends a burst at a time and a memory that mixes its IDs."""
+    """An engine between an accelerator that sends a burst at a time and a memory that mixes its IDs.
 
-    def __init__(self, memory_bytes: int, seed: int, **options):
+    Args:
+        memory_bytes: of its data bus.
+        bus: bytes of the accelerator's.
+        most_reads: bursts after which memory takes no address of a read before it has answered one.
+        options: further parameters of the engine.
+    """
+
+    def __init__(self, memory_bytes: int, seed: int, bus: int = BUS, most_reads: int = 1000, **options):
         sizes = {"regions": 4, "buffers": 2, "least_slots": 4, "reads": 4, "bursts": 4, "merging": True}
         parameters = MemoryParameters(
             formats=(FORMAT,),
-            bus_bytes=BUS,
+            bus_bytes=bus,
             memory_bytes=memory_bytes,
             address_bits=20,
             **sizes | options,
         )
         self.core = _Core(parameters)
+        self.bus, self._most_reads, self._open_reads = bus, most_reads, 0
         self.regions = [replace(region, merge=region.merge and parameters.merging) for region in REGIONS]
         self.rng = random.Random(seed)
         self.dram = Dram(np.zeros(16 * PAGE, np.uint8), memory_bytes)
         model_dram = Dram(self.dram.content.copy(), memory_bytes)
-        self.model = MemoryModel(model_dram, BUS, buffers=parameters.buffers, slots=parameters.slots)
+        self.model = MemoryModel(model_dram, bus, buffers=parameters.buffers, slots=parameters.slots)
         self.reads, self.writes = [deque(), deque()], deque()  # of the memory
         self.data, self.answers = deque(), deque()
         self.answered, self.beats = {}, []  # of the accelerator, by ID; what was read
@@ -59,7 +67,7 @@ class Bench:
 
     async def _begin(self) -> None:
         context = self.context
-        for name in ("s_axi_b", "m_axi_aw", "m_axi_w", "m_axi_ar", "s_axil_b", "s_axil_r"):
+        for name in ("s_axi_b", "m_axi_aw", "m_axi_w", "s_axil_b", "s_axil_r"):
             context.set(getattr(self.core, name).ready, 1)
         for i, region in enumerate(self.regions):
             for name in ("base", "size", "stored"):
@@ -80,19 +88,22 @@ class Bench:
         if self.answers:
             context.set(core.m_axi_b.p.resp, self.answers[0])
         context.set(core.s_axi_r.ready, self.takes_reads)
+        context.set(core.m_axi_ar.ready, self._open_reads < self._most_reads)
         names = ("m_axi_ar", "m_axi_aw", "m_axi_w", "m_axi_r", "m_axi_b", "s_axi_b", "s_axi_r")
         ports = [getattr(core, name) for name in names]
         moves = [context.get(port.valid & port.ready) for port in ports]
-        ar, aw, w, _, _, b, r = (context.get(port.payload) for port in ports)
+        ar, aw, w, beat, _, b, r = (context.get(port.payload) for port in ports)
         await context.tick()
         if moves[0]:
             self._read(ar)
+            self._open_reads += 1
         if moves[1]:
             self.writes.append(aw)
         if moves[2]:
             self.data.append(w)
         if moves[3]:
             context.set(port.valid, 0)
+            self._open_reads -= beat.last
         if moves[4]:
             self.answers.popleft()
         if moves[5]:
@@ -184,9 +195,9 @@ class Bench:
         await self.offer("s_axi_ar", address)
         await self.until(lambda: len(self.beats) == burst.beats)
         assert [beat.resp for beat in self.beats] == responses
-        lanes = burst.lanes(BUS)
+        lanes = burst.lanes(self.bus)
         for i, beat in enumerate(self.beats):
-            found = np.frombuffer(beat.data.to_bytes(BUS, "little"), np.uint8)
+            found = np.frombuffer(beat.data.to_bytes(self.bus, "little"), np.uint8)
             assert (found[lanes[i]] == words[i][lanes[i]]).all(), f"{burst}, beat {i}"
 
 

@@ -189,6 +189,7 @@ def test_so_are_those_of_engines_of_many_formats(small):
     names = [verilog.module_name(config, "decompressor") for config in configs]
     assert names[0] != names[1]
     assert max(map(len, names)) < 110, "with room for the modules in it"
+    assert memory.slug(MemoryParameters()) == "memory_b64_m64", "of bypass alone"
 
 
 def test_memory_presets_have_both_formats_behind_memories_of_two_widths():

@@ -4,36 +4,40 @@ import random
 
 import numpy as np
 import pytest
+from amaranth.sim import Simulator
 
+from golden import PlaneFormat
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import ErrorKind, Region
+from rtl.memory import MemoryParameters
+from rtl.memory.merge import Merger
 
 from .memory_core import BUS, FORMAT, REGIONS, Bench, part
 
 KINDS = list(ErrorKind)
 
 
-def random_burst(rng: random.Random, region: Region) -> Burst:
+def random_burst(rng: random.Random, region: Region, word: int) -> Burst:
     """In the first blocks, or around the one that lies in two pages of memory."""
     start = region.base + 64 * rng.choice([0, PAGE // FORMAT.target - 1]) + rng.randrange(3 * 64)
-    size = rng.choice([1, 4, 16, 16])
+    size = rng.choice([1, 4, word, word])
     if rng.random() < 0.2:
         return Burst(start - start % size, rng.choice([2, 4]), size, BurstKind.WRAP)
     return Burst(start, rng.randint(1, 6), size)
 
 
-@pytest.mark.parametrize("memory_bytes", [16, 4])
-def test_parts_of_blocks_are_merged_as_the_model_says(memory_bytes):
-    bench = Bench(memory_bytes, seed=memory_bytes)
+@pytest.mark.parametrize(("bus", "memory_bytes", "most_reads"), [(16, 16, 9), (16, 4, 1), (32, 32, 1)])
+def test_parts_of_blocks_are_merged_as_the_model_says(bus, memory_bytes, most_reads):
+    bench = Bench(memory_bytes, seed=memory_bytes, bus=bus, most_reads=most_reads)
     rng, values = bench.rng, np.random.default_rng(memory_bytes)
 
     async def act():
         for _ in range(30):
-            burst = random_burst(rng, rng.choice([REGIONS[0], REGIONS[0], REGIONS[1], REGIONS[2]]))
+            burst = random_burst(rng, rng.choice([REGIONS[0], REGIONS[0], REGIONS[1], REGIONS[2]]), bus)
             if rng.random() < 0.4:
                 await bench.read(burst)
             else:
-                lanes = burst.lanes(BUS)
+                lanes = burst.lanes(bus)
                 words = values.integers(0, 256, lanes.shape, np.uint8)
                 strobes = lanes & (values.random(lanes.shape) < rng.choice([1, 1, 0.5]))
                 options = {"bufferable": rng.random() < 0.5, "master": rng.randrange(2)}
@@ -48,6 +52,54 @@ def test_parts_of_blocks_are_merged_as_the_model_says(memory_bytes):
         assert kinds == sum(1 << KINDS.index(kind) for kind in {kind for kind, _ in bench.model.errors})
 
     bench.run(act)
+
+
+@pytest.mark.parametrize("memory_bytes", [4, 16, 32, 64])
+def test_a_merge_asks_for_the_beats_of_its_block_within_pages_of_memory(memory_bytes):
+    fmt, bus = PlaneFormat("fp32", 64, 80), max(16, memory_bytes)
+    merger = Merger(MemoryParameters(formats=(fmt,), bus_bytes=bus, memory_bytes=memory_bytes, merging=True))
+
+    async def bench(context):
+        for number in (0, 50, 51, 102):  # the second ends at the end of a page, the third lies in two
+            page, low = divmod(number * fmt.raw_bytes, PAGE)
+            found = {"hit": 1, "format": 1, "stored": 3, "offset": page}
+            for signal, value in ((merger.found, found), (merger.low, low), (merger.valid, 1)):
+                context.set(signal, value)
+            context.set(merger.settled, 1)
+            context.set(merger.ar.ready, 1)
+            asked = []
+            for _ in range(6):
+                if context.get(merger.ar.valid):
+                    burst = context.get(merger.ar.payload)
+                    end = burst.addr + (burst.len + 1) * memory_bytes
+                    assert burst.addr // PAGE == (end - 1) // PAGE
+                    asked += range(burst.addr, end)
+                await context.tick()
+            start = 3 * PAGE + number * fmt.target
+            assert asked[0] == start - start % memory_bytes
+            assert asked == list(range(asked[0], asked[-1] + 1))
+            assert asked[-1] - memory_bytes < start + fmt.target - 1 <= asked[-1]
+            context.set(merger.valid, 0)
+            await give(context, merger, len(asked) // memory_bytes)
+
+    async def give(context, merger, beats):
+        """Zeros, until the block is there."""
+        context.set(merger.o.ready, 1)
+        context.set(merger.r.valid, 1)
+        for _ in range(100):
+            beats -= context.get(merger.r.ready)
+            last = context.get(merger.o.valid & merger.o.p.last)
+            await context.tick()
+            context.set(merger.r.valid, beats > 0)
+            if last:
+                assert beats == 0
+                return
+        raise AssertionError("no block")
+
+    simulator = Simulator(merger)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
 
 
 def test_a_merge_waits_for_no_read_that_the_accelerator_does_not_take():

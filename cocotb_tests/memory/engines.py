@@ -19,7 +19,7 @@ from .faults import FAULTS, verilog_of
 
 BENCHES = ("memory.bench_engine", "memory.bench_bursts")
 
-# Bypass alone; one format and two in small, and one that merges; training's planes, behind a memory as wide
+# Bypass alone; one format and two in small, and those that merge; training's planes, behind a memory as wide
 # and a narrower one; the presets.
 ENGINES = {
     "bypass": MemoryParameters(bus_bytes=16, memory_bytes=16),
@@ -32,6 +32,7 @@ ENGINES = {
     "small-merging": MemoryParameters(
         formats=(PlaneFormat("bf16", 32, 21),), bus_bytes=16, memory_bytes=4, merging=True
     ),
+    "wide-merging": MemoryParameters(formats=(PlaneFormat("bf16", 64, 56),), merging=True),
     "planes": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),)),
     "planes-narrow": MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),), memory_bytes=16),
 } | memory.PRESETS

@@ -198,6 +198,8 @@ class Harness {
         for (double *pause : {&pauses.aw, &pauses.w, &pauses.ar, &pauses.b, &pauses.r, &machine_.dram.pause}) {
             *pause = shares[random_.below(4)];
         }
+        const size_t most[] = {1, 2, 64, 64};
+        machine_.dram.most_reads = most[random_.below(4)];
     }
 
     static Burst whole(uint64_t address, unsigned bytes) {

@@ -27,7 +27,8 @@ from ..runner import BenchError
 from .engines import ENGINES
 
 # Engines, and which share of the bursts each has: those of training are slow to simulate.
-SHARES = {"bypass-narrow": 0.1, "small": 0.2, "small-quarter": 0.1, "small-merging": 0.2, "small-narrow": 0.3}
+SHARES = {"bypass-narrow": 0.1, "small": 0.2, "small-quarter": 0.1, "small-narrow": 0.3}
+SHARES |= dict.fromkeys(("small-merging", "wide-merging"), 0.1)
 SHARES |= dict.fromkeys(memory.PRESETS, 0.05)
 
 _SOURCES_OF_ROWS = ("golden", "rtl", "gen", "cocotb_tests/memory", "torch_bridge/backends")

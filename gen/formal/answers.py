@@ -81,11 +81,12 @@ class ReadAnswers(Rules):
 
     Args:
         bound: cycles in which nothing moves.
+        one_at_a_time: memory takes no address before all beats of the one before were taken.
     """
 
-    def __init__(self, parameters: MemoryParameters, bound: int):
+    def __init__(self, parameters: MemoryParameters, bound: int, one_at_a_time: bool = False):
         super().__init__(ReadPath(parameters), parameters)
-        self._bound = bound
+        self._bound, self._one_at_a_time = bound, one_at_a_time
 
     def elaborate(self, platform):
         m = Module()
@@ -93,8 +94,9 @@ class ReadAnswers(Rules):
         m.submodules.path = without_codecs(path, platform)
         one_region(m, parameters, path.regions, self.stored)
         drive(m, path.ar, allowed(m, self.ar, parameters.word_bits))
-        _take(m, self, path, mar=C(1), r=C(1))
-        drive(m, path.mr, _offers(m, self.mr, unanswered_beats(m, path) != 0, "mr"))
+        beats = unanswered_beats(m, path)
+        _take(m, self, path, mar=beats == 0 if self._one_at_a_time else C(1), r=C(1))
+        drive(m, path.mr, _offers(m, self.mr, beats != 0, "mr"))
         m.d.comb += [
             path.hazards.has_block.eq(~_fair(m, ~self.chance, "block")),
             path.hazards.has_beat.eq(~_fair(m, ~self.drain, "beat")),

@@ -468,7 +468,7 @@ def _of_memory() -> Iterator[Proof]:
     two = replace(small, formats=(PlaneFormat("bf16", 16, 12), PlaneFormat("bf16", 32, 21)))
     reads, writes = ("ReadPath", ReadRules, ReadAnswers), ("WritePath", WriteRules, WriteAnswers)
     # With the bounds of answers, and the cycles in which they are proven.
-    sizes = {"bypass": (small, (5, 17), (5, 17)), "a format": (blocks, (7, 20), (17, 32))}
+    sizes = {"bypass": (small, (4, 17), (5, 17)), "a format": (blocks, (6, 20), (17, 32))}
     for about, (parameters, *bounds) in sizes.items():
         for (part, rules, answers), (bound, depth) in zip((reads, writes), bounds, strict=True):
             keeps = Proof("rules of AXI4", part, about, partial(rules, parameters), SEARCH, 14, mode="bmc")
@@ -485,6 +485,9 @@ def _of_memory() -> Iterator[Proof]:
             yield replace(moves, parameters=sooner, make=fewer, finds=True)
             if answers is WriteAnswers:
                 yield from _in_turn(moves, parameters, bound)
+            else:
+                make = partial(ReadAnswers, parameters, bound, one_at_a_time=True)
+                yield replace(moves, parameters=f"{moves.parameters}, one read at a time", make=make)
         order = Proof(
             "order of an ID", "WritePath", about, partial(WriteOrder, parameters), SEARCH, 14, mode="bmc"
         )

@@ -22,6 +22,8 @@ struct DramFigures {
 };
 
 class Dram {
+    static constexpr size_t kMost = 64;  // bursts that it takes before it answers one, in either direction
+
    public:
     // Beats that moved, and cycles in which one could not for a refresh.
     struct Statistics {
@@ -34,6 +36,7 @@ class Dram {
 
     std::vector<Fault> faults;  // places, by their first byte and the one behind the last
     double pause = 0;           // share of the cycles in which a channel moves nothing, besides
+    size_t most_reads = kMost;  // bursts that it takes before it has answered one
     uint64_t asked_at = 0, answered_at = 0;  // the cycles of the last AR, and of the last beat of R
 
     explicit Dram(const DramFigures &figures) : figures_(figures), random_(1) {
@@ -53,7 +56,7 @@ class Dram {
     void drive(Vengine &m, uint64_t now) {
         const bool refreshes = figures_.refresh_period && now % figures_.refresh_period < figures_.refresh_cycles;
         statistics_.refreshing += refreshes;
-        m.m_axi_arready = asked_ < kMost && !random_.chance(pause);
+        m.m_axi_arready = asked_ < most_reads && !random_.chance(pause);
         m.m_axi_awready = writes_.size() < kMost && !random_.chance(pause);
         m.m_axi_wready = !refreshes && now >= next_write_ && !random_.chance(pause);
         if (!r_offered_ && !refreshes && now >= next_read_ && !random_.chance(pause)) offer_read(m, now);
@@ -107,7 +110,6 @@ class Dram {
     }
 
    private:
-    static constexpr size_t kMost = 64;  // bursts that it takes before it answers one, in either direction
     static constexpr int kIds = 2;
 
     struct Read {

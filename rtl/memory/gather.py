@@ -114,6 +114,7 @@ class Gather(wiring.Component):
                 "format": format_number_bits(parameters),
                 "slot": range(parameters.slots),
                 "bufferable": 1,
+                "last": 1,
                 "data": 8 * parameters.bus_bytes,
                 "strb": parameters.bus_bytes,
             }
@@ -163,7 +164,10 @@ class Gather(wiring.Component):
 
         is_open, is_full = Signal(count), Signal(count)
         blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
-        answered = Signal(count)
+        answered, in_burst = (
+            Signal(count),
+            Signal(count),
+        )  # bytes of bufferable bursts: that ended, that did not
         touched, whole = ([Signal(words, name=f"{n}{i}") for i in range(count)] for n in ("touched", "whole"))
         opened_before = {(i, j): Signal(name=f"opened{i}_before{j}") for j in range(count) for i in range(j)}
 
@@ -214,14 +218,21 @@ class Gather(wiring.Component):
                         blocks[i].place.eq(place),
                         blocks[i].region.eq(beat.region),
                         blocks[i].format.eq(beat.format),
-                        answered[i].eq(beat.bufferable),
                         touched[i].eq(0),
                         whole[i].eq(0),
                         *(before.eq(i in pair[1:]) for pair, before in opened_before.items() if i in pair),
                     ]
-                with m.Elif(beat.bufferable):
-                    m.d.sync += answered[i].eq(1)
                 m.d.sync += blocks[i].waiting.eq(Mux(opens, 0, blocks[i].waiting) | waits)
+
+        # A bufferable burst is answered once all of its beats are taken, and not before.
+        ends = self.i.valid & self.i.ready & beat.last
+        for i in range(count):
+            is_here = takes & (index == i)
+            has_bytes_of_it = (in_burst[i] & ~(is_here & opens)) | (is_here & beat.bufferable)
+            m.d.sync += [
+                in_burst[i].eq(has_bytes_of_it & ~ends),
+                answered[i].eq((answered[i] & ~(is_here & opens)) | (has_bytes_of_it & ends)),
+            ]
 
         # The second: which of the word's bytes were written, and whether the block is complete.
         m.submodules.strobes = strobes = memory.Memory(shape=size, depth=count * words, init=[])

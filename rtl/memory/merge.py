@@ -74,7 +74,8 @@ class Merger(wiring.Component):
             self.ar.valid.eq(is_begun & ~is_asked),
             self.ar.p.addr.eq(Mux(is_second, last[page_bits:] << PAGE_BITS, first << beat_bits)),
             self.ar.p.len.eq(
-                Mux(is_split & ~is_second, -1, last[:page_bits]) - Mux(is_second, 0, first[:page_bits])
+                Mux(is_split & ~is_second, (1 << page_bits) - 1, last[:page_bits])
+                - Mux(is_second, 0, first[:page_bits])
             ),
             self.ar.p.size.eq(beat_bits),
             self.ar.p.burst.eq(BurstKind.INCR),

@@ -15,6 +15,7 @@ PAGE_BITS = exact_log2(PAGE)
 _BUS_BYTES = (16, 32, 64)
 # That the register map has room for.
 _MOST = {"regions": 8, "buffers": 255, "formats": 15}
+_MOST_ID_BITS = 16  # there is a memory with a place for each ID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class MemoryParameters:
         bus_bytes: bytes of the accelerator's data bus: 16, 32 or 64.
         memory_bytes: of the memory's: as many, or a half or a quarter.
         address_bits: of both, from 16 to 44.
-        id_bits: of the accelerator's, at least 1.
+        id_bits: of the accelerator's, from 1 to 16.
         regions: how many there are, from 1 to 8.
         buffers: blocks that can be open at once, from 1 to 255.
         least_slots: write bursts that can be unanswered at once, at least 1; a block's words if those are
@@ -64,7 +65,9 @@ class MemoryParameters:
         for name in ("regions", "buffers"):
             if not 1 <= getattr(self, name) <= _MOST[name]:
                 raise ValueError(f"{name} must be from 1 to {_MOST[name]}, not {getattr(self, name)!r}")
-        for name in ("id_bits", "least_slots", "reads"):
+        if not 1 <= self.id_bits <= _MOST_ID_BITS:
+            raise ValueError(f"id_bits must be from 1 to {_MOST_ID_BITS}, not {self.id_bits!r}")
+        for name in ("least_slots", "reads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         if self.bursts < 2 or self.bursts & (self.bursts - 1):

@@ -62,7 +62,9 @@ def run_layout(parameters: MemoryParameters) -> data.StructLayout:
 class Plan(wiring.Component):
     """Asks memory for the blocks and words of read bursts, in the order of the bursts.
 
-    A burst is a run of blocks; a WRAP burst that goes round in more than one block or word is two. A burst
+    A burst is a run of blocks; a WRAP burst that goes round in more than one block or word is two. Its reply
+    is planned with the first, so that nothing is asked for later before what was asked for can be taken:
+    memory may take one address at a time. A burst
     whose first block is the last one planned does not ask for it again, nor one that begins where the run
     before ended for the beat that they share. In bypass memory is asked in the cycle after the burst was
     taken, else in the second.
@@ -145,25 +147,24 @@ class Plan(wiring.Component):
         ]
         asks = ~is_kept | (start != end)  # for anything at all
 
-        # A range is done with once memory was asked, or will be. A burst's reply is planned with the last.
+        # A range is done with once memory was asked, or will be.
         in_bypass = valid & found.hit & (found.format == 0)
         fetch, has_fetch = self._fetch(m, is_kept, found, start, end)
-        can_end = self.bursts.ready | ~is_final
+        can_begin = self.bursts.ready | second
         fetch_free = ~has_fetch | self._fetch_ends
         goes = Signal()
-        self._bypass_goes, self._bypass_ends = Signal(), Signal()
+        self._bypass_begins, self._bypass_goes, self._bypass_ends = Signal(), Signal(), Signal()
         m.d.comb += [
             goes.eq(
                 valid
-                & can_end
                 & Mux(
                     in_bypass,
                     self._bypass_goes,
-                    ~blocks | (~self.hazards.has_block & (fetch_free | ~asks)),
+                    can_begin & (~blocks | (~self.hazards.has_block & (fetch_free | ~asks))),
                 )
             ),
             finishes.eq(goes & is_final),
-            self.bursts.valid.eq(finishes),
+            self.bursts.valid.eq(~second & Mux(in_bypass, self._bypass_begins, goes)),
             self.bursts.p.low.eq(low),
             self.bursts.p.len.eq(burst.len),
             self.bursts.p.size.eq(burst.size),
@@ -172,14 +173,13 @@ class Plan(wiring.Component):
             self.bursts.p.about.page.eq(page),
             self.bursts.p.about.hit.eq(found.hit),
             self.bursts.p.about.format.eq(found.format),
+            self.bursts.p.about.kept.eq(is_kept),
             self.undecoded.valid.eq(finishes & ~found.hit),
             self.undecoded.address.eq(burst.addr),
             self.idle.eq(~valid & ~has_fetch),
         ]
-        kept_before = Signal()
-        m.d.comb += self.bursts.p.about.kept.eq(Mux(second, kept_before, is_kept))
         with m.If(goes):
-            m.d.sync += [second.eq(~is_final), kept_before.eq(is_kept)]
+            m.d.sync += second.eq(~is_final)
             with m.If(blocks):
                 m.d.sync += [last_planned.eq(last_place), has_planned.eq(1)]
         # Also what is planned in this very cycle may be written before memory is asked.
@@ -189,7 +189,7 @@ class Plan(wiring.Component):
             m.d.sync += has_planned.eq(0)
         with m.If(self._fetch_ends):
             m.d.sync += has_fetch.eq(0)
-        self._ask(m, fetch, has_fetch, in_bypass, can_end, found, first, last)
+        self._ask(m, fetch, has_fetch, in_bypass, can_begin, found, first, last)
         with m.If(goes & blocks & asks):
             m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
         return m
@@ -210,7 +210,7 @@ class Plan(wiring.Component):
             m.d.comb += whole.eq((1 << parameters.word_bits) - 1)
         goes_round = (burst.burst == BurstKind.WRAP) & (container & ~whole).any()
         has_second = goes_round & (low & container).any()
-        with m.If(burst.burst != BurstKind.INCR):
+        with m.If((burst.burst == BurstKind.FIXED) | (burst.burst == BurstKind.WRAP)):
             m.d.comb += last.eq(Mux(goes_round, low | container, low))
         with m.If(second):
             m.d.comb += [first.eq(low & ~container), last.eq(low - 1)]
@@ -260,7 +260,7 @@ class Plan(wiring.Component):
         ]
         return fetch, has_fetch
 
-    def _ask(self, m, fetch, has_fetch, in_bypass, may_ask, found, first, last) -> None:
+    def _ask(self, m, fetch, has_fetch, in_bypass, can_begin, found, first, last) -> None:
         """Bursts of memory, of so many beats that none crosses 4 KiB; runs go along with their first."""
         parameters = self._parameters
         address, length = Signal(parameters.address_bits), Signal(8)
@@ -292,7 +292,7 @@ class Plan(wiring.Component):
             with m.If(asks):
                 m.d.sync += [fetch.asked.eq(1), fetch.first.eq(begins + beats + 1)]
         with m.Else():
-            self._ask_bypass(m, in_bypass, may_ask, asks, found, first, last, address, length)
+            self._ask_bypass(m, in_bypass, can_begin, asks, found, first, last, address, length)
 
     def _check(self, m, fetch, has_fetch) -> Value:
         """Whether none of the beats are on their way to memory any more; of two pages each has a cycle."""
@@ -341,7 +341,7 @@ class Plan(wiring.Component):
             m.d.sync += has_rest.eq(0)
         return begins, beats, ends
 
-    def _ask_bypass(self, m, in_bypass, may_ask, asks, found, first, last, address, length) -> None:
+    def _ask_bypass(self, m, in_bypass, can_begin, asks, found, first, last, address, length) -> None:
         """Words in bypass, in the cycle in which their range is known."""
         parameters = self._parameters
         word, more = parameters.word_bits, exact_ratio_bits(parameters)
@@ -360,12 +360,13 @@ class Plan(wiring.Component):
                 m.d.sync += [window.eq(begins[window_bits:] + 1), begun.eq(~self._bypass_ends)]
         m.d.comb += [
             words.eq(stop[word:] - begins[word:]),
-            self.mar.valid.eq(in_bypass & may_ask & (self.runs.ready | ~is_first)),
+            self.mar.valid.eq(in_bypass & ((self.runs.ready & can_begin) | ~is_first)),
             address.eq(Cat(C(0, word), begins[word:], (found.stored + found.offset)[: parameters.page_bits])),
             length.eq(Cat(C((1 << more) - 1, more), words)),
             self.runs.valid.eq(asks & is_first),
             self.runs.p.format.eq(0),
             self.runs.p.count.eq(last[word:] - first[word:]),
+            self._bypass_begins.eq(asks & is_first),
             self._bypass_goes.eq(asks & self._bypass_ends),
         ]
 

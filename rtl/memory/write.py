@@ -187,6 +187,7 @@ class WritePath(wiring.Component):
                 gather.i.p.format.eq(about.found.format),
                 gather.i.p.slot.eq(about.slot),
                 gather.i.p.bufferable.eq(about.bufferable),
+                gather.i.p.last.eq(beat.last),
                 gather.i.p.data.eq(self.w.p.data),
                 gather.i.p.strb.eq(self.w.p.strb),
                 passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready)) & ~merging),
