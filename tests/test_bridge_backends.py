@@ -127,6 +127,20 @@ def test_fast_backends_reject_the_headers_that_golden_rejects(fmt, name):
             codec.decompress(row, fmt.block)
 
 
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "fmt", [PlaneFormat("fp32", 64, 80), PlaneFormat("bf16", 64, 64), PlaneFormat("fp16", 64, 64)]
+)
+def test_exponents_that_no_encoder_writes_wrap_as_in_golden(fmt, name):
+    values = torch.tensor([1.0, 2.0, 16.0, 64.0] * 16, dtype=TORCH_DTYPES[fmt.dtype])
+    stored = backends.get(name, fmt).compress(values)
+    stored[0, 0] = fmt.float_type.exponent_max - 3  # the largest base of deltas with three planes
+    expected = fmt.decompress(stored.numpy(), 64)
+    assert (expected == 0).any(), "one wraps"
+    found = backends.get(name, fmt).decompress(stored, 64)
+    assert found.view(torch.uint8).numpy().tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("name", ["golden", *FAST])
 @pytest.mark.parametrize(
     "fmt", [PlaneFormat("fp32", 64, 80), PlaneFormat("fp16", 16, 7), PlaneFormat("bf16", 32, 11)]

@@ -111,6 +111,33 @@ def test_what_backward_formulas_compare_or_divide_by_keeps_sign_and_zeros(name):
     assert error(found, exact) < 0.12, stash.report()  # planes at ten bits: a clamp at 0.5 opens a few gates
 
 
+HALVED = {
+    "divisor": lambda x: x.detach() / x,
+    "log": lambda x: x.abs().log(),
+    "root": lambda x: x.abs() ** 0.5,
+    "xlogy": lambda x: torch.xlogy(x.detach().abs(), x.abs()),
+    "square of a quotient": lambda x: 1 / (1 + x * x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HALVED)
+def test_so_it_does_in_sixteen_bits(name, dtype):
+    torch.manual_seed(1)
+    layer, x = torch.nn.Linear(64, 64).to(dtype), torch.randn(256, 64).to(dtype)
+    gradients = []
+    for context in (nullcontext(), compress_activations(layer, HadamardFormat("fp32", 128, 64))):
+        with context:
+            loss = HALVED[name](layer(x)).float().mean()
+        gradients.append(
+            torch.cat([g.float().flatten() for g in torch.autograd.grad(loss, layer.parameters())])
+        )
+    exact, found = gradients
+    assert exact.isfinite().all()
+    assert found.isfinite().all()
+    assert error(found, exact) < 0.15
+
+
 def losses_through(name, policy=None):
     """Of some steps of a layer that is followed by an operation."""
     torch.manual_seed(0)

@@ -896,3 +896,23 @@ def test_untouched_hooks_and_no_hooks_are_the_same():
     torch.manual_seed(3)
     model(batch()).square().mean().backward()
     assert unequal(found, gradients(model)) == []
+
+
+@pytest.mark.parametrize("target", [32, 64])
+def test_what_comes_close_to_the_end_of_fp16_stays_finite(target):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+        def forward(self, x):
+            large = (torch.tanh(self.first(x)) * 60_000).half()
+            return (large * self.second.weight.half()[0]).float() * 1e-4
+
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(64, 64) * 3
+    with compress_activations(model, HadamardFormat("fp32", 128, target)) as stash:
+        loss = model(x).square().mean()
+    loss.backward()
+    assert any(row.kept == "derived" and row.dtype == "float16" for row in stash.report().rows)
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)

@@ -199,9 +199,10 @@ class PlaneCodec:
         slot = self._slots(flagged).clamp_(max=self.touched)
         words = self._from_planes(slots.gather(1, slot.flip(0).expand(self.groups, -1, -1)))
 
-        # Valid deltas never carry out of the exponent field when the base is added.
+        # What no encoder writes may carry out of the exponent field when the base is added.
         not_zero = (words & self.infinity).neg_().bitwise_right_shift_(31)
         decoded = words + not_zero.bitwise_and_((base - 1).clamp(min=0) << self.ft.mantissa_bits)
+        decoded.bitwise_xor_(words).bitwise_and_(self.infinity).bitwise_xor_(words)
         special = base == 0
         if self.fmt.has_specials_blocks and self._maybe(special):
             decoded = torch.where(special, self._decode_specials(words), decoded)

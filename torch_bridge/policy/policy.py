@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from golden import PlaneFormat
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import TORCH_DTYPES, StashFormat, format_for
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 
@@ -220,23 +220,30 @@ class Policy:
         exact = [Rule("raw", op=op, why=why) for op, why in _EXACT_OPS.items()]
         logs = [
             Rule("raw", op="_log_softmax", most=_LARGE - 1, why=LOG_SOFTMAX),
-            Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), op="_log_softmax", least=_LARGE, why=LOG_SOFTMAX),
+            *(
+                Rule(finer, op="_log_softmax", dtype=dtype, least=_LARGE, why=LOG_SOFTMAX)
+                for dtype, finer in _at_least(fmt, _LOG_SOFTMAX_BITS)
+            ),
             Rule("raw", saved_by="logsumexp", most=_LARGE - 1, why=LOG_SUM_EXP),
-            Rule(_at_least(fmt, _LOG_SOFTMAX_BITS), saved_by="logsumexp", least=_LARGE, why=LOG_SUM_EXP),
+            *(
+                Rule(finer, saved_by="logsumexp", dtype=dtype, least=_LARGE, why=LOG_SUM_EXP)
+                for dtype, finer in _at_least(fmt, _LOG_SOFTMAX_BITS)
+            ),
         ]
         equal = [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
         equal += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
         signed = []
         if not isinstance(fmt, PlaneFormat):
-            planes = _planes(fmt.dtype, _SIGNED_BITS)
             signed += [
                 Rule("bits", op="", saved_by=_ATTENTION),
                 Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
             ]
             signed += [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
             signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
-            signed += [Rule(planes, op=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_RESULTS]
-            signed += [Rule(planes, saved_by=op, why=SIGNS_AND_ZEROS) for op in _SIGNED_INPUTS]
+            for dtype, planes in _planes(_SIGNED_BITS):
+                keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
+                signed += [keeps(op=op) for op in _SIGNED_RESULTS]
+                signed += [keeps(saved_by=op) for op in _SIGNED_INPUTS]
         derived = [Rule("derive")] if derive else []
         return cls([*masks, *exact, *logs, *equal, *signed, *derived, Rule(fmt)])
 
@@ -282,23 +289,27 @@ class Policy:
         return captured.get().rstrip()
 
 
-def _at_least(fmt: StashFormat, bits: int) -> StashFormat:
-    """Planes with no fewer than ``bits`` per fp32 value, or the same share of a shorter one.
+def _at_least(fmt: StashFormat, bits: int) -> Iterator[tuple[str, StashFormat]]:
+    """Planes with no fewer than ``bits`` a value, and the dtypes they are for; see :func:`_planes`.
 
     But of a quantisation, the one with the most bits.
     """
     if isinstance(fmt, QuantFormat):
-        return replace(fmt, bits=max(QUANT_BITS))
-    if not isinstance(fmt, PlaneFormat):
-        return _planes(fmt.dtype, bits)
-    least = fmt.raw_bytes * bits // 32
-    return fmt if fmt.target is not None and fmt.target >= least else replace(fmt, target=least)
+        yield "*", replace(fmt, bits=max(QUANT_BITS))
+        return
+    for dtype, planes in _planes(bits):
+        own = format_for(fmt, TORCH_DTYPES[planes.dtype])
+        if not isinstance(own, PlaneFormat):
+            own = planes
+        least = own.block * bits // 8
+        yield dtype, own if own.target is not None and own.target >= least else replace(own, target=least)
 
 
-def _planes(dtype: str, bits: int) -> PlaneFormat:
-    """Planes with that many bits per fp32 value, or the same share of a shorter one."""
-    planes = PlaneFormat(dtype, target=None)
-    return replace(planes, target=planes.raw_bytes * bits // 32)
+def _planes(bits: int) -> Iterator[tuple[str, PlaneFormat]]:
+    """Planes with that many bits a value, and the dtypes they are for: those of 16 bits, then of 32."""
+    for dtypes, dtype in (("*float16", "bf16"), ("*", "fp32")):
+        planes = PlaneFormat(dtype, target=None)
+        yield dtypes, replace(planes, target=planes.block * bits // 8)
 
 
 @cache

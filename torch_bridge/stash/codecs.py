@@ -13,7 +13,8 @@ class Codecs:
     """One backend for each format that is met: that of a rule, or the same for another dtype.
 
     Those of rules are made at once, so that what is wrong shows before the training; but not of rules for
-    large tensors, for which a library of simulated hardware need not be built if there are none.
+    large tensors or for some dtypes, for which a library of simulated hardware need not be built if there
+    are none.
 
     Args:
         policy: whose rules have the formats.
@@ -22,7 +23,7 @@ class Codecs:
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._name = name
-        keeps = [rule.keep for rule in policy.rules if not rule.least]
+        keeps = [rule.keep for rule in policy.rules if not rule.least and rule.dtype == "*"]
         self._backends = {keep: backends.get(name, keep) for keep in keeps if isinstance(keep, StashFormat)}
         # By identity, with what it is of: a format's hash takes longer than all else here.
         self._found: dict[tuple[int, torch.dtype], tuple[StashFormat, backends.Backend]] = {}

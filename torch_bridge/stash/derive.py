@@ -37,6 +37,9 @@ MOST_WORK = 16
 # A starting point that no one stashed is copied if it is at most this part of what is derived.
 _SMALL = 1 / 64
 
+# fp16 ends here: what came close to it would become infinite with operands that are a little larger.
+_LARGEST_HALF = torch.finfo(torch.float16).max
+
 # Sums, products and copies in a row that take less time than what they are made of takes to keep.
 _LIGHT = 4
 
@@ -62,7 +65,7 @@ class Step:
     """
 
     __slots__ = (
-        *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_operation", "_over"),
+        *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_operation", "_over"),
         *("cost", "is_exact", "operations", "work"),
     )
 
@@ -82,6 +85,7 @@ class Step:
                 self.cost += part.cost
                 if recipe.operation.takes_out and self._lies_like(part, where):
                     self._over = place
+        self._may_overflow = not self.is_exact and self._dtype == torch.float16
 
     def _lies_like(self, part: Step, where: Geometry) -> bool:
         """Whether the result can be written over an operand, which no one else has."""
@@ -118,8 +122,11 @@ class Step:
                 args[place] = part.memory.view(memories[part], where)
         compute = self._operation.compute
         if self._over is not None:
-            return compute(self.is_exact, *args, out=args[self._over], **self._kwargs)
+            made = compute(self.is_exact, *args, out=args[self._over], **self._kwargs)
+            return made.clamp_(-_LARGEST_HALF, _LARGEST_HALF) if self._may_overflow else made
         made = compute(self.is_exact, *args, **self._kwargs)
+        if self._may_overflow:
+            made = made.clamp(-_LARGEST_HALF, _LARGEST_HALF)
         if made.stride() != self._geometry.stride:
             made = made.new_empty_strided(self._geometry.size, self._geometry.stride).copy_(made)
         return made

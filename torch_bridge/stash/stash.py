@@ -91,7 +91,7 @@ def compress_activations(
     Raises:
         ValueError: an argument is none of these, or the format is lossless, whose blocks vary in size.
         FileNotFoundError: the backend is "verilated", and a rule's library is not built; that of a rule
-            for large tensors is looked for when the first is saved.
+            for large tensors, or for some dtypes, is looked for when the first is saved.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
