@@ -236,6 +236,17 @@ def test_without_tokens_a_linear_layer_is_plain():
     assert type(model[0]) is nn.Linear
 
 
+@pytest.mark.parametrize(("layer", "size"), [(nn.Conv2d(4, 4, 1), (4, 8, 8)), (nn.Linear(5, 4), (8, 5))])
+def test_under_autocast_means_are_kept_in_the_type_of_the_computation(layer, size):
+    kept = []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda _: None),
+    ):
+        converted(layer, tokens=True)(random(2, *size))
+    assert {tensor.dtype for tensor in kept if not isinstance(tensor, nn.Parameter)} == {torch.bfloat16}
+
+
 # ReLU
 
 

@@ -1,5 +1,7 @@
 """Every scheme trains, and does to memory and gradients what it says."""
 
+import contextlib
+import copy
 from dataclasses import replace
 
 import pytest
@@ -99,6 +101,70 @@ def test_recomputed_gradients_are_the_same_and_less_is_kept():
     again, _names = gradients(model, recompute_activations(model))
     assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
     assert measure(step, torch.device("cpu")).between.raw_bytes < kept.raw_bytes / 2
+
+
+class Stateful(torch.nn.Module):
+    """A block that writes to its buffers, in place and not, and computes with what it wrote."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(32)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(32))
+        self.register_buffer("previous", None)
+        self.register_buffer("mask", torch.ones(32))
+
+    def forward(self, x):
+        x = self.norm(self.linear(x)) * self.mask
+        self.steps = self.steps + 1
+        self.scale.mul_(0.5)
+        previous = torch.zeros(32) if self.previous is None else self.previous
+        self.previous = x.detach().mean(0)
+        return (x * self.scale.clone() * self.steps + previous).sin()
+
+
+def test_recomputing_leaves_buffers_as_the_forward_pass_left_them():
+    torch.manual_seed(0)
+    model = Blocks()
+    model.layers = torch.nn.ModuleList([Stateful(), Stateful()])
+    model.layers.append(model.layers[0])
+    plain = copy.deepcopy(model)
+    x = torch.randn(50, 32)
+    for _ in range(2):
+        for one, around in ((plain, contextlib.nullcontext()), (model, recompute_activations(model))):
+            torch.manual_seed(1)
+            with around:
+                loss = one(x).square().sum()
+            buffers = dict(one.named_buffers())
+            values = {name: buffer.clone() for name, buffer in buffers.items()}
+            loss.backward(retain_graph=True)
+            loss.backward()
+            assert all(buffers[name] is buffer for name, buffer in one.named_buffers())
+            assert all(torch.equal(values[name], buffer) for name, buffer in buffers.items())
+        for a, b in zip(model.buffers(), plain.buffers(), strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+
+
+def test_recomputed_blocks_compile():
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(32)) for _ in range(2)
+    )
+    plain, x = copy.deepcopy(model), torch.randn(50, 32)
+
+    def run(model):
+        return model[1](model[0](x).tanh()).tanh().sum()
+
+    run(plain).backward()
+    with recompute_activations(model):
+        loss = torch.compile(run, backend="aot_eager", fullgraph=True)(model)
+    loss.backward()
+    for a, b in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
 
 
 def test_blocks_may_be_in_lists_of_lists_and_the_model_a_list():

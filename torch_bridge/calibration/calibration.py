@@ -8,11 +8,13 @@ measured at every rate.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -40,16 +42,17 @@ class _Kind:
     """All tensors that one rule will be about: those of one module, operation and dtype.
 
     Attributes:
-        options: what could be done with them: by format its bytes a step, and its squared error.
+        raw_bytes, power: float[runs], their bytes and the sum of their squares.
+        options: what could be done with them: by format float[2, runs], its bytes and its squared error.
         effect: squared gradient error over squared error, as measured.
     """
 
     module: str
     op: str
     dtype: str
-    raw_bytes: float = 0
-    power: float = 0
-    options: dict[Format, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    raw_bytes: np.ndarray
+    power: np.ndarray
+    options: dict[Format, np.ndarray] = field(default_factory=dict)
     effect: float = 0
 
     def rule(self, fmt: Format | None, error: float = 0) -> Rule:
@@ -57,19 +60,26 @@ class _Kind:
         why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
         return Rule(fmt or "raw", module=_escape(self.module), op=_escape(self.op), dtype=self.dtype, why=why)
 
-    def keep(self, share: float) -> None:
-        """Only a share of them is stored."""
+    def keep(self, share: np.ndarray) -> None:
+        """Only a share of them is stored: float[runs]."""
         self.raw_bytes *= share
         self.power *= share
-        for sizes in self.options.values():
-            sizes[:] = (size * share for size in sizes)
+        for option in self.options.values():
+            option *= share
 
-    def bytes_of(self, fmt: Format | None) -> float:
-        return self.options[fmt][0] if fmt else self.raw_bytes
+    def bytes_of(self, fmt: Format | None) -> np.ndarray:
+        """float[runs], infinite in a format that is no option."""
+        if fmt is None:
+            return self.raw_bytes
+        return self.options[fmt][0] if fmt in self.options else np.full_like(self.raw_bytes, np.inf)
+
+    def noise_of(self, fmt: Format | None) -> float:
+        """Squared error of compressing them in this format, the mean over the runs."""
+        return float(self.options[fmt][1].mean()) if fmt in self.options else 0.0
 
     def error_of(self, fmt: Format | None) -> float:
         """Squared relative error that compressing them in this format adds to the gradient."""
-        return self.options[fmt][1] * self.effect if fmt else 0.0
+        return self.noise_of(fmt) * self.effect
 
 
 def calibrate(
@@ -77,18 +87,18 @@ def calibrate(
     batch: Any,
     *,
     budget: int,
-    formats: Sequence[Format] = FORMATS,
+    formats: Iterable[Format] = FORMATS,
     loss: Loss | None = None,
 ) -> Policy:
     """The policy with the least gradient error whose stash fits a budget.
 
     Weights, their gradients, buffers and the state of random numbers are left as they were. Every batch
-    is run once for each kind of tensor, and five times besides.
+    is run once for each kind of tensor, and a few times besides.
 
     Args:
         model: as it trains: its weights, and train() or eval().
         batch: one batch, or a list of several, whose errors are averaged.
-        budget: bytes that a step's stash may have, with all that stays raw.
+        budget: bytes that the stash of each batch may have, with all that stays raw.
         formats: to choose from, all with a target; by default planes of 5 to 16 bits a value, and Hadamard
             formats of 4, 3, 2 and 1.625.
         loss: computes a batch's loss; by default ``model(**batch).loss``.
@@ -99,10 +109,11 @@ def calibrate(
         table.
 
     Raises:
-        ValueError: no choice fits the budget, and the message says what would; there are no formats, or
-            lossless ones, no batches or nothing to train; or a batch's gradient is zero or not finite.
+        ValueError: no choice fits the budget, and the message says what would; it is no positive number;
+            there are no formats, or lossless ones, no batches or nothing to train; or a batch's gradient is
+            zero or not finite.
     """
-    if not budget >= 1:
+    if not (isinstance(budget, Real) and budget >= 1):
         raise ValueError(f"budget must be a positive number of bytes, not {budget!r}")
     return Calibration(model, batch, formats, loss).policy(budget)
 
@@ -115,7 +126,7 @@ class Calibration:
 
     Attributes:
         least, most: bytes of the smallest budget that can be met, and of one with which all that could be
-            compressed stays raw.
+            compressed stays raw; of the batch that takes the most.
     """
 
     least: int
@@ -125,19 +136,20 @@ class Calibration:
         self,
         model: torch.nn.Module,
         batch: Any,
-        formats: Sequence[Format] = FORMATS,
+        formats: Iterable[Format] = FORMATS,
         loss: Loss | None = None,
     ) -> None:
-        if not formats or any(fmt.target is None for fmt in formats):
-            raise ValueError(f"formats must be some with a target, not {list(formats)!r}")
+        choice = list(formats) if isinstance(formats, Iterable) else []
+        if not choice or not all(isinstance(fmt, Format) and fmt.target is not None for fmt in choice):
+            raise ValueError(f"formats must be a list of some with a target, not {choice or formats!r}")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model must have a parameter that is trained, not none")
         batches = batch if isinstance(batch, list) else [batch]
         if not batches:
             raise ValueError("batch must be one batch or a list of some, not []")
         runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
-        finest = max(formats, key=_bits)
-        blind = next((fmt for fmt in formats if isinstance(fmt, HadamardFormat)), finest)
+        finest = max(choice, key=_bits)
+        blind = next((fmt for fmt in choice if isinstance(fmt, HadamardFormat)), finest)
 
         # There is no choice about what is exact, or needs signs that a Hadamard format loses. What can be
         # derived takes no bits; what it starts from errs for both.
@@ -148,7 +160,7 @@ class Calibration:
             or rule.saved_by != "*"
             or (isinstance(rule.keep, str) and rule.why != LOG_SOFTMAX)
         ]
-        kinds = _stored(runs, _survey(runs, formats), settled)
+        kinds = _stored(runs, _survey(runs, choice), settled)
         before = [run.gradients(Policy(settled)) for run in runs]
         for number, own in enumerate(before):
             is_finite = all(bool(gradient.isfinite().all()) for gradient in own)
@@ -159,24 +171,68 @@ class Calibration:
                 continue
             measured = min(kind.options, key=lambda fmt: abs(_bits(fmt) - _MEASURED_BITS))
             error = _mean_error(runs, before, Policy([*settled, kind.rule(measured)]))
-            noise = kind.options[measured][1]
+            noise, power = kind.noise_of(measured), float(kind.power.mean())
             # What this rate stores without loss may lose at others: then all of it might matter.
-            kind.effect = error / noise if noise else 1 / kind.power if kind.power else 0
+            kind.effect = error / noise if noise else 1 / power if power else 0
 
         self._runs, self._settled, self._kinds = runs, settled, kinds
         self._exact = [run.gradients(Policy([])) for run in runs]
         self._defaults = Policy.default(finest).rules
-        all_raw = Policy([*settled, *(kind.rule(None) for kind in kinds), *self._defaults])
-        self.most = max(run.stashed_bytes(all_raw) for run in runs)
-        self._fixed = self.most - sum(kind.raw_bytes for kind in kinds)
-        smallest = sum(min(map(kind.bytes_of, (None, *kind.options))) for kind in kinds)
-        self.least = round(self._fixed + smallest)
+        self._choices: tuple[Format | None, ...] = (None, *choice)
+        shape = len(kinds), len(self._choices)
+        self._bytes = np.array([kind.bytes_of(fmt) for kind in kinds for fmt in self._choices])
+        self._bytes = self._bytes.reshape(*shape, len(runs))
+        self._errors = np.array([kind.error_of(fmt) for kind in kinds for fmt in self._choices])
+        self._errors = self._errors.reshape(shape)
+        self._raw_sizes = self._sizes(self._policy(np.zeros(len(kinds), int)))
+        self.most = int(self._raw_sizes.max())
+        self.least = int(self._sizes(self._policy(self._bytes.sum(2).argmin(1))).max())
 
     def policy(self, budget: int) -> Policy:
-        """The policy for a budget in bytes; raises ValueError if no choice fits it."""
-        chosen = _choose(self._kinds, budget - self._fixed, self._fixed)
-        rules = (kind.rule(one, kind.error_of(one)) for kind, one in zip(self._kinds, chosen, strict=True))
+        """The policy for a budget in bytes, which every batch fits; raises ValueError if no choice does."""
+        chosen, sizes = np.zeros(len(self._kinds), int), self._raw_sizes
+        while sizes.max() > budget:
+            smaller = self._shrunk(chosen, sizes, budget)
+            if (smaller == chosen).all():
+                raise ValueError(
+                    f"budget must be at least {sizes.max():,} bytes for this batch, not {budget:,}"
+                )
+            # Kinds that share memory take up other sizes together than each alone.
+            chosen, sizes = smaller, self._sizes(self._policy(smaller))
+        return self._policy(chosen)
+
+    def _shrunk(self, chosen: np.ndarray, sizes: np.ndarray, budget: int) -> np.ndarray:
+        """Take the step that costs least error for its bytes until all runs fit or nothing gets smaller.
+
+        Args:
+            chosen: int[kinds], where to start in the choices.
+            sizes: [runs], the bytes of that.
+
+        Returns:
+            int[kinds], where it ends.
+        """
+        chosen, totals = chosen.copy(), self._bytes.sum(2)
+        while (over := sizes > budget).any():
+            kind, choice = np.nonzero(totals < totals[range(len(chosen)), chosen][:, None])
+            if not len(kind):
+                break
+            saved = self._bytes[kind, chosen[kind]] - self._bytes[kind, choice]
+            error = self._errors[kind, choice] - self._errors[kind, chosen[kind]]
+            useful = saved[:, over].sum(1)
+            cost = np.divide(error, useful, out=np.full_like(error, np.inf), where=useful > 0)
+            best = np.nan_to_num(cost, nan=np.inf).argmin()
+            chosen[kind[best]] = choice[best]
+            sizes = sizes - saved[best]
+        return chosen
+
+    def _policy(self, chosen: np.ndarray) -> Policy:
+        picked = zip(self._kinds, (self._choices[choice] for choice in chosen), strict=True)
+        rules = (kind.rule(fmt, kind.error_of(fmt)) for kind, fmt in picked)
         return Policy([*self._settled, *rules, *self._defaults])
+
+    def _sizes(self, policy: Policy) -> np.ndarray:
+        """int[runs]."""
+        return np.array([run.stashed_bytes(policy) for run in self._runs])
 
     def error(self, policy: Policy) -> float:
         """The gradient error of a policy on the batches, as it is when all of it is compressed at once."""
@@ -184,7 +240,7 @@ class Calibration:
 
     def stashed_bytes(self, policy: Policy) -> int:
         """Of the batch that takes the most."""
-        return max(run.stashed_bytes(policy) for run in self._runs)
+        return int(self._sizes(policy).max())
 
 
 def _mean_error(runs: list[_Run], exact: list[list[torch.Tensor]], policy: Policy) -> float:
@@ -199,52 +255,30 @@ def _bits(fmt: Format) -> float:
     return 32 * fmt.target / fmt.raw_bytes
 
 
-def _choose(kinds: list[_Kind], budget: float, fixed: float) -> list[Format | None]:
-    """Start with everything raw, and take the step that costs least error for its bytes until all fits."""
-    chosen: list[Format | None] = [None] * len(kinds)
-    size = sum(kind.raw_bytes for kind in kinds)
-    while size > budget:
-        steps = [
-            ((kind.error_of(one) - kind.error_of(chosen[i])) / saved, i, one, saved)
-            for i, kind in enumerate(kinds)
-            for one in kind.options
-            if (saved := kind.bytes_of(chosen[i]) - kind.bytes_of(one)) > 0
-        ]
-        if not steps:
-            raise ValueError(
-                f"budget must be at least {round(size + fixed):,} bytes for this batch, not "
-                f"{round(budget + fixed):,}"
-            )
-        _, i, one, saved = min(steps, key=lambda step: step[:2])
-        chosen[i] = one
-        size -= saved
-    return chosen
-
-
 def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
-    """What a step saves and could lose, and what it would take up in each format; means over the runs."""
+    """What a step saves and could lose, and what it would take up in each format."""
     kinds: dict[tuple[str, str, str], _Kind] = {}
 
-    def look(saved: Saved) -> None:
+    def look(number: int, saved: Saved) -> None:
         if saved.exact not in (None, LOG_SOFTMAX) or len(saved.values) < _MIN_VALUES:
             return
         dtype = TORCH_DTYPES[saved.dtype]
         name = (saved.module, saved.op, str(dtype).removeprefix("torch."))
-        kind = kinds.setdefault(name, _Kind(*name))
+        kind = kinds.setdefault(name, _Kind(*name, *np.zeros((2, len(runs)))))
         values = torch.from_numpy(saved.values.view("u1")).view(dtype)
-        kind.raw_bytes += values.nbytes / len(runs)
-        kind.power += float(values.double().square().nan_to_num().sum()) / len(runs)
+        kind.raw_bytes[number] += values.nbytes
+        kind.power[number] += float(values.double().square().nan_to_num().sum())
         for fmt in formats:
             if saved.op == "_log_softmax" and isinstance(fmt, HadamardFormat):
                 continue  # its backward formula takes the exponential, which small errors are blown up by
             backend = backends.get("auto", format_for(fmt, dtype))
             stored = backend.compress(values)
             lost = backend.decompress(stored, len(values)).double() - values
-            kind.options[fmt][0] += stored.nbytes / len(runs)
-            kind.options[fmt][1] += float(lost.square().nan_to_num().sum()) / len(runs)
+            option = kind.options.setdefault(fmt, np.zeros((2, len(runs))))
+            option[:, number] += stored.nbytes, float(lost.square().nan_to_num().sum())
 
-    for run in runs:
-        run.visit(look)
+    for number, run in enumerate(runs):
+        run.visit(partial(look, number))
     return list(kinds.values())
 
 
@@ -252,14 +286,14 @@ def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_
     """The kinds of which anything has to be stored, with the bytes of that; the others are derived."""
     names = {str(number): kind for number, kind in enumerate(kinds)}
     policy = Policy([*settled, *(replace(kind.rule(None), why=name) for name, kind in names.items())])
-    found = dict.fromkeys(names, 0.0)
-    for run in runs:
+    found = {name: np.zeros(len(runs)) for name in names}
+    for number, run in enumerate(runs):
         for row in run.report(policy).rows:
             if row.kept in found:
-                found[row.kept] += row.raw_bytes / len(runs)
+                found[row.kept][number] += row.raw_bytes
     for name, kind in names.items():
-        kind.keep(found[name] / kind.raw_bytes)
-    return [kind for kind in kinds if kind.raw_bytes]
+        kind.keep(found[name] / np.maximum(kind.raw_bytes, 1))
+    return [kind for kind in kinds if kind.raw_bytes.any()]
 
 
 @dataclass
@@ -284,7 +318,7 @@ class _Run:
 
         def run() -> list[torch.Tensor]:
             found = torch.autograd.grad(self._forward(policy)[0], parameters, allow_unused=True)
-            return [g for g in found if g is not None]
+            return [g if g.layout is torch.strided else g.to_dense() for g in found if g is not None]
 
         return self._alone(run)
 
@@ -293,6 +327,7 @@ class _Run:
             return self.loss(self.model, self.batch), stash
 
     def _alone(self, work: Callable[[], Any]) -> Any:
+        places = [(part, *place) for part in self.model.modules() for place in part._buffers.items()]
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         for parameter, _ in gradients:
@@ -304,6 +339,8 @@ class _Run:
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+            for module, name, buffer in places:
+                module._buffers[name] = buffer  # the forward pass may have assigned another
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)

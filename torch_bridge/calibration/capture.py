@@ -15,7 +15,7 @@ from golden.floats import FLOAT_TYPES
 from ..backends.bits import BitsCodec
 from ..backends.dtypes import float_name
 from ..policy import Policy, Rule
-from ..stash.layout import Region, region_of
+from ..stash.layout import Region, is_plain, region_of
 from ..stash.trace import Trace
 
 
@@ -42,13 +42,14 @@ class Saved:
 
 
 def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Callable[[Saved], None]) -> None:
-    """Run one training step and hand over every float tensor that autograd saves, as it is saved.
+    """Run a forward pass and hand over every float tensor that autograd saves, as it is saved.
 
-    What is saved of a storage and version is handed over once; parameters, buffers and their copies are not.
+    What is saved of a storage and version is handed over once; parameters, buffers, their copies and what is
+    more than memory with strides (sparse, nested) are not.
 
     Args:
         model: whose parameters and buffers are left out.
-        forward: computes the loss; the backward pass is run on it.
+        forward: computes the loss.
         use: called with each tensor. The arrays are not kept here.
     """
     trace = Trace(model, follow_modules=True)
@@ -58,8 +59,10 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         dtype = float_name(tensor.dtype)
+        if dtype is None or not is_plain(tensor) or tensor.numel() == 0:
+            return tensor.detach()
         origin = trace.origin(tensor)
-        if dtype is None or origin.constant or tensor.numel() == 0:
+        if origin.constant:
             return tensor.detach()
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             region = region_of(tensor)
@@ -75,8 +78,7 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
             return tensor.detach()
 
     with trace, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = forward()
-    loss.backward()
+        forward()
 
 
 def _why_exact(rules: Sequence[Rule], op: str, module: str, values: torch.Tensor) -> str | None:
@@ -90,7 +92,7 @@ def _why_exact(rules: Sequence[Rule], op: str, module: str, values: torch.Tensor
 
 
 def capture(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list[Saved]:
-    """Every float tensor that autograd saves in one training step; see :func:`visit`.
+    """Every float tensor that autograd saves in a forward pass; see :func:`visit`.
 
     Example:
         >>> model = torch.nn.Linear(8, 8)

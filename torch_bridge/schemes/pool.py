@@ -169,10 +169,9 @@ class _Conv2d(torch.autograd.Function):
         dilation: tuple[int, ...],
         groups: int,
     ) -> torch.Tensor:
+        values = x.to(_computed_in(x))
         with torch.autocast(x.device.type, enabled=False):
-            pooled = functional.avg_pool2d(
-                x.to(_computed_in(x)), kernel, ceil_mode=True, count_include_pad=False
-            )
+            pooled = functional.avg_pool2d(values, kernel, ceil_mode=True, count_include_pad=False)
         ctx.save_for_backward(pooled, weight)
         ctx.size, ctx.kernel = x.shape[-2:], kernel
         ctx.how = stride, padding, dilation, groups
@@ -210,7 +209,10 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernel: int
     ) -> torch.Tensor:
-        ctx.save_for_backward(_token_sums(x.to(_computed_in(x)), kernel, mean=True), weight)
+        values = x.to(_computed_in(x))
+        with torch.autocast(x.device.type, enabled=False):  # it would have sums in fp32
+            pooled = _token_sums(values, kernel, mean=True)
+        ctx.save_for_backward(pooled, weight)
         ctx.kernel = kernel
         return functional.linear(x, weight, bias)
 
