@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def prove(
         folder: where; made if it is not there.
         jobs: proofs that run at the same time.
         timeout: seconds after which a proof is given up.
-        keep: one that ended as it must before, by the same tools, is not run again.
+        keep: one that ended as it must before, by the same tools, is not run again; nor if only lines and
+            files of its source have moved.
 
     Raises:
         gen.toolchain.ToolError: pyosys is not installed.
@@ -119,7 +121,8 @@ def prove(
 def _prove(proof: Proof, folder: Path, timeout: int, keep: bool) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     design, job = rtlil.convert(proof.make()), _job(proof, timeout)
-    words = [design, job, repr(provenance.tools())]
+    without_lines = re.sub(r"^\s*attribute \\src .*\n", "", design, flags=re.MULTILINE)
+    words = [without_lines, job, repr(provenance.tools())]
     made_from = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     kept = folder / f"{made_from}.json"
     if keep and kept.exists():
