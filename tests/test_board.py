@@ -15,9 +15,10 @@ from gen.board.check import Found, check_compression
 from gen.board.device import About, Device
 from gen.board.files import compress_array, decompress_array, read_array, read_compressed
 from gen.board.link import Link, LinkError, Request, decode, encode, open_port
-from gen.board.selftest import selftest
+from gen.board.selftest import hostile, selftest
 from gen.toolchain import ToolError
 from golden import HadamardFormat, PlaneFormat
+from golden.floats import FLOAT_TYPES
 from rtl.selftest import Command, Place
 
 PLANES, HADAMARD = PlaneFormat("fp16", 16, 20), HadamardFormat("fp32", 64, 16)
@@ -161,6 +162,29 @@ def test_another_design_is_named(text, message):
         Device(Link(Answers(text), 0.1))
 
 
+def test_a_design_of_other_sources_is_named():
+    for text in (ABOUT.text().replace(b"hadamard", b"lossy"), ABOUT.text().replace(b"bus_bytes", b"bytes")):
+        with pytest.raises(LinkError, match="must describe itself as this source does"):
+            Device(Link(Answers(text), 0.1))
+
+
+class Talking:
+    """A port of something else, which prints lines of its own."""
+
+    def write(self, content):
+        pass
+
+    def read(self, size=1):
+        return b"$GPGGA,123519,4807.038,N,01131.000,E,1,08,0.9,545.4,M,46.9,M,,*47\r\n" * 60
+
+
+def test_a_port_that_talks_is_no_board():
+    link = Link(Talking(), 0.05)
+    with pytest.raises(LinkError, match="has not answered in 5 attempts"):
+        Device(link)
+    assert len(link._bytes) < 10_000
+
+
 class Silence:
     def write(self, content):
         pass
@@ -235,6 +259,65 @@ def test_to_load_names_the_command_that_builds_what_is_missing(options, said, tm
         main(["board", *options.split(), "load", "ulx3s-85f"])
 
 
+def test_a_failed_build_leaves_no_bitstream_to_load(tmp_path, monkeypatch):
+    def packs(folder, config, name):
+        (folder / name).write_bytes(b"new")
+
+    monkeypatch.setattr(bitstream, "run_yosys", lambda commands, log: None)
+    monkeypatch.setattr(bitstream, "run_ecppack", packs)
+    monkeypatch.setattr(bitstream, "run_nextpnr", lambda *_: report(60))
+    bitstream.build("ulx3s-85f", ABOUT, tmp_path)
+    assert [path.name for path in tmp_path.glob("*.bit*")] == ["board.bit"]
+    monkeypatch.setattr(bitstream, "run_nextpnr", lambda *_: report(40))
+    with pytest.raises(ToolError, match="clock clk must reach"):
+        bitstream.build("ulx3s-85f", ABOUT, tmp_path)
+    assert not [*tmp_path.glob("*.bit*")]
+
+
+@pytest.mark.parametrize("board", bitstream.BOARDS)
+def test_every_board_is_loaded_by_openfpgaloader(board, tmp_path, monkeypatch):
+    (tmp_path / "board.bit").touch()
+    (tmp_path / "loader").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\n')
+    (tmp_path / "loader").chmod(0o755)
+    monkeypatch.setenv("OPENFPGALOADER", str(tmp_path / "loader"))
+    bitstream.load(board, tmp_path)
+    *_, writes, path = (tmp_path / "said").read_text().split()
+    assert (writes, path) == ("-m", str(tmp_path / "board.bit"))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_hostile_values_are_of_every_class(dtype):
+    float_type = FLOAT_TYPES[dtype]
+    bits = hostile(float_type, 32_768, np.random.default_rng(0)).view(float_type.bits)
+    exponents = bits >> float_type.mantissa_bits & float_type.exponent_max
+    mantissas = bits & float_type.mantissa_mask
+    for is_class in (exponents == 0, exponents == float_type.exponent_max):
+        assert (is_class & (mantissas == 0)).sum() > 5
+        assert (is_class & (mantissas != 0)).sum() > 5
+    sign = 1 << float_type.width - 1
+    assert {sign, 0} == {int(word) & sign for word in bits[(exponents == float_type.exponent_max)]}
+
+
+def test_what_is_written_has_the_name_it_is_given_and_replaces_a_file_when_whole(
+    device, tmp_path, monkeypatch
+):
+    values = np.arange(64, dtype=np.float16)
+    target = tmp_path / "out.bin"
+    compress_array(device, values, target, None, QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
+    before = target.read_bytes()
+
+    def breaks(file, **arrays):
+        file.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "savez", breaks)
+    with pytest.raises(OSError, match="no space"):
+        compress_array(device, values, target, None, QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
+    assert target.read_bytes() == before
+
+
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A folder of files of all kinds, from which no board is to be reached."""
@@ -278,6 +361,7 @@ NUMPYS = "file must be NumPy's, with arrays of numbers, not "
         *((f"decompress {name}", WRITTEN + repr(name)) for name in ("array.npy", "other.npz", "target.npz")),
         *((f"decompress {name}", WRITTEN + repr(name)) for name in ("scheme.npz", "rows.npz", "shape.npz")),
         *((f"decompress {name}", NUMPYS + repr(name)) for name in ("text.txt", "cut.npz", "empty.npy")),
+        ("compress array.npy -o .", "--output must be a file, not the folder '.'"),
         ("compress array.npy -o no/x.npz", "--output must be in a folder that there is, not 'no/x.npz'"),
         ("selftest --blocks 0", "--blocks must be at least 1, not 0"),
         ("selftest --blocks -5", "--blocks must be at least 1, not -5"),

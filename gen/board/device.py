@@ -59,9 +59,15 @@ class About:
             raise LinkError(
                 f"the bitstream must be of version {VERSION}, not {found!r}: build and load it anew"
             )
-        formats = fields.pop("formats")
-        kinds = [FORMATS[parameters.pop("scheme")](**parameters) for parameters in formats]
-        return cls(**fields, formats=tuple(kinds))
+        try:
+            formats = fields.pop("formats")
+            kinds = [FORMATS[parameters.pop("scheme")](**parameters) for parameters in formats]
+            return cls(**fields, formats=tuple(kinds))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LinkError(
+                f"the bitstream must describe itself as this source does, not by {error}: build and load it "
+                "anew"
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
 import ml_dtypes
@@ -100,13 +102,14 @@ def compress_array(
         for start in progress.track(range(0, len(flat), step), description=target.name)
     ]
     format_fields = {name: value for name, value in asdict(fmt).items() if value is not None}
-    np.savez(
-        target,
-        blocks=np.concatenate(blocks) if blocks else np.empty((0, fmt.target), np.uint8),
-        shape=np.array(values.shape),
-        scheme=fmt.scheme,
-        **format_fields,
-    )
+    with _replacing(target) as file:
+        np.savez(
+            file,
+            blocks=np.concatenate(blocks) if blocks else np.empty((0, fmt.target), np.uint8),
+            shape=np.array(values.shape),
+            scheme=fmt.scheme,
+            **format_fields,
+        )
     return found
 
 
@@ -125,8 +128,21 @@ def decompress_array(device: Device, source: Compressed, target: Path, progress:
         for start in progress.track(range(0, len(blocks), step), description=target.name)
     ]
     values = np.concatenate(pieces) if pieces else np.empty(0, fmt.float_type.array)
-    np.save(target, values[: prod(shape)].reshape(shape))
+    with _replacing(target) as file:
+        np.save(file, values[: prod(shape)].reshape(shape))
     return found
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of another one when all of it is written."""
+    part = target.with_name(f"{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _format_for(device: Device, dtype: np.dtype, scheme: str | None) -> Format:

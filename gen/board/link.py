@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import serial
 
-from rtl.selftest import Command, Place, request_layout
+from rtl.selftest import FRAME_BYTES, Command, Place, request_layout
 from rtl.selftest.frames import CRC_BYTES, ESCAPE, FLAG, FLIP
 
 BAUD = 1_000_000
 _ATTEMPTS = 5
+_LONGEST = 2 * (2 + FRAME_BYTES + CRC_BYTES)  # bytes of a reply without its flags: all may be escaped
 
 
 class LinkError(RuntimeError):
@@ -93,14 +94,15 @@ class Link:
         )
 
     def _replies(self) -> Iterator[bytes | None]:
-        """What is in frames, none where a CRC does not fit, until nothing has come for a while."""
+        """What is in frames, none where a CRC does not fit, until nothing of one has come for a while."""
         heard = time.monotonic()
         while time.monotonic() < heard + self._patience:
             if not (received := self._port.read(4096)):
                 continue
-            heard = time.monotonic()
             *frames, rest = (self._bytes + received).split(bytes([FLAG]))
-            self._bytes = bytearray(rest)
+            self._bytes = bytearray(rest[: _LONGEST + 1])
+            if len(self._bytes) <= _LONGEST:  # else it is no frame, as of a port that talks
+                heard = time.monotonic()
             for frame in filter(None, frames):
                 yield decode(bytes(frame))
 

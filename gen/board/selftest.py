@@ -23,7 +23,7 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
 
     Args:
         device: the board.
-        blocks: how many of each format, at least.
+        blocks: how many of each format; those that are sent are compressed, decompressed, and counted twice.
         progress: to be shown.
 
     Raises:
@@ -33,9 +33,9 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
     for fmt, of_format in found.items():
         task = progress.add_task(f"{fmt.scheme} {fmt.dtype}", total=blocks)
         rng = np.random.default_rng(fmt.target)
-        batch = 0
-        while of_format.blocks < blocks:
-            count = min(batch_blocks(device, fmt), blocks - of_format.blocks)
+        batch = done = 0
+        while done < blocks:
+            count = min(batch_blocks(device, fmt), blocks - done)
             first = int(rng.integers(1 << 32))
             if batch % _SENT == 0:
                 values = hostile(fmt.float_type, count * fmt.block, rng)
@@ -43,8 +43,8 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
                 check_decompression(device, fmt, np.asarray(fmt.compress(values, first)), first, of_format)
             else:
                 _generated(device, fmt, count, first, int(rng.integers(1, 1 << 32)), batch, of_format)
-            progress.update(task, completed=of_format.blocks)
-            batch += 1
+            batch, done = batch + 1, done + count
+            progress.update(task, completed=done)
     return found
 
 
@@ -72,6 +72,7 @@ def _kinds(float_type: FloatType) -> Iterator[tuple[int, int]]:
         (few | mantissa, middle // 2 & middle),  # positive, and all small
         (sign | mantissa, 0),  # subnormal
         (sign | mantissa, exponent),  # NaNs
+        (sign, exponent),  # infinities
         (sign, 0),  # zeros of both signs
     )
     for kind in kinds:
@@ -86,7 +87,9 @@ def hostile(float_type: FloatType, count: int, rng: np.random.Generator) -> np.n
         rng.integers(-most, most, count) * rng.integers(0, 2, count)
     )
     bits = values.astype(float_type.array).view(float_type.bits)
-    special = rng.random(count)
-    bits = np.where(special < 0.1, 0, bits)
-    bits = np.where(special > 0.998, rng.integers(0, 1 << float_type.width, count), bits)
+    anything = rng.integers(0, 1 << float_type.width, count)
+    sign, infinity = 1 << float_type.width - 1, float_type.exponent_max << float_type.mantissa_bits
+    bits = np.where(rng.random(count) < 0.1, 0, bits)
+    for of_kind in (anything, anything & ~infinity, anything & sign | infinity, anything | infinity):
+        bits = np.where(rng.random(count) > 0.9995, of_kind, bits)
     return bits.astype(float_type.bits).view(float_type.array)
