@@ -232,7 +232,7 @@ def _mutate(arguments: argparse.Namespace) -> None:
 def _document(arguments: argparse.Namespace) -> None:
     reports.take()
     (reports.DOCS / "verification.md").write_text(plan.page())
-    reports.write_datasheet()
+    (reports.DOCS / "hardware.md").write_text(reports.datasheet())
 
 
 def main(argv: list[str] | None = None) -> None:

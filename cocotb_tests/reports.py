@@ -392,10 +392,10 @@ def _submodules() -> list[Row]:
     ]
 
 
-def write_datasheet() -> None:
-    """Write the tables of docs/hardware.md."""
-    datasheet = DOCS / "hardware.md"
-    text = datasheet.read_text()
+def datasheet() -> str:
+    """docs/hardware.md with the tables that were recorded."""
+    path = DOCS / "hardware.md"
+    text = path.read_text()
     reports = {"sim": SIM, "memory": MEMORY, "synth": SYNTH, "submodules": SUBMODULES}
     tables = {name: report.table() for name, report in reports.items() if report.rows()}
     measured = {row["preset"] for row in SYNTH.rows()}
@@ -407,5 +407,5 @@ def write_datasheet() -> None:
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
         )
         if found != 1:
-            raise ValueError(f"{datasheet} must have one place for the table {name}, not {found}")
-    datasheet.write_text(text)
+            raise ValueError(f"{path} must have one place for the table {name}, not {found}")
+    return text

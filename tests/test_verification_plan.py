@@ -1,6 +1,7 @@
 """The verification plan has a place for every bench and every proof, and says what did not hold."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -163,11 +164,15 @@ def test_areas_are_those_last_measured_of_each_preset(reported):
 
 def test_the_datasheet_names_presets_that_were_not_measured(reported):
     places = "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in ("sim", "memory", "synth", "submodules"))
-    datasheet = reports.DOCS / "hardware.md"
-    datasheet.write_text(places)
-    reports.write_datasheet()
-    assert "Not measured" not in datasheet.read_text(), "nothing was"
+    (reports.DOCS / "hardware.md").write_text(places)
+    assert "Not measured" not in reports.datasheet(), "nothing was"
     write(reports.SYNTH, [area(name) for name in list(plan.configs.PRESETS)[1:]])
     reports.take()
-    reports.write_datasheet()
-    assert "Not measured: `gpt2-fp32-3.2x`." in datasheet.read_text()
+    assert "Not measured: `gpt2-fp32-3.2x`." in reports.datasheet()
+
+
+def test_pages_are_what_was_recorded(monkeypatch):
+    """Else: python -m cocotb_tests document."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    assert plan.page() == (reports.DOCS / "verification.md").read_text()
+    assert reports.datasheet() == (reports.DOCS / "hardware.md").read_text()
