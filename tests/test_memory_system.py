@@ -1,6 +1,7 @@
 """The simulated memory engine as a library, and training through it."""
 
 import gc
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -147,6 +148,42 @@ def test_blocks_are_numbered_from_0_again_when_none_is_used_any_more():
     del second
     gc.collect()
     assert torch.equal(backend.compress(values), kept)
+
+
+class Interrupted:
+    """Memory of a store, in the middle of whose first use another thread runs."""
+
+    def __init__(self, content, run):
+        self._content, self._threads, self._run = content, [], run
+
+    def __len__(self):
+        if not self._threads:
+            self._threads.append(threading.Thread(target=self._run))
+            self._threads[0].start()
+            self._threads[0].join(0.3)
+        return len(self._content)
+
+    def __getattr__(self, name):
+        return getattr(self._content, name)
+
+    def __getitem__(self, place):
+        return self._content[place]
+
+    def __setitem__(self, place, values):
+        self._content[place] = values
+
+
+def test_threads_get_blocks_of_their_own():
+    backend, stored = RegionBackend(PLANES, GoldenStore(Region(0, 0x2000, 0, PLANES))), []
+    store = backend._store
+
+    def other():
+        stored.append(backend.compress(torch.full((64,), 2.0)))
+
+    store._stored = Interrupted(store._stored, other)
+    stored.append(backend.compress(torch.full((64,), 1.0)))
+    store._stored._threads[0].join()
+    assert {backend.decompress(one, 64)[0].item() for one in stored} == {1.0, 2.0}
 
 
 def test_what_the_memory_backend_cannot_do_is_named(tmp_path, monkeypatch, libraries):

@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -107,6 +108,7 @@ class MemoryEngine:
         memory = (ctypes.c_uint8 * figures.size).from_address(library.bitstash_memory_content(self._handle))
         self.content = np.ctypeslib.as_array(memory)
         self._moved = 0
+        self._lock = Lock()  # calls from Python go on in several threads, the hardware is one
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -151,10 +153,11 @@ class MemoryEngine:
             MemoryEngineError: one of them is an error.
         """
         values = np.ascontiguousarray(values)
-        self._moved += values.nbytes
-        self._check(
-            self._library.bitstash_memory_write(self._handle, address, values.ctypes.data, values.nbytes)
-        )
+        with self._lock:
+            self._moved += values.nbytes
+            self._check(
+                self._library.bitstash_memory_write(self._handle, address, values.ctypes.data, values.nbytes)
+            )
 
     def read(self, address: int, count: int) -> np.ndarray:
         """Read uint8[count] from an address.
@@ -163,8 +166,9 @@ class MemoryEngine:
             MemoryEngineError: a beat is answered with an error.
         """
         values = np.empty(count, np.uint8)
-        self._moved += count
-        self._check(self._library.bitstash_memory_read(self._handle, address, values.ctypes.data, count))
+        with self._lock:
+            self._moved += count
+            self._check(self._library.bitstash_memory_read(self._handle, address, values.ctypes.data, count))
         return values
 
     def fail(self, low: int, high: int, response: int) -> None:

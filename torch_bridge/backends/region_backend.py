@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from functools import cache
+from threading import RLock
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ class Store(ABC):
     def __init__(self, region: Region, stored: np.ndarray) -> None:
         self.region, self._stored = region, stored
         self._next = self._used = 0
+        self._lock = RLock()  # of models in several threads; a finalizer may run in the middle of what has it
 
     def take(self, blocks: int) -> tuple[int, np.ndarray]:
         """So many blocks: the number of the first, and their memory, whose end frees them.
@@ -45,20 +47,22 @@ class Store(ABC):
         Raises:
             MemoryError: so many are not free.
         """
-        self._used += 1  # first, so that no finalizer begins anew meanwhile
-        number = self._next
-        if number + blocks > len(self._stored):
-            self._free()
-            raise MemoryError(f"the region has {len(self._stored) - number} free blocks, not {blocks}")
-        self._next += blocks
-        rows = self._stored[number : number + blocks]
-        weakref.finalize(rows, self._free)
-        return number, rows
+        with self._lock:
+            self._used += 1  # first, so that no finalizer begins anew meanwhile
+            number = self._next
+            if number + blocks > len(self._stored):
+                self._free()
+                raise MemoryError(f"the region has {len(self._stored) - number} free blocks, not {blocks}")
+            self._next += blocks
+            rows = self._stored[number : number + blocks]
+            weakref.finalize(rows, self._free)
+            return number, rows
 
     def _free(self) -> None:
-        self._used -= 1
-        if not self._used:
-            self._next = 0
+        with self._lock:
+            self._used -= 1
+            if not self._used:
+                self._next = 0
 
     def number_of(self, address: int) -> int:
         """The number of the block whose memory begins there.
