@@ -75,6 +75,7 @@ def main():
             print(f"step {step}: loss {mean:.3f}, activations {ratio:.2f}x smaller", flush=True)
     # A DDP that outlives its group ends it with Python's lock held, which a thread of gloo may wait for.
     del model
+    dist.barrier()  # FSDP's caches hold the group: have its threads idle before Python ends
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ import copy
 import gc
 import os
 import sys
+import weakref
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group: its functions' defaults would hold the group for ever
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
@@ -623,7 +625,9 @@ def main(folder):
     result = {"weights": net.state_dict(), "reduced": sum(reduced)}
     torch.save(result, Path(folder, f"{os.environ['RANK']}.pt"))
     del model  # see examples/train_ddp.py
+    group = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()
+    assert group() is None  # or its threads outlive it, and abort if they need Python's lock when Python is gone
 
 
 if __name__ == "__main__":
