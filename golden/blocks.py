@@ -92,10 +92,7 @@ class BlockFormat(ABC):
         Raises:
             ValueError: ``count`` is no number of values.
         """
-        whole = as_integer(count)
-        if whole is None or whole < 0:
-            raise ValueError(f"count must be a whole number from 0 up, not {count!r}")
-        return -(-whole // self.block)
+        return -(-as_count(count) // self.block)
 
     def _check_parameters(self, blocks: Sequence[int], least: str, most: str, lossless: bool = False) -> None:
         """Raise ValueError for what is no parameter; make NumPy's integers and strings Python's.
@@ -169,7 +166,7 @@ class BlockFormat(ABC):
 
 def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     """Sizes as a tuple of Python integers; raises ValueError for what is no shape."""
-    sizes = shape if isinstance(shape, list | tuple) else (shape,)
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     checked = tuple(size for size in map(as_integer, sizes) if size is not None and size >= 0)
     if len(checked) != len(sizes):
         raise ValueError(f"shape must have sizes from 0 up, not {sizes}")
@@ -184,6 +181,14 @@ def as_integer(number: object) -> int | None:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def as_count(number: object) -> int:
+    """A number of values as int; raises ValueError for what is none."""
+    whole = as_integer(number)
+    if whole is None or whole < 0:
+        raise ValueError(f"count must be a whole number from 0 up, not {number!r}")
+    return whole
 
 
 def as_block_number(number: object) -> int:

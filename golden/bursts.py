@@ -7,6 +7,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from .blocks import as_integer
+
 __all__ = ["PAGE", "Burst", "BurstKind", "Response"]
 
 # No burst crosses a multiple of so many bytes.
@@ -50,6 +52,16 @@ class Burst:
     kind: BurstKind = BurstKind.INCR
 
     def __post_init__(self) -> None:
+        for name in ("address", "beats", "size"):
+            number = as_integer(getattr(self, name))
+            if number is None:
+                raise ValueError(f"{name} must be a whole number, not {getattr(self, name)!r}")
+            object.__setattr__(self, name, number)
+        if self.kind not in list(BurstKind):
+            raise ValueError(f"kind must be one of {', '.join(BurstKind.__members__)}, not {self.kind!r}")
+        object.__setattr__(self, "kind", BurstKind(self.kind))
+        if self.address < 0:
+            raise ValueError(f"address must be from 0 up, not {self.address}")
         if self.size not in (1 << n for n in range(8)):
             raise ValueError(f"size must be a power of two from 1 to 128 bytes, not {self.size!r}")
         if self.kind == BurstKind.WRAP:

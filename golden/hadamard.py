@@ -1,7 +1,8 @@
 """The Hadamard format: signs flipped, a Hadamard transform, a few bits of every coefficient, one scale.
 
 This module is the format. docs/format.md says the same in words; where the two differ, one of them has a
-bug. All of it is integer arithmetic. After Vargaftik et al., "EDEN: Communication-Efficient and Robust
+bug. It is integer arithmetic; floats only carry integers that they hold exactly, up to the one rounding at
+the end. After Vargaftik et al., "EDEN: Communication-Efficient and Robust
 Distributed Mean Estimation for Federated Learning" (ICML 2022): rotate at random, quantise as a Gaussian,
 and scale so that the result is unbiased.
 """
@@ -162,7 +163,13 @@ class HadamardFormat(BlockFormat):
         return self._as_array(words, shape)
 
     def signs(self, numbers: np.ndarray) -> np.ndarray:
-        """The sign patterns of blocks with these numbers, uint32[blocks] -> int64[blocks, N] of 1 and -1."""
+        """The sign patterns of blocks with these numbers, uint32[blocks] -> int64[blocks, N] of 1 and -1.
+
+        Raises:
+            ValueError: the numbers have another type, in which shifts would keep what 32 bits drop.
+        """
+        if numbers.dtype != np.uint32:
+            raise ValueError(f"numbers must be uint32, not {numbers.dtype}")
         state, patterns = _next(numbers ^ np.uint32(SIGN_START)), []
         for _ in range(self.block // 32):
             patterns.append(state[:, None] >> np.arange(32, dtype=np.uint32) & np.uint32(1))
@@ -291,7 +298,8 @@ class HadamardFormat(BlockFormat):
         # At most 19 bits: exact here and in float32, through which a cast to bfloat16 goes.
         values = np.ldexp((sums * scale[:, None]).astype(np.float64), exponent[:, None])
         largest = float(ml_dtypes.finfo(ft.array).max)
-        values = np.clip(values, -largest, largest).astype(ft.array)
+        with np.errstate(under="ignore"):  # an error to who asked NumPy for errors
+            values = np.clip(values, -largest, largest).astype(ft.array)
         values[header <= SPECIALS] = 0
         words = values.view(ft.bits)
         special = header == SPECIALS

@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from .blocks import BlockFormat
+from .blocks import BlockFormat, as_integer
 from .bursts import PAGE, Burst, BurstKind, Response
 
 __all__ = ["Dram", "ErrorKind", "MemoryModel", "Region"]
@@ -52,11 +52,14 @@ class Region:
 
     def __post_init__(self) -> None:
         for name in ("base", "size", "stored"):
-            number = getattr(self, name)
-            if number < 0 or number % PAGE:
-                raise ValueError(f"{name} must be a multiple of {PAGE}, not {number!r}")
+            number = as_integer(getattr(self, name))
+            if number is None or number < 0 or number % PAGE:
+                raise ValueError(f"{name} must be a multiple of {PAGE}, not {getattr(self, name)!r}")
+            object.__setattr__(self, name, number)
         if not self.size:
             raise ValueError(f"size must not be 0, not {self.size!r}")
+        if self.fmt is not None and not isinstance(self.fmt, BlockFormat):
+            raise ValueError(f"fmt must be a format or None, not {self.fmt!r}")
         if self.fmt is not None and self.fmt.target is None:
             raise ValueError("fmt must have a fixed target, not None")
 
@@ -143,11 +146,17 @@ class MemoryModel:
         responses: of all write bursts answered so far, by their tickets, in the order in which they were.
             Between bursts of different masters that order means nothing.
         errors: what was recorded, each with its address.
+
+    Raises:
+        ValueError: there are to be less than one of something.
     """
 
     def __init__(
         self, dram: Dram, bus_bytes: int = 64, *, regions: int = 8, buffers: int = 8, slots: int = 32
     ):
+        for name, number in (("regions", regions), ("buffers", buffers), ("slots", slots)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
         self.dram = dram
         self.bus_bytes = bus_bytes
         self.regions: list[Region | None] = [None] * regions
@@ -165,8 +174,11 @@ class MemoryModel:
         """Let a region answer for its addresses.
 
         Raises:
-            ValueError: it is enabled already, or its blocks have less than two words of the bus.
+            ValueError: there is no such one, it is enabled already, or its blocks have less than two words
+                of the bus.
         """
+        if index not in range(len(self.regions)):
+            raise ValueError(f"index must be from 0 to {len(self.regions) - 1}, not {index}")
         if region.fmt is not None and region.fmt.raw_bytes < 2 * self.bus_bytes:
             raise ValueError(
                 f"fmt must have blocks of at least {2 * self.bus_bytes} bytes, not {region.fmt.raw_bytes}"
@@ -215,8 +227,15 @@ class MemoryModel:
             the burst's ticket: its key in :attr:`responses` once it is answered.
 
         Raises:
-            ValueError: a strobe lies in no lane of its beat, which AXI does not allow.
+            ValueError: words or strobes have another type or shape, or a strobe lies in no lane of its beat,
+                which AXI does not allow.
         """
+        shape = (burst.beats, self.bus_bytes)
+        for name, array, kind in (("words", words, np.uint8), ("strobes", strobes, np.bool_)):
+            if array.dtype != kind or array.shape != shape:
+                raise ValueError(
+                    f"{name} must be {np.dtype(kind)}{list(shape)}, not {array.dtype}{list(array.shape)}"
+                )
         if (strobes & ~burst.lanes(self.bus_bytes)).any():
             raise ValueError(f"strobes must be in the lanes of their beats, not {strobes.tolist()}")
         while len(self._waiting) == self._slots:

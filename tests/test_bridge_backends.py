@@ -217,10 +217,42 @@ def test_blocks_are_numbered_through_whatever_thread_has_them(name, monkeypatch)
     assert max(block for block, _ in seen) > 5000
 
 
+SOME = [PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 32), QuantFormat("fp32", 2)]
+
+
+@pytest.mark.parametrize("name", ["auto", "golden", "regions", *FAST])
+@pytest.mark.parametrize("fmt", SOME)
+def test_values_of_another_type_or_shape_are_an_error(fmt, name):
+    backend, right = backends.get(name, fmt), torch.ones(300)
+    for wrong in (right.double(), right.bfloat16(), right.view(torch.uint8), right.view(3, 100), right[0]):
+        kind = f"not {wrong.dtype} of {tuple(wrong.shape)}"
+        with pytest.raises(
+            ValueError, match=re.escape(f"values must be torch.float32 in one dimension, {kind}")
+        ):
+            backend.compress(wrong)
+
+
 @pytest.mark.parametrize("name", ["auto", "golden", *FAST])
-@pytest.mark.parametrize(
-    "fmt", [PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 128, 32), QuantFormat("fp32", 2)]
-)
+@pytest.mark.parametrize("fmt", SOME)
+def test_what_waits_for_its_negation_is_negative(fmt, name):
+    waiting = torch.complex(torch.zeros(300), torch.arange(300.0)).conj().imag
+    backend = backends.get(name, fmt)
+    for values in (waiting, waiting[3:4]):  # one value lies in a row, whatever its stride
+        assert values.is_neg()
+        assert torch.equal(backend.compress(values), backend.compress(values.resolve_neg()))
+
+
+@pytest.mark.parametrize("fmt", SOME[:2])
+def test_blocks_of_a_region_are_decompressed_where_they_are(fmt):
+    backend = backends.get("regions", fmt)
+    stored = backend.compress(torch.randn(6 * fmt.block))
+    for moved in (stored[::2], stored[:1].expand(3, -1)):
+        with pytest.raises(ValueError, match=re.escape(f"in a row, not of strides {moved.stride()}")):
+            backend.decompress(moved, 3 * fmt.block)
+
+
+@pytest.mark.parametrize("name", ["auto", "golden", *FAST])
+@pytest.mark.parametrize("fmt", SOME)
 def test_stored_of_the_wrong_size_is_an_error(fmt, name):
     backend, count = backends.get(name, fmt), 2 * fmt.block + 1
     right = (3, fmt.target)
@@ -230,6 +262,8 @@ def test_stored_of_the_wrong_size_is_an_error(fmt, name):
             backend.decompress(torch.zeros(wrong, dtype=torch.uint8), count)
     with pytest.raises(ValueError, match=re.escape(f"not torch.int8 of {right}")):
         backend.decompress(torch.zeros(right, dtype=torch.int8), count)
+    with pytest.raises(ValueError, match="stored must be a tensor, not a ndarray"):
+        backend.decompress(np.zeros(right, np.uint8), count)
 
 
 def test_the_cpu_backend_keeps_its_machine_code_for_the_next_process(tmp_path):

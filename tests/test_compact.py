@@ -627,7 +627,9 @@ def main(folder):
     del model  # see examples/train_ddp.py
     group = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()
-    assert group() is None  # or its threads outlive it, and abort if they need Python's lock when Python is gone
+    assert (
+        group() is None
+    )  # or its threads outlive it, and abort if they need Python's lock when Python is gone
 
 
 if __name__ == "__main__":

@@ -221,6 +221,16 @@ def test_a_shape_whose_sizes_are_no_counts(fmt, shape):
         fmt.decompress(stored, shape)
 
 
+def test_numbers_of_blocks_of_another_type():
+    with raises("numbers must be uint32, not int64"):
+        HadamardFormat().signs(np.arange(3))
+
+
+def test_any_sequence_of_sizes_is_a_shape():
+    fmt = PlaneFormat("fp32", 64, 80)
+    assert fmt.decompress(fmt.compress(np.ones(8, np.float32)), range(2, 5, 2)).shape == (2, 4)
+
+
 def test_a_numpy_integer_is_a_shape():
     fmt = PlaneFormat("fp32", 64, 80)
     assert fmt.decompress(fmt.compress(np.ones((4, 16), np.float32)), np.prod((4, 16))).shape == (64,)

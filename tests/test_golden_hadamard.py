@@ -24,7 +24,7 @@ from .hadamard_blocks import (
 def assert_same_bytes(fmt, words, first=0):
     """Both codecs give the same blocks for bit patterns, and the same bit patterns for the blocks."""
     p = parameters(fmt)
-    with np.errstate(all="raise", under="ignore"):  # nothing overflows on the way
+    with np.errstate(all="raise"):  # nothing overflows on the way
         stored = fmt.compress(as_values(fmt, words), first)
         decoded = as_words(fmt.decompress(stored, words.shape, first))
     for i, row in enumerate(words.tolist()):
@@ -36,7 +36,7 @@ def assert_same_bytes(fmt, words, first=0):
 
 def assert_decodes_alike(fmt, blocks, first=0):
     p = parameters(fmt)
-    with np.errstate(all="raise", under="ignore"):
+    with np.errstate(all="raise"):
         decoded = as_words(fmt.decompress(blocks, (len(blocks), fmt.block), first))
     for i, block in enumerate(blocks):
         expected = reference.decode_block(p, block.tobytes(), (first + i) % 2**32)

@@ -164,6 +164,12 @@ def test_blocks_become_zeros_below_the_root_mean_square_that_the_page_says(dtype
     values /= np.sqrt(np.square(values).mean(axis=1, keepdims=True))
     assert not fmt.compress((values * 2.0**-121).astype(ARRAYS[dtype])).any()
     assert fmt.compress((values * 2.0**-118).astype(ARRAYS[dtype])).any(axis=1).all()
+    # All in one value, and all in one coefficient: what needs the smallest scale, and the largest.
+    alone = np.eye(block) * np.sqrt(block)
+    pattern = fmt.signs(np.arange(block, dtype=np.uint32))
+    for values in (alone, pattern):
+        assert not fmt.compress((values * 2.0**-123).astype(ARRAYS[dtype])).any()
+        assert fmt.compress((values * 2.0**-117).astype(ARRAYS[dtype])).any(axis=1).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

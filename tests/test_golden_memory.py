@@ -1,5 +1,7 @@
 """The memory behind the engine: what reads see, who is answered when, and what goes wrong."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -248,6 +250,12 @@ BAD_BURSTS = [
     ((0, 17, 1, BurstKind.FIXED), "beats must be from 1 to 16, not 17"),
     ((0, 0, 1), "beats must be from 1 to 256, not 0"),
     ((0, 1, 3), "size must be a power of two from 1 to 128 bytes, not 3"),
+    ((4092, 2, 4, 3), "kind must be one of FIXED, INCR, WRAP, not 3"),
+    ((0, 2, 4, "INCR"), "kind must be one of FIXED, INCR, WRAP, not 'INCR'"),
+    ((-64, 1, 4), "address must be from 0 up, not -64"),
+    ((0.5, 1, 4), "address must be a whole number, not 0.5"),
+    ((0, True, 4), "beats must be a whole number, not True"),
+    ((0, 1, 4.0), "size must be a whole number, not 4.0"),
 ]
 
 
@@ -255,6 +263,10 @@ BAD_BURSTS = [
 def test_bursts_that_axi_does_not_allow_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Burst(*arguments)
+
+
+def test_narrow_integers_do_not_overflow():
+    assert Burst(np.uint8(192), np.int8(100), np.int8(4)) == Burst(192, 100, 4)
 
 
 def test_beats_are_where_axi_says():
@@ -269,6 +281,8 @@ def test_beats_are_where_axi_says():
     [
         ((100, PAGE, 0), "base must be a multiple of 4096, not 100"),
         ((0, 0, 0), "size must not be 0"),
+        ((4096.0, PAGE, 0), "base must be a multiple of 4096, not 4096.0"),
+        ((0, PAGE, 0, "fp32"), "fmt must be a format or None, not 'fp32'"),
         ((0, PAGE, 0, PlaneFormat("fp32", 64, None)), "fixed target, not None"),
     ],
 )
@@ -283,3 +297,26 @@ def test_regions_are_changed_when_disabled_and_have_blocks_of_two_words():
         model.enable(0, Region(0, PAGE, PAGE))
     with pytest.raises(ValueError, match="at least 128 bytes, not 64"):
         model.enable(1, Region(PAGE, PAGE, PAGE, PlaneFormat("fp32", 16, 20)))
+    for index in (-1, 8):
+        with pytest.raises(ValueError, match=f"index must be from 0 to 7, not {index}"):
+            model.enable(index, Region(PAGE, PAGE, 2 * PAGE))
+
+
+def test_a_model_has_at_least_one_of_each():
+    with pytest.raises(ValueError, match="buffers must be at least 1, not 0"):
+        memory(buffers=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "strobes", "message"),
+    [
+        (np.zeros((1, 64)), np.ones((1, 64), bool), "words must be uint8[1, 64], not float64[1, 64]"),
+        (np.zeros((2, 64), "u1"), np.ones((1, 64), bool), "words must be uint8[1, 64], not uint8[2, 64]"),
+        (np.zeros((1, 64), "u1"), np.ones((1, 64), "u1"), "strobes must be bool[1, 64], not uint8[1, 64]"),
+    ],
+)
+def test_words_and_strobes_of_another_kind_are_refused_before_anything_is_taken(words, strobes, message):
+    model = memory(Region(0, PAGE, PAGE))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model.write(Burst(0, 1, 64), words, strobes)
+    assert write(model, 0, normal(16)) in model.responses

@@ -98,6 +98,8 @@ def get(name: str, fmt: StashFormat) -> Backend:
     Raises:
         ValueError: there is no such backend, the format is lossless, or the memory's engine lacks it.
         FileNotFoundError: "verilated" or "memory", and its library is not built; the message says how.
+        RuntimeError: that library is of another release; the message says how to build it anew.
+        MemoryError: "memory", and there is not so much of it.
         ImportError: "triton" or "cpu", and Triton or Numba is not installed; the message says how.
 
     Example:

@@ -8,7 +8,7 @@ import torch
 
 from golden.blocks import as_block_number
 
-from .dtypes import StashFormat
+from .dtypes import TORCH_DTYPES, StashFormat
 
 
 class Backend(ABC):
@@ -29,9 +29,16 @@ class Backend(ABC):
         the number ``(first + b) mod 2**32``, on which its bytes may depend.
 
         Raises:
-            ValueError: ``first`` is no whole number from 0 to 2**32 - 1.
+            ValueError: ``values`` has another dtype or shape, or ``first`` is no whole number from 0 to
+                2**32 - 1.
         """
-        return self._compress(values, as_block_number(first))
+        dtype = TORCH_DTYPES[self.fmt.dtype]
+        if values.dtype != dtype or values.dim() != 1:
+            raise ValueError(
+                f"values must be {dtype} in one dimension, not {values.dtype} of {tuple(values.shape)}"
+            )
+        # Memory is read as it is, and of what waits for its negation it is the negative.
+        return self._compress(values.resolve_neg(), as_block_number(first))
 
     def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
         """Decompress uint8[blocks, target] to a flat tensor of ``count`` values, on the same device.
@@ -39,12 +46,14 @@ class Backend(ABC):
         ``first`` is what :meth:`compress` was given.
 
         Raises:
-            ValueError: ``stored`` has the wrong shape for the count, ``first`` is no whole number from 0 to
-                2**32 - 1, or a block has an invalid header; the message names the block. What runs on a GPU
-                may leave the last to :meth:`check`.
+            ValueError: ``stored`` is no tensor of that dtype, or has the wrong shape for the count, ``first``
+                is no whole number from 0 to 2**32 - 1, or a block has an invalid header; the message names
+                the block. What runs on a GPU may leave the last to :meth:`check`.
         """
         first = as_block_number(first)
         blocks = self.fmt.blocks(count)
+        if not isinstance(stored, torch.Tensor):
+            raise ValueError(f"stored must be a tensor, not a {type(stored).__name__}")
         if stored.dtype != torch.uint8 or stored.shape != (blocks, self._target):
             raise ValueError(
                 f"stored must be uint8 of shape {(blocks, self._target)}, "

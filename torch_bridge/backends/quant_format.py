@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from golden.blocks import as_count, as_integer
 from golden.floats import FLOAT_TYPES
 
 BITS = (2, 3, 4, 8)
@@ -36,10 +37,11 @@ class QuantFormat:
     bits: int = 4
 
     def __post_init__(self) -> None:
-        if self.dtype not in FLOAT_TYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in FLOAT_TYPES:
             raise ValueError(f"dtype must be one of {', '.join(FLOAT_TYPES)}, not {self.dtype!r}")
-        if not isinstance(self.bits, int) or self.bits not in BITS:
+        if as_integer(self.bits) not in BITS:
             raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, not {self.bits!r}")
+        object.__setattr__(self, "bits", int(self.bits))
 
     @property
     def block(self) -> int:
@@ -57,5 +59,9 @@ class QuantFormat:
         return self.block * FLOAT_TYPES[self.dtype].width // 8
 
     def blocks(self, count: int) -> int:
-        """Groups that ``count`` values take; the last may be padded."""
-        return -(-count // self.block)
+        """Groups that ``count`` values take; the last may be padded.
+
+        Raises:
+            ValueError: ``count`` is no number of values.
+        """
+        return -(-as_count(count) // self.block)

@@ -131,6 +131,8 @@ class RegionBackend(Backend):
         _refuse(first)
         if not len(stored):
             return torch.empty(0, dtype=TORCH_DTYPES[self.fmt.dtype], device="cpu")
+        if not stored.is_contiguous():
+            raise ValueError(f"stored must be whole blocks in a row, not of strides {stored.stride()}")
         raw = self._store.read(self._store.number_of(stored.data_ptr()), len(stored))
         return torch.from_numpy(raw).view(TORCH_DTYPES[self.fmt.dtype])[:count]
 
