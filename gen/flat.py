@@ -35,8 +35,8 @@ wand weak weak0 weak1 while wildcard wire with within wor xnor xor
 _ESCAPED = re.compile(r"\\(\S+) ")
 _WORD = re.compile(r"\\\S+ |[A-Za-z_]\w*")
 _MODULE = re.compile(r"^module .*?^endmodule$", re.MULTILINE | re.DOTALL)
-# A field's signal, and what drives it.
-_DECLARED = re.compile(r"^  wire (?:\[\d+:\d+\] )?(\\\S+ |\w+);\n", re.MULTILINE)
+# A field's signal with its attributes, which would become the next line's without it, and what drives it.
+_DECLARED = re.compile(r"^(?:  \(\* [^\n]* \*\)\n)*  wire (?:\[\d+:\d+\] )?(\\\S+ |\w+);\n", re.MULTILINE)
 _DRIVEN = re.compile(r"^  assign (\\\S+ |\w+) = [^;]*;\n", re.MULTILINE)
 
 

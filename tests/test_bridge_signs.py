@@ -360,3 +360,75 @@ def test_a_rule_about_no_operation_is_not_about_one_that_no_rule_names():
         x = torch.randn(4096, requires_grad=True)
         (x * 1).exp()
     assert [row.kept for row in stash.report().rows] == ["by none"]
+
+
+def near(shape, seed=0):
+    """Predictions, and targets that are near to them."""
+    draw = torch.Generator().manual_seed(seed)
+    found = torch.randn(shape, generator=draw, requires_grad=True)
+    return found, found.detach() + 0.05 * torch.randn(shape, generator=draw)
+
+
+def ctc(found, _):
+    logs = torch.cat([found[:16].log_softmax(-1), found[16:].log_softmax(-1)])
+    labels = torch.randint(1, 32, (4, 8), generator=torch.Generator().manual_seed(1))
+    return torch.nn.functional.ctc_loss(logs, labels, torch.full((4,), 32), torch.full((4,), 8))
+
+
+F = torch.nn.functional
+LOSSES_NEAR_THEIR_LEAST = {
+    "mse": lambda found, goal: F.mse_loss(found * 1, goal),
+    "smooth l1": lambda found, goal: F.smooth_l1_loss(found * 1, goal),
+    "huber": lambda found, goal: F.huber_loss(found * 1, goal),
+    "cross-entropy of bits": lambda found, goal: F.binary_cross_entropy_with_logits(
+        20 * found, (goal > 0).float()
+    ),
+    "ctc": ctc,
+}
+DRAWS = {
+    "gamma": lambda found: torch.distributions.Gamma(found.exp(), 1.0),
+    "student": lambda found: torch.distributions.StudentT(found.exp() + 1),
+    "dirichlet": lambda found: torch.distributions.Dirichlet(found.exp()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES_NEAR_THEIR_LEAST)
+@pytest.mark.parametrize("fmt", [FMT, PlaneFormat("fp32", 64, 80), QuantFormat("fp32", 4)], ids=str)
+def test_losses_near_their_least_have_the_right_gradients(name, fmt):
+    found, goal = near((32, 4, 32))
+    loss = LOSSES_NEAR_THEIR_LEAST[name]
+    (exact,) = torch.autograd.grad(loss(found, goal), found)
+    with compress_activations(torch.nn.Module(), Policy.default(fmt)):
+        lossy = loss(found, goal)
+    assert error(torch.autograd.grad(lossy, found)[0], exact) < 0.01
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_with_gradients_have_finite_ones(name):
+    found, _ = near((64, 64))
+    gradients = []
+    for context in (
+        nullcontext(),
+        compress_activations(torch.nn.Module(), Policy.default(FMT, derive=False)),
+    ):
+        torch.manual_seed(0)
+        with context:
+            drawn = DRAWS[name](found).rsample().sum()
+        gradients.append(torch.autograd.grad(drawn, found)[0])
+    assert error(gradients[1], gradients[0]) < 0.5
+
+
+def test_a_power_whose_exponent_prints_with_one_has_a_finite_gradient():
+    found, _ = near((64, 64))
+    with compress_activations(torch.nn.Module(), Policy.default(FMT)):
+        powers = (found.abs() * 1).pow(1e-5).sum()
+    assert torch.autograd.grad(powers, found)[0].isfinite().all()
+
+
+def test_tensors_of_two_values_are_bits_whatever_made_them():
+    found, goal = near((64, 64))
+    mask = (goal > 0).to(torch.float32)
+    with compress_activations(torch.nn.Module(), Policy.default(FMT)) as stash:
+        out = (found * mask).sum()
+    assert [row.kept for row in stash.report().rows] == ["bits"]
+    assert torch.equal(torch.autograd.grad(out, found)[0], mask)

@@ -13,6 +13,8 @@ import pytest
 from gen import library, memory, project, toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
+from gen.flat import flat
+from gen.yosys import run_yosys
 from golden import HadamardFormat, PlaneFormat
 from rtl import Engine, RuntimeCompressor
 from rtl.memory import MemoryParameters
@@ -51,6 +53,25 @@ def test_verilog_names_no_path_of_this_machine(small):
     text = verilog.verilog_text(small)
     assert "src =" not in text
     assert not re.search(r"/(home|root|tmp|usr|work)/", text)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(PlaneFormat("fp16", 16, 20), bus_bytes=16),
+        Config(PlaneFormat("fp16", 16, 20), bus_bytes=16, interface="axi"),
+        Config(HadamardFormat("bf16", 64, 16), bus_bytes=16, interface="axi"),
+    ],
+    ids=["planes", "planes-axi", "hadamard-axi"],
+)
+def test_another_tool_reads_what_is_written(tmp_path, config):
+    path = tmp_path / "x.v"
+    path.write_text(flat(verilog.verilog_text(config)))
+    top = verilog.module_name(config, "compressor")
+    read = run_yosys([f"read_verilog {path}", f"hierarchy -check -top {top}", "stat"], tmp_path / "log")
+    assert top in read
+    # No attribute of a wire that is gone has become that of a port or a memory.
+    assert not re.search(r"\(\* init = .* \*\)\n  (?!reg)", path.read_text())
 
 
 def test_the_linter_is_not_asleep(tmp_path, small):

@@ -77,22 +77,29 @@ _SIGNED_INPUTS = (
     "hardsigmoid*", "elu*", "celu*", "clamp*", "hardshrink*", "softshrink*", "abs", "sgn", "copysign",
     "maximum", "minimum", "fmax", "fmin", "*max_pool*", "*margin_loss*", "dist", "renorm",
     "div", "addcdiv", "fmod", "remainder", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "xlogy",
-    "pow", "pow(-*", "pow(*.*", "prod*", "cumprod*", "std*", "linalg_*", "_linalg_*", "norm*", "_cdist*",
-    "cdist*", "_euclidean_dist", "hypot", "atan2", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "pow", "pow(-*", "pow(*.*", "pow(*e-*", "prod*", "cumprod*", "std*", "linalg_*", "_linalg_*", "norm*",
+    "_cdist*", "cdist*", "_euclidean_dist", "hypot", "atan2",
     "sin", "cos", "sinc", "sinh", "cosh", "atan", "i0", "lu_*", "cholesky*", "triangular_solve",
+    "binary_cross_entropy",  # as near to it as the sigmoid's result is: they cancel
 )
 # Near poles that are not at 0, and where positions are looked up, ten bits are too few.
 _SINGULAR_INPUTS = (
     "acos", "asin", "acosh", "atanh", "tan", "log1p", "logit", "erfinv", "lgamma", "digamma", "polygamma",
-    "mvlgamma", "special_*", "logcumsumexp", "grid_sampler*", "_pdist*", "_foreach_*",
+    "mvlgamma", "special_*", "logcumsumexp", "grid_sampler*", "_pdist*", "_foreach_*", "igamma", "igammac",
+    "_standard_gamma", "_sample_dirichlet",
 )
 _SINGULAR_RESULTS = (
     "rsqrt_", "std", "std_mean", "_euclidean_dist", "_cdist*", "_pdist*",
     "dist", "special_*", "logcumsumexp", "multilabel_margin_loss_forward.1", "_weight_norm_interface.1",
-    "_foreach_*",
+    "_foreach_*", "_standard_gamma", "_sample_dirichlet",
 )
 # fmt: on
 _SIGNED_BITS = 10
+
+# The nearer a prediction is to its target, the less is left of the difference, or of the probabilities that
+# must add up, and the more of it is what a format lost of the two.
+NEAR_TARGET = "a loss that may be near its least"
+_LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "_ctc_loss*", "*_with_logits")
 
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
 # sixth of all that GPT-2 saves: docs/training.md has the gradient error of its rate.
@@ -201,13 +208,16 @@ class Policy:
         Booleans, the masks of dropout and those that attention adds become bits; log-sum-exps and norm
         statistics stay raw, and so do small log-softmaxes and what logsumexp takes; of over a million values
         these are kept in 12 bits a value, if the format has fewer. What amax, max, median and their like take
-        and give stays raw: their backward pass looks for one in the other.
+        and give stays raw: their backward pass looks for one in the other. So does what losses of a
+        difference, binary cross-entropies of logits and CTC save.
+
+        Norms and distances stay raw, as do inputs of functions with poles elsewhere than at 0.
 
         Formats other than planes lose the sign and the zeros of single values. What backward formulas
         compare, divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what
         ReLU, clamp, max pooling, abs, division, sqrt, log, exp, sigmoid, powers with negative and fractional
-        exponents save. Norms and distances stay raw, as do inputs of functions with poles elsewhere than at
-        0. A softmax may be large, and is not among them: use log_softmax where its logarithm is taken.
+        exponents save. A softmax may be large, and is not among them: use log_softmax where its logarithm is
+        taken. Where values are mixed, tensors of two values that need no gradient become bits.
 
         Args:
             fmt: of everything else.
@@ -232,20 +242,20 @@ class Policy:
         ]
         equal = [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
         equal += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
-        signed = []
+        losses = [Rule("raw", saved_by=op, why=NEAR_TARGET) for op in _LOSSES]
+        signed = [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
+        signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
         if not isinstance(fmt, PlaneFormat):
             signed += [
                 Rule("bits", op="", saved_by=_ATTENTION),
                 Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
             ]
-            signed += [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
-            signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
             for dtype, planes in _planes(_SIGNED_BITS):
                 keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
                 signed += [keeps(op=op) for op in _SIGNED_RESULTS]
                 signed += [keeps(saved_by=op) for op in _SIGNED_INPUTS]
         derived = [Rule("derive")] if derive else []
-        return cls([*masks, *exact, *logs, *equal, *signed, *derived, Rule(fmt)])
+        return cls([*masks, *exact, *losses, *logs, *equal, *signed, *derived, Rule(fmt)])
 
     @property
     def derives(self) -> bool:

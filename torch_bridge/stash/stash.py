@@ -510,9 +510,12 @@ class Stash:
                 return None, "not floating point"
             elif float_name(tensor.dtype) is None:
                 return None, f"no format for {name_of(tensor.dtype)}"
-            elif may_be_mask and rule.mixes_values and _has_infinities(tensor, region):
-                bits = BitsCodec.of(region.values(tensor))
-                return (None, INFINITIES) if bits is None else (bits, BITS)
+            elif may_be_mask and rule.mixes_values:
+                if (bits := BitsCodec.of(region.values(tensor))) is not None:
+                    return bits, BITS
+                if _has_infinities(tensor, region):
+                    return None, INFINITIES
+                return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
             else:
                 return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
         return None, "no rule"
