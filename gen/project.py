@@ -218,7 +218,7 @@ filesets:
 
 targets:
   default:
-    filesets: [rtl, constraints, "tool_verilator? (waivers)"]
+    filesets: [rtl, "is_toplevel? (constraints)", "tool_verilator? (waivers)"]
 {lints}{run}"""
 
 

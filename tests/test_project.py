@@ -140,6 +140,9 @@ filesets:
     )
     done = fusesoc(tmp_path, "--target", "lint", "a:b:chip")
     assert done.returncode == 0, done.stdout + done.stderr
+    (files,) = (tmp_path / "build").rglob("*.eda.yml")
+    assert "x1.v" in files.read_text()
+    assert ".sdc" not in files.read_text(), "an engine's clocks and delays are not those of the chip"
 
 
 def test_fusesoc_lints_the_core_of_a_memory_engine(tmp_path, recwarn):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,13 +20,14 @@ class StorageRef:
         address: of the storage, as ``UntypedStorage._cdata`` has it.
     """
 
-    __slots__ = ("address",)
+    __slots__ = ("_free", "address")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.address: int = storage._weak_ref()  # type: ignore[assignment]
+        self._free = partial(_free, self.address)
 
-    def __del__(self, free: Any = _free) -> None:  # which is gone when the interpreter ends
-        free(self.address)
+    # No Python code: a Ctrl-C that fell into it would be ignored, as all exceptions of finalisers are.
+    __del__ = property(attrgetter("_free"))
 
     def __call__(self) -> torch.UntypedStorage | None:
         """The storage, if it is still there."""
