@@ -72,7 +72,7 @@ class Part:
 
     def make(self) -> wiring.Component:
         if self.is_fifo:
-            assert self.depth
+            assert self.depth is not None
             return stream.AsyncFifo(self.width, self.depth)
         return getattr(stream, self.kind)(self.width)
 

@@ -258,6 +258,10 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         (["--memory-bytes", "0", "--interface", "memory"], r"memory_bytes must be one of .*, not 0"),
         (["--bus-bytes", "0"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 0"),
         (["--part", "FullSlice", "--width", "0"], "width must be at least one bit, not 0"),
+        (
+            ["--part", "AsyncFifo", "--width", "8", "--depth", "0"],
+            "depth must be a power of two from 4 on, not 0",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
