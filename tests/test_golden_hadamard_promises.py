@@ -252,3 +252,11 @@ def test_a_second_round_gives_the_same_bytes_of_gaussian_values_but_not_of_all()
         stored = fmt.compress(values)
         again = fmt.compress(fmt.decompress(stored, values.shape))
         assert (again == stored).all() == same
+
+
+@pytest.mark.parametrize(("target", "equal", "worst"), [(32, 16, 1.8), (48, 24, 0.35), (64, 24, 0.15)])
+def test_the_worst_patterns_of_equal_values_err_as_the_page_says(target, equal, worst):
+    fmt, values = HadamardFormat("fp32", 128, target), np.zeros((1000, 128), np.float32)
+    values[:, :equal] = 1
+    error = np.square(fmt.decompress(fmt.compress(values), values.shape) - values).sum(axis=1) / equal
+    assert error.max() == pytest.approx(worst, rel=0.03)

@@ -510,13 +510,12 @@ class Stash:
                 return None, "not floating point"
             elif float_name(tensor.dtype) is None:
                 return None, f"no format for {name_of(tensor.dtype)}"
-            elif may_be_mask and rule.mixes_values:
-                if (bits := BitsCodec.of(region.values(tensor))) is not None:
-                    return bits, BITS
-                if _has_infinities(tensor, region):
-                    return None, INFINITIES
-                return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
             else:
+                if may_be_mask and rule.mixes_values:
+                    if (bits := BitsCodec.of(region.values(tensor))) is not None:
+                        return bits, BITS
+                    if _has_infinities(tensor, region):
+                        return None, INFINITIES
                 return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
         return None, "no rule"
 
