@@ -122,7 +122,8 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     commands = [
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
-        *("proc", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
+        # A table stays logic: a fault in a memory's contents could not be selected.
+        *("proc -norom", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
         f"write_rtlil {base}",
         f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {script}",
         f"script {script}",

@@ -117,6 +117,15 @@ def test_the_benches_find_mutants(build):
     assert [mutant for mutant in nowhere if not mutant.cell.startswith("$auto$")] == []
 
 
+def test_mutants_of_a_table_can_be_selected(tmp_path):
+    """One of a memory's contents could not."""
+    (config,) = (config for config in configs.SMALL if config.name == "fp16_n64_t13_hadamard_b16")
+    netlist.write_mutants(config, "compressor", tmp_path / "engine.v", 2, seed=7)
+    base = (tmp_path / "engine.il").read_text()
+    assert "cell $pmux" in base or "cell $bmux" in base
+    assert "cell $mem" not in base
+
+
 class StuckError(wiring.Component):
     """A decompressor whose ``error`` is always the same."""
 
