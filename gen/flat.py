@@ -38,15 +38,18 @@ _MODULE = re.compile(r"^module .*?^endmodule$", re.MULTILINE | re.DOTALL)
 # A field's signal with its attributes, which would become the next line's without it, and what drives it.
 _DECLARED = re.compile(r"^(?:  \(\* [^\n]* \*\)\n)*  wire (?:\[\d+:\d+\] )?(\\\S+ |\w+);\n", re.MULTILINE)
 _DRIVEN = re.compile(r"^  assign (\\\S+ |\w+) = [^;]*;\n", re.MULTILINE)
+# What wakes each ``always @*`` at the beginning, so that those of constants run at all; and those without it.
+_WAKES = re.compile(r"^  reg (\\\$auto\$\S+ ) = 0;\n", re.MULTILINE)
+_ASLEEP = re.compile(r"^  always @\*\n    ([^;]*;)$", re.MULTILINE)
 
 
 def flat(text: str) -> str:
-    """The same modules without wires that nothing reads, and without escaped names.
+    """The same modules without wires that nothing reads, and without escaped names; also in SystemVerilog.
 
     ``\\word.values[3]`` becomes ``word__values_3``, and the module ``\\top.core`` ``top__core``. Of names
     that would become the same one, or a keyword, the later has a number behind it.
     """
-    return _with_plain_names(_MODULE.sub(lambda module: _without_unread(module[0]), text))
+    return _with_plain_names(_MODULE.sub(lambda module: _waking(_without_unread(module[0])), text))
 
 
 def _without_unread(module: str) -> str:
@@ -65,6 +68,24 @@ def _without_unread(module: str) -> str:
 
         for pattern in (_DECLARED, _DRIVEN):
             module = pattern.sub(kept, module)
+
+
+def _waking(module: str) -> str:
+    """A module whose ``always @*`` run at the beginning in SystemVerilog as well.
+
+    A value in a declaration is no event there. A statement is one, for blocks that wait by then, as those
+    before it do: simulators begin with what comes first.
+    """
+    found = _WAKES.search(module)
+    if not found and not _ASLEEP.search(module):
+        return module
+    wake = found[1] if found else "\\$auto$wake$1 "
+
+    def woken(block: re.Match[str]) -> str:
+        return f"  always @* begin\n    if ({wake}) begin end\n    {block[1]}\n  end"
+
+    head, end, body = _ASLEEP.sub(woken, _WAKES.sub("", module)).partition(");\n")
+    return f"{head}{end}  reg {wake};\n{body.removesuffix('endmodule')}  initial\n    {wake} = 0;\nendmodule"
 
 
 def _with_plain_names(text: str) -> str:

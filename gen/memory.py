@@ -47,7 +47,7 @@ def verilog_text(parameters: MemoryParameters) -> str:
 
 
 @cache
-def _text_and_ports(parameters: MemoryParameters) -> tuple[str, dict[str, dict[str, Any]]]:
+def _text_and_ports(parameters: MemoryParameters) -> tuple[str, verilog.Ports]:
     engine = MemoryEngine(parameters)
     return verilog.convert(engine, module_name(parameters)), verilog.describe_ports(engine)
 
@@ -67,7 +67,7 @@ def write(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
         name=name_of(parameters),
         description="Memory engine: plain values at plain AXI4 addresses, compressed in memory",
         tops={"memory": module_name(parameters)},
-        constraints=project.constraints("aclk"),
+        constraints=project.constraints(_text_and_ports(parameters)[1]),
     )
     project.write_beside(path, f"memory engine: {formats}; {width}", verilog_text(parameters), beside)
     return manifest_entry(parameters, path)

@@ -16,7 +16,7 @@ from rtl import stream
 
 from . import project
 from .testbench import SINK, SOURCE
-from .verilog import convert, describe_ports
+from .verilog import Ports, convert, describe_ports
 
 KINDS = ("FullSlice", "HalfSlice", "AsyncFifo")
 _WORDS = 200  # of the bench
@@ -104,35 +104,50 @@ def write(part: Part, path: Path) -> dict[str, Any]:
         tops={"part": part.module},
         bench_top=f"{part.module}_tb",
         bench=bench(part),
-        constraints=constraints(part),
+        constraints=constraints(part, _ports(part, component)),
     )
     text = convert(component, part.module, domains=("write", "read") if part.is_fifo else ())
+    text = _SYNCHRONISER.sub(r'  (* ASYNC_REG = "TRUE" *)\n\g<0>', text)
     project.write_beside(path, title, text, beside)
+    return {"name": part.slug, "file": path.name, "module": part.module, "ports": _ports(part, component)}
+
+
+# The two flip-flops behind another clock, which some tools only place side by side if they are told to.
+_SYNCHRONISER = re.compile(r"^  reg (?:\[\d+:0\] )?\\?stage[01] ?= ", re.MULTILINE)
+
+
+def _ports(part: Part, component: wiring.Component) -> Ports:
     found = describe_ports(component)
     if part.is_fifo:
-        inputs = {name: found.pop(name) for name in ("clk", "rst")}
-        found = {f"{end}_{name}": port for end in ("write", "read") for name, port in inputs.items()} | found
-    return {"name": part.slug, "file": path.name, "module": part.module, "ports": found}
+        clock, reset = (found.pop(name) for name in ("clk", "rst"))
+        found = {
+            "write_clk": clock,
+            "write_rst": reset | {"note": "active high, synchronous to write_clk; also resets the read side"},
+            "read_clk": clock,
+            "read_rst": reset,
+            **found,
+        }
+    return found
 
 
-def constraints(part: Part) -> str:
-    """An SDC file; the FIFO has two clocks, and its pointers a cycle to cross."""
-    lines = [f"set period {project.CLOCK_NS}"]
-    clocks = dict.fromkeys(part.clocks)
-    lines += [f"create_clock -name {clock} -period $period [get_ports {clock}]" for clock in clocks]
-    for clock, ports in zip(part.clocks, ("i__*", "o__*"), strict=True):
-        for direction in ("input", "output"):
-            found = f"[filter_collection [get_ports {ports}] direction=={direction[:-3]}]"
-            lines.append(f"set_{direction}_delay -clock {clock} [expr $period / 4] {found}")
-    for clock in clocks:
-        reset = clock.replace("clk", "rst")
-        lines.append(f"set_input_delay -clock {clock} [expr $period / 4] [get_ports {reset}]")
-    if part.is_fifo:
-        write, read = part.clocks
-        for one, other in ((write, read), (read, write)):
-            path = f"-from [get_clocks {one}] -to [get_clocks {other}]"
-            lines += [f"set_max_delay $period {path}", f"set_false_path -hold {path}"]
-    return "\n".join(lines) + "\n"
+def constraints(part: Part, ports: Ports) -> str:
+    """An SDC file; the FIFO has two clocks, and its pointers a cycle of the faster to cross."""
+    if not part.is_fifo:
+        return project.constraints(ports)
+    ends = {"write": "i__", "read": "o__"}
+    text = "".join(f"set {end}_period {project.CLOCK_NS}\n" for end in ends)
+    text += "".join(
+        f"create_clock -name {end}_clk -period ${end}_period [get_ports {end}_clk]\n" for end in ends
+    )
+    for end, stream_of in ends.items():
+        own = {name: ports[name] for name in ports if name.startswith(stream_of) or name == f"{end}_rst"}
+        text += project.delays(f"{end}_clk", f"{end}_period", own)
+    text += "# Where the FIFO is a part of a chip, its two clocks need what follows there as well.\n"
+    text += "set crossing [expr min($write_period, $read_period)]\n"
+    for one, other in (("write", "read"), ("read", "write")):
+        path = f"-from [get_clocks {one}_clk] -to [get_clocks {other}_clk]"
+        text += f"set_max_delay $crossing {path}\nset_false_path -hold {path}\n"
+    return text
 
 
 def bench(part: Part) -> str:

@@ -23,7 +23,16 @@ from . import toolchain
 from .config import Config, kind_of
 from .flat import flat
 from .testbench import bench_name, testbench
-from .verilog import DELAY_MEMORY_TEXT, bytes_per_cycle, engines_text, geometry, module_name, parts, ports
+from .verilog import (
+    DELAY_MEMORY_TEXT,
+    Ports,
+    bytes_per_cycle,
+    engines_text,
+    geometry,
+    module_name,
+    parts,
+    ports,
+)
 
 VERSION = version("bitstash")
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
@@ -86,7 +95,7 @@ def write(config: Config, path: Path) -> dict[str, Any]:
         tops=tops,
         bench_top=bench_name(config),
         bench=testbench(config),
-        constraints=constraints("aclk" if "aclk" in ports(config, next(iter(tops))) else "clk"),
+        constraints=constraints(ports(config, next(iter(tops)))),  # the other's are the same
         needs_memory=config.memories,
     )
     write_beside(path, title, engines_text(config), beside)
@@ -161,13 +170,31 @@ def lint(path: Path, others: tuple[Path, ...] = ()) -> None:
     toolchain.run([*LINT, str(path.with_suffix(".vlt")), str(path), *map(str, others)])
 
 
-def constraints(clock: str) -> str:
+def constraints(ports: Ports) -> str:
     """An SDC file: one clock, and a quarter of its period for what is outside of the ports."""
+    clock = "aclk" if "aclk" in ports else "clk"
+    others = {name: port for name, port in ports.items() if name != clock}
     return f"""set period {CLOCK_NS}
 create_clock -name {clock} -period $period [get_ports {clock}]
-set_input_delay -clock {clock} [expr $period / 4] [remove_from_collection [all_inputs] [get_ports {clock}]]
-set_output_delay -clock {clock} [expr $period / 4] [all_outputs]
-"""
+{delays(clock, "period", others)}"""
+
+
+def delays(clock: str, period: str, ports: Ports) -> str:
+    """SDC of what is outside of ports: a quarter of their clock's period, which a variable has.
+
+    Ports have their names, a bus a star for its bits: tools differ in how to leave a clock out of all inputs.
+    """
+    lines = ""
+    for direction in ("input", "output"):
+        chosen = [
+            f"{name}*" if port["width"] > 1 else name
+            for name, port in ports.items()
+            if port["direction"] == direction
+        ]
+        lines += (
+            f"set_{direction}_delay -clock {clock} [expr ${period} / 4] [get_ports {{{' '.join(chosen)}}}]\n"
+        )
+    return lines
 
 
 def core(beside: Beside, path: Path) -> str:

@@ -30,6 +30,9 @@ from rtl.stream import DELAY_MEMORY, DelayMemories
 from .config import Config
 from .toolchain import ToolError
 
+# By name: direction, width, and of a struct where each of its fields lies.
+Ports = dict[str, dict[str, Any]]
+
 # What stands around an engine, by interface and part.
 PORTS: dict[str, dict[str, Any]] = {
     "axi": {"compressor": AxiStreamCompressor, "decompressor": AxiStreamDecompressor},
@@ -90,13 +93,13 @@ def engines_text(config: Config, *of: str) -> str:
 
 
 @cache
-def _text_and_ports(config: Config, part: str) -> tuple[str, dict[str, dict[str, Any]]]:
+def _text_and_ports(config: Config, part: str) -> tuple[str, Ports]:
     """A part's modules, and what an integrator needs to know of the top one's ports."""
     component = make_component(config, part)
     return convert(component, module_name(config, part), config.memories), describe_ports(component)
 
 
-def ports(config: Config, part: str) -> dict[str, dict[str, Any]]:
+def ports(config: Config, part: str) -> Ports:
     """The ports of a part's top module: direction, width, and of a payload where each of its fields lies."""
     return _text_and_ports(config, part)[1]
 
@@ -130,9 +133,9 @@ def convert(
         raise ToolError(f"Yosys made no Verilog of {top}: {reason}") from error
 
 
-def describe_ports(component: wiring.Component) -> dict[str, dict[str, Any]]:
+def describe_ports(component: wiring.Component) -> Ports:
     """A component's ports: direction, width, and of a struct where each of its fields lies."""
-    found: dict[str, dict[str, Any]] = {}
+    found: Ports = {}
     for path, member, _ in component.signature.flatten(component):
         port: dict[str, Any] = {"direction": "input" if member.flow == In else "output"}
         port["width"] = Shape.cast(member.shape).width

@@ -25,7 +25,7 @@ _PADDING = 256
 
 def stored(fmt: PlaneFormat) -> Policy:
     """The bridge's policy that stores every tensor, as the plain stash does."""
-    return Policy.default(fmt, derive=False)
+    return Policy([rule for rule in Policy.default(fmt, derive=False).rules if rule.of == "values"])
 
 
 hooks = torch.autograd.graph.saved_tensors_hooks

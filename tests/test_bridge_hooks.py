@@ -4,6 +4,7 @@ import gc
 import threading
 import warnings
 import weakref
+from contextlib import nullcontext
 from typing import ClassVar
 
 import pytest
@@ -18,6 +19,7 @@ from torch_bridge.stash.entries import Entry
 
 from .plain_stash import COARSE, FMT, NOTHING, reference, stored, untouched
 
+FINE = PlaneFormat("fp32", 64, 160)
 HADAMARD = HadamardFormat("fp32", 128, 64)
 
 
@@ -279,6 +281,44 @@ def test_parts_beside_each_other_come_back_in_one_storage_of_the_size_of_theirs(
     assert a.untyped_storage().nbytes() == left.untyped_storage().nbytes()
 
 
+class WritesOverWhatItSaved(torch.autograd.Function):
+    """And keeps it, so that its memory stays."""
+
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        WritesOverWhatItSaved.kept.append(x)
+        return x.cos_() * grad
+
+
+@pytest.mark.parametrize("others", [0, 4])
+def test_what_a_node_wrote_over_is_decompressed_again(others):
+    """Whether its memory is among the last that are kept, or was given up for others."""
+
+    def gradient(context, sin):
+        x = leaf(64, 64)
+        with context:
+            h = x * 1
+            y = h.cos()
+            for _ in range(others):
+                y = (y * 1).cos()
+            y = y.sum() + sin(h).sum()
+        y.backward(retain_graph=True)  # so that the others stay
+        WritesOverWhatItSaved.kept.clear()
+        return x.grad
+
+    expected = gradient(nullcontext(), torch.sin)
+    found = gradient(ours(fmt=FINE), WritesOverWhatItSaved.apply)
+    assert (found - expected).norm() < 0.001 * expected.norm()
+
+
 def test_a_part_that_was_kept_exactly_is_not_overwritten():
     h = leaf(64, 80) * 2
     small, large = h[:, 5:8], h[:, :70]
@@ -424,10 +464,10 @@ def test_double_backward_equals_the_reference(inside):
 def test_of_nested_contexts_the_innermost_wins():
     x = leaf(64, 64)
     with ours() as outer:
-        y = x.sin()
+        y = x.square()
         with ours(fmt=COARSE) as inner:
-            y = y.exp()
-        z = y.cos()
+            y = y.square()
+        z = y.square()
     z.sum().backward()
     size = 64 * 64 * 4
     assert (outer.raw_bytes, inner.raw_bytes) == (2 * size, size)
@@ -579,6 +619,22 @@ def test_parameters_and_their_views_are_exact():
     assert rows
     assert not any(row.counted for row in rows)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["made inside", "made before"])
+def test_what_is_made_of_an_expanded_parameter_is_no_copy_of_it(before):
+    model = torch.nn.ParameterList([torch.randn(8, 64)])
+
+    def repeated():
+        return model[0].expand(16, 8, 64).contiguous()
+
+    made = repeated() if before else None
+    with ours(model, FMT) as stash:
+        loss = (repeated() if made is None else made).square().sum()
+    loss.backward()
+    assert [(row.kept, row.raw_bytes) for row in stash.report().rows if row.counted] == [
+        ("compressed", 16 * 8 * 64 * 4)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from torch_bridge import Offload, Stash, compress_activations
+from torch_bridge import Offload, Rule, Stash, compress_activations
 from torch_bridge.backends import GoldenBackend
 from torch_bridge.trainers.huggingface import CompressActivationsMixin
 from torch_bridge.trainers.lightning import CompressActivations
@@ -26,7 +26,7 @@ class Regression(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
 
     def forward(self, x, labels=None):
         found = self.net(x)
@@ -115,7 +115,7 @@ def check_options(stash, plain):
     assert found["net.1", "compressed, offloaded"] == found["net.3", "compressed, offloaded"] == 256 * (9 + 4)
     assert found["net.0", "under 4096 values"] == 64 * 32 * 4
     assert stash.offloaded_bytes == 2 * 256 * 9
-    assert isinstance(stash._codecs.get(COARSE, torch.float32), GoldenBackend)
+    assert isinstance(stash._codecs.get(Rule(COARSE), torch.float32), GoldenBackend)
     assert "compressed, offloaded" not in {row.kept for row in plain.report().rows}
     assert {row.module for row in plain.report().rows} == {""}
 

@@ -14,6 +14,7 @@ from torch_bridge import Policy, QuantFormat, Rule, compress_activations
 from torch_bridge.stash.stash import INFINITIES
 
 FMT = HadamardFormat("fp32", 128, 32)
+BF16 = PlaneFormat("bf16", 64, 80)
 NEEDY = {
     "relu": torch.relu,
     "relu in place": lambda x: functional.relu(x * 1, inplace=True),
@@ -196,7 +197,7 @@ def test_without_these_rules_the_gradient_is_wrong(name):
 
 
 @pytest.mark.parametrize(
-    "function", [torch.nn.GELU(), torch.nn.SiLU(), torch.square, lambda x: x**3, lambda x: x * torch.tanh(x)]
+    "function", [torch.nn.GELU(), torch.nn.SiLU(), torch.square, lambda x: x**3, torch.nn.Mish()]
 )
 def test_smooth_functions_stay_in_few_bits(function):
     _, stash = gradient(function, FMT)
@@ -229,7 +230,7 @@ def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins
 def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
     with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
         y = torch.randn(4096, requires_grad=True).tanh()
-        assert stash.ratio == pytest.approx(16, rel=0.01)
+        assert stash.ratio == pytest.approx(3.2, rel=0.01)
     y.sum().backward()
 
 
@@ -432,3 +433,87 @@ def test_tensors_of_two_values_are_bits_whatever_made_them():
         out = (found * mask).sum()
     assert [row.kept for row in stash.report().rows] == ["bits"]
     assert torch.equal(torch.autograd.grad(out, found)[0], mask)
+
+
+def squashed_gaussian(x):
+    """The log-probability of what a policy draws: its gradient stays where 1 - tanh(x) ** 2 vanishes."""
+    y = (x / 2).tanh()
+    return (1 - y * y + 1e-6).log().sum() + (y * torch.linspace(-1, 1, 64).to(x.dtype)).sum()
+
+
+SATURATING = {
+    "log of what is left": lambda x: -(1 - (x * 1).sigmoid()).log().sum(),
+    "in place": lambda x: -(1 - (x * 1).sigmoid_()).log().sum(),
+    "cross-entropy": lambda x: F.binary_cross_entropy((x * 1).sigmoid(), (x.detach() < 0).to(x.dtype)),
+    "odds": lambda x: ((y := (x * 1).sigmoid()) / (1 - y)).log().sum(),
+    "squashed Gaussian": squashed_gaussian,
+    "tanh in place": lambda x: (1 - (x / 2).tanh_().square() + 1e-6).log().sum(),
+}
+
+
+def of_saturating(name, policy=None, dtype=torch.float32):
+    """The gradient of values of which some are far where nothing but the end is left."""
+    draw = torch.Generator().manual_seed(0)
+    x = (2.5 * torch.randn(64, 64, generator=draw)).clamp(-12, 12).to(dtype).requires_grad_()
+    with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy):
+        loss = SATURATING[name](x)
+    return torch.autograd.grad(loss, x)[0].float()
+
+
+@pytest.mark.parametrize("name", SATURATING)
+@pytest.mark.parametrize("fmt", [FMT, PlaneFormat("fp32", 64, 80), QuantFormat("fp32", 4)], ids=str)
+def test_where_sigmoid_and_tanh_end_gradients_stay_right(name, fmt):
+    assert error(of_saturating(name, Policy.default(fmt)), of_saturating(name)) < 0.06
+
+
+@pytest.mark.parametrize("name", SATURATING)
+@pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
+def test_so_they_do_where_nothing_is_derived(name, fmt):
+    assert error(of_saturating(name, Policy.default(fmt, derive=False)), of_saturating(name)) < 0.3
+
+
+@pytest.mark.parametrize("derive", [False, True])
+@pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
+def test_a_squashed_gaussian_of_sixteen_bits_does_not_diverge(fmt, derive):
+    policy = Policy.default(fmt, derive=derive)
+    exact = of_saturating("squashed Gaussian", None, torch.bfloat16)
+    assert error(of_saturating("squashed Gaussian", policy, torch.bfloat16), exact) < 1.3
+
+
+ENDS = {
+    "logit": (torch.sigmoid, [-200, -100, -20, -1, 0, 1, 8, 15, 200]),
+    "atanh": (torch.tanh, [-200, -8, -1, 0, 1, 8, 200]),
+}
+
+
+def saved_in(policy, values):
+    """What a square has of values that it saved."""
+    with compress_activations(torch.nn.Module(), policy, min_values=0):
+        loss = (values.clone().requires_grad_() * 1).square().sum()
+    return loss.grad_fn.next_functions[0][0]._saved_self.detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of", ENDS)
+def test_ends_come_back_and_what_is_left_to_them_does(of, dtype):
+    squash, given = ENDS[of]
+    values = squash(torch.tensor(given, dtype=torch.float32)).to(dtype)
+    policy = Policy([Rule(PlaneFormat("fp32", 64, 80), of=of, dtype="float32"), Rule(BF16, of=of)])
+    saved = saved_in(policy, values)
+    assert torch.equal(saved == 1, values == 1)
+    assert torch.equal(saved == -1, values == -1)
+    left, expected = (1 - one.double().abs() for one in (saved, values))
+    assert ((left - expected).abs() <= 0.15 * expected).all()
+    assert saved_in(policy, torch.full_like(values, torch.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("function", [torch.log, torch.sqrt, torch.reciprocal, lambda x: x**-0.25])
+@pytest.mark.parametrize("target", [40, 24])
+def test_divisors_of_every_size_keep_theirs_in_planes_of_few_bits(function, target):
+    """Beside large values small ones would be zeros there."""
+    x = torch.rand(64, 64, generator=torch.Generator().manual_seed(0)).mul(-30).exp().requires_grad_()
+    (exact,) = torch.autograd.grad(function(x * 1).sum(), x)
+    with compress_activations(torch.nn.Module(), PlaneFormat("fp32", 64, target)):
+        y = function(x * 1).sum()
+    (found,) = torch.autograd.grad(y, x)
+    assert ((found - exact).abs() <= 0.3 * exact.abs()).all()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -72,6 +73,28 @@ def test_another_tool_reads_what_is_written(tmp_path, config):
     assert top in read
     # No attribute of a wire that is gone has become that of a port or a memory.
     assert not re.search(r"\(\* init = .* \*\)\n  (?!reg)", path.read_text())
+
+
+@pytest.mark.skipif(not shutil.which("iverilog"), reason="needs the package iverilog")
+@pytest.mark.parametrize("standard", ["2005", "2012"])
+@pytest.mark.parametrize("fmt", [PlaneFormat("fp16", 16, 20), HadamardFormat("fp16", 64, 13)], ids=str)
+def test_benches_pass_in_icarus_as_verilog_and_as_systemverilog(tmp_path, fmt, standard):
+    path = tmp_path / "x.v"
+    project.write(Config(fmt, bus_bytes=16, interface="axi"), path)
+    sources, model = [str(path), str(path.with_name("x_tb.sv"))], str(tmp_path / "x.out")
+    toolchain.run(["iverilog", f"-g{standard}", "-o", model, *sources])
+    assert ", 0 mismatches" in toolchain.run(["vvp", "-n", model])
+
+
+def test_every_block_wakes_at_the_beginning_in_systemverilog():
+    """There a value in a declaration wakes none, and what is made of constants alone would stay unknown."""
+    text = flat(verilog.verilog_text(Config(HadamardFormat("fp16", 64, 13), bus_bytes=16)))
+    for module in text.split("endmodule"):
+        wakes = re.findall(r"^  initial\n    (\w+) = 0;$", module, re.MULTILINE)
+        blocks = re.findall(r"^  always @\* ?(.*\n.*)$", module, re.MULTILINE)
+        assert len(wakes) == bool(blocks)
+        assert set(blocks) <= {f"begin\n    if ({wake}) begin end" for wake in wakes}
+        assert not blocks or module.rindex("always @") < module.index(f"    {wakes[0]} = 0;")
 
 
 def test_the_linter_is_not_asleep(tmp_path, small):

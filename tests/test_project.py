@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,14 +168,37 @@ def test_slices_and_fifo_are_cores_of_their_own(part, tmp_path):
     lints_and_simulates(tmp_path, part.slug, "lint_part")
 
 
-@pytest.mark.parametrize("part", [parts.Part("FullSlice", 21), parts.Part("AsyncFifo", 21, 4)])
-def test_every_port_has_a_delay_or_a_clock(part):
-    text = parts.constraints(part)
-    clocks = dict.fromkeys(part.clocks)
-    assert text.count("create_clock") == len(clocks)
-    for clock in clocks:
-        reset = clock.replace("clk", "rst")
-        assert f"set_input_delay -clock {clock} [expr $period / 4] [get_ports {reset}]" in text
+# What tools of all vendors read.
+SDC = ("set", "create_clock", "set_input_delay", "set_output_delay", "set_max_delay", "set_false_path")
+
+
+@pytest.mark.parametrize("what", ["FullSlice", "AsyncFifo", "engines", "AXI4-Stream", "memory engine"])
+def test_every_port_has_a_delay_or_is_a_clock(what, tmp_path):
+    path = tmp_path / "x.v"
+    if what in parts.KINDS:
+        found = parts.write(parts.Part(what, 21), path)["ports"]
+    elif what == "memory engine":
+        sizes = {"regions": 2, "buffers": 2, "least_slots": 4, "reads": 4, "bursts": 4}
+        parameters = MemoryParameters(formats=(SMALL_BLOCKS,), bus_bytes=16, memory_bytes=16, **sizes)
+        found = memory.write(parameters, path)["engines"]["memory"]["ports"]
+    else:
+        config = replace(SMALL, interface="stream" if what == "engines" else "axi")
+        first, second = (engine["ports"] for engine in project.write(config, path)["engines"].values())
+        assert set(first) == set(second)
+        found = first
+    lines = [line for line in path.with_suffix(".sdc").read_text().splitlines() if not line.startswith("#")]
+    assert {line.split()[0] for line in lines} <= set(SDC)
+    assert not re.findall(r"\[(?!get_ports|get_clocks|expr)\w+", "\n".join(lines))
+    chosen = Counter()
+    for line in lines:
+        for names in re.findall(r"\[get_ports \{?([^\]}]*)", line):
+            kind = line.split()[0].removeprefix("set_").removesuffix("_delay")
+            chosen.update(
+                (name, kind) for name in found if name in names.split() or f"{name}*" in names.split()
+            )
+    clocks = {name for name in found if name.endswith("clk")}
+    expected = {(name, "create_clock" if name in clocks else found[name]["direction"]) for name in found}
+    assert chosen == Counter(expected)
 
 
 def test_the_fifo_is_the_same_file_in_every_process(tmp_path):

@@ -23,7 +23,7 @@ from golden import Format, HadamardFormat, PlaneFormat
 
 from .. import backends
 from ..backends.dtypes import TORCH_DTYPES, format_for
-from ..policy import LOG_SOFTMAX, SIGNS_AND_ZEROS, Policy, Rule
+from ..policy import LOG_SOFTMAX, SIGNS_AND_ZEROS, SQUASHED, Policy, Rule
 from ..stash import Report, Stash, compress_activations
 from .capture import Saved, visit
 
@@ -58,7 +58,9 @@ class _Kind:
     def rule(self, fmt: Format | None, error: float = 0) -> Rule:
         """The rule that keeps them in a format, or raw."""
         why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
-        return Rule(fmt or "raw", module=_escape(self.module), op=_escape(self.op), dtype=self.dtype, why=why)
+        of = SQUASHED.get(self.op, "values") if fmt else "values"
+        module, op = _escape(self.module), _escape(self.op)
+        return Rule(fmt or "raw", module=module, op=op, dtype=self.dtype, of=of, why=why)
 
     def keep(self, share: np.ndarray) -> None:
         """Only a share of them is stored: float[runs]."""

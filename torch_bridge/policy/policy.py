@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from rich.console import Console
@@ -19,9 +19,15 @@ from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 
 Keep = StashFormat | Literal["raw", "bits", "derive"]
+Of = Literal["values", "logit", "atanh"]
 
 LOG_SOFTMAX, LOG_SUM_EXP, NORM = "log-softmax", "log-sum-exp", "norm statistics"
 LOSS_WEIGHT = "weight of the loss"
+
+# What becomes of a gradient where a sigmoid or a tanh ends is in how much is left to 1: their arguments tell,
+# so a rule keeps these in a format, see Rule.of.
+SATURATES = "how near it is to where it ends"
+SQUASHED: dict[str, Of] = {"sigmoid": "logit", "sigmoid_": "logit", "tanh": "atanh", "tanh_": "atanh"}
 
 # What is small, and ruins gradients when it is not exact, by the operations whose output it is; behind the
 # point the number of the output.
@@ -59,28 +65,30 @@ _COMPARED = (
 )
 # fmt: on
 
-# What backward formulas compare, divide by, or take roots or logarithms of. A format that does not keep the
-# sign and the zeros of each value would open gates that were closed, and divide by what should not be near 0.
-# Angles are there as well: what is large among them has to be as exact as what is small. The list comes of
-# the samples of all operations in PyTorch's own tests, whose gradients were compared with exact ones; an
-# input's operation stands for the one in place too.
+# What backward formulas compare. A format that does not keep the sign and the zeros of each value would open
+# gates that were closed. The lists come of the samples of all operations in PyTorch's own tests, whose
+# gradients were compared with exact ones; an input's operation stands for the one in place too.
 SIGNS_AND_ZEROS = "sign and zeros of each value"
 SINGULAR = "near where a formula has no value"
 # fmt: off
-_SIGNED_RESULTS = (
-    "relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "celu*", "rrelu*", "sqrt*",
-    "reciprocal*", "prod*", "cumprod*", "pow", "pow_", "hypot*", "copysign*", "linalg_*", "_linalg_*",
-    "exp*", "sigmoid*",
+_GATE_RESULTS = (
+    "relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "celu*", "rrelu*", "copysign*",
 )
-_SIGNED_INPUTS = (
+_GATE_INPUTS = (
     "relu", "threshold*", "leaky_relu*", "_prelu_kernel", "rrelu*", "hardtanh*", "hardswish*",
     "hardsigmoid*", "elu*", "celu*", "clamp*", "hardshrink*", "softshrink*", "abs", "sgn", "copysign",
-    "maximum", "minimum", "fmax", "fmin", "*max_pool*", "*margin_loss*", "dist", "renorm",
-    "div", "addcdiv", "fmod", "remainder", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "xlogy",
-    "pow", "pow(-*", "pow(*.*", "pow(*e-*", "prod*", "cumprod*", "std*", "linalg_*", "_linalg_*", "norm*",
-    "_cdist*", "cdist*", "_euclidean_dist", "hypot", "atan2",
+    "maximum", "minimum", "fmax", "fmin", "*max_pool*", "*margin_loss*",
+)
+# What they divide by, or take roots or logarithms of: what is small, beside what is large, must not become 0
+# or change its sign. Angles are there as well: what is large among them has to be as exact as what is small.
+_DIVISOR_RESULTS = (
+    "sqrt*", "reciprocal*", "prod*", "cumprod*", "pow", "pow_", "hypot*", "linalg_*", "_linalg_*", "exp*",
+)
+_DIVISOR_INPUTS = (
+    "dist", "renorm", "div", "addcdiv", "fmod", "remainder", "reciprocal", "sqrt", "rsqrt",
+    "log", "log2", "log10", "xlogy", "pow", "pow(-*", "pow(*.*", "pow(*e-*", "prod*", "cumprod*", "std*",
+    "linalg_*", "_linalg_*", "norm*", "_cdist*", "cdist*", "_euclidean_dist", "hypot", "atan2",
     "sin", "cos", "sinc", "sinh", "cosh", "atan", "i0", "lu_*", "cholesky*", "triangular_solve",
-    "binary_cross_entropy",  # as near to it as the sigmoid's result is: they cancel
 )
 # Near poles that are not at 0, and where positions are looked up, ten bits are too few.
 _SINGULAR_INPUTS = (
@@ -94,12 +102,14 @@ _SINGULAR_RESULTS = (
     "_foreach_*", "_standard_gamma", "_sample_dirichlet",
 )
 # fmt: on
-_SIGNED_BITS = 10
+_FINE_BITS = 10
 
 # The nearer a prediction is to its target, the less is left of the difference, or of the probabilities that
 # must add up, and the more of it is what a format lost of the two.
 NEAR_TARGET = "a loss that may be near its least"
-_LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "_ctc_loss*", "*_with_logits")
+_LOSSES = (
+    *("mse_loss", "smooth_l1_loss", "huber_loss", "_ctc_loss*", "*_with_logits", "binary_cross_entropy"),
+)
 
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
 # sixth of all that GPT-2 saves: docs/training.md has the gradient error of its rate.
@@ -126,6 +136,9 @@ class Rule:
             shell pattern ("transformer.h.0.*").
         dtype: "float32", "bfloat16", "bool", ...; a shell pattern.
         least, most: how many values it has.
+        of: "values", or what of them goes into a format in their place, and is undone when they are needed:
+            "logit" of values from 0 to 1, "atanh" of those from -1 to 1. Then how near one is to an end is as
+            exact as what made it.
         why: what the report says of tensors that stay raw, and the policy's table of the rule.
 
     Raises:
@@ -140,6 +153,7 @@ class Rule:
     dtype: str = "*"
     least: int = 0
     most: int | None = None
+    of: Of = "values"
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -150,6 +164,10 @@ class Rule:
                 )
         elif not isinstance(self.keep, str) or self.keep not in ("raw", "bits", "derive"):
             raise ValueError(f"keep must be 'raw', 'bits', 'derive' or a format, not {self.keep!r}")
+        if self.of not in get_args(Of):
+            raise ValueError(f"of must be one of {', '.join(get_args(Of))}, not {self.of!r}")
+        if self.of != "values" and not isinstance(self.keep, StashFormat):
+            raise ValueError(f"of must be 'values' where no format is kept, not {self.of!r}")
         for name in ("op", "saved_by", "module", "dtype"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a name or a shell pattern, not {getattr(self, name)!r}")
@@ -213,11 +231,16 @@ class Policy:
 
         Norms and distances stay raw, as do inputs of functions with poles elsewhere than at 0.
 
-        Formats other than planes lose the sign and the zeros of single values. What backward formulas
-        compare, divide by, or take roots or logarithms of is kept in planes then, at ten bits a value: what
-        ReLU, clamp, max pooling, abs, division, sqrt, log, exp, sigmoid, powers with negative and fractional
-        exponents save. A softmax may be large, and is not among them: use log_softmax where its logarithm is
-        taken. Where values are mixed, tensors of two values that need no gradient become bits.
+        Of what a sigmoid or a tanh gives the logit or the inverse hyperbolic tangent is kept, at ten bits a
+        value or more, so that its distance to 1 comes back as well, where gradients vanish and logarithms do
+        not. A tanh is derived where it can be, and without ``derive`` in the format itself.
+
+        What backward formulas divide by, or take roots or logarithms of, is kept in planes of ten bits a
+        value or more: what division, sqrt, log, exp, powers with negative and fractional exponents save.
+        Formats other than planes lose the sign and the zeros of single values: what formulas compare is kept
+        likewise then, as what ReLU, clamp, max pooling and abs save. A softmax may be large, and is not among
+        them: use log_softmax where its logarithm is taken. Where values are mixed, tensors of two values that
+        need no gradient become bits.
 
         Args:
             fmt: of everything else.
@@ -245,17 +268,23 @@ class Policy:
         losses = [Rule("raw", saved_by=op, why=NEAR_TARGET) for op in _LOSSES]
         signed = [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
         signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
+        for dtype, planes in _fine(fmt):
+            if planes == format_for(fmt, TORCH_DTYPES[planes.dtype]):
+                continue  # it has as many bits itself
+            keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
+            signed += [keeps(op=op) for op in _DIVISOR_RESULTS]
+            signed += [keeps(saved_by=op) for op in _DIVISOR_INPUTS]
+            if not isinstance(fmt, PlaneFormat):
+                signed += [keeps(op=op) for op in _GATE_RESULTS]
+                signed += [keeps(saved_by=op) for op in _GATE_INPUTS]
         if not isinstance(fmt, PlaneFormat):
             signed += [
                 Rule("bits", op="", saved_by=_ATTENTION),
                 Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
             ]
-            for dtype, planes in _planes(_SIGNED_BITS):
-                keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
-                signed += [keeps(op=op) for op in _SIGNED_RESULTS]
-                signed += [keeps(saved_by=op) for op in _SIGNED_INPUTS]
+        squashed = list(_squashed(fmt, derive))
         derived = [Rule("derive")] if derive else []
-        return cls([*masks, *exact, *losses, *logs, *equal, *signed, *derived, Rule(fmt)])
+        return cls([*masks, *exact, *squashed, *losses, *logs, *equal, *signed, *derived, Rule(fmt)])
 
     @property
     def derives(self) -> bool:
@@ -289,7 +318,7 @@ class Policy:
             table.add_column(heading, overflow="fold")
         for rule in self.rules:
             by = [rule.saved_by] if savers else []
-            table.add_row(rule.module, rule.op, *by, rule.dtype, _range(rule), _name(rule.keep), rule.why)
+            table.add_row(rule.module, rule.op, *by, rule.dtype, _range(rule), _name(rule), rule.why)
         return table
 
     def __str__(self) -> str:
@@ -297,6 +326,21 @@ class Policy:
         with console.capture() as captured:
             console.print(self.table())
         return captured.get().rstrip()
+
+
+def _squashed(fmt: StashFormat, derive: bool) -> Iterator[Rule]:
+    """What is kept of sigmoids and tanhs."""
+    for op, of in SQUASHED.items():
+        is_tanh = of == "atanh"
+        if is_tanh and derive:
+            yield Rule("derive", op=op)
+        for dtype, planes in [("*", fmt)] if is_tanh and not derive else _fine(fmt):
+            yield Rule(planes, op=op, of=of, dtype=dtype, why=SATURATES)
+
+
+def _fine(fmt: StashFormat) -> Iterator[tuple[str, StashFormat]]:
+    """Planes with enough bits for what has to keep its sign or must not become 0, see :func:`_planes`."""
+    return _at_least(fmt, _FINE_BITS) if isinstance(fmt, PlaneFormat) else _planes(_FINE_BITS)
 
 
 def _at_least(fmt: StashFormat, bits: int) -> Iterator[tuple[str, StashFormat]]:
@@ -335,9 +379,11 @@ def _range(rule: Rule) -> str:
     return f"{rule.least:,} to {rule.most:,}"
 
 
-def _name(keep: Keep) -> str:
+def _name(rule: Rule) -> str:
+    keep = rule.keep
     if isinstance(keep, str):
         return keep
     assert keep.target is not None
     bits = 8 * keep.target / keep.block
-    return f"{keep.scheme}, {bits:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"
+    of = "" if rule.of == "values" else f"{rule.of} in "
+    return f"{of}{keep.scheme}, {bits:.3g} bits: {keep.block} {keep.dtype} in {keep.target} bytes"

@@ -223,13 +223,15 @@ class Planner:
         if whole.has_gaps or not region.is_within(whole):
             return None
         self.copied = 0
-        step = self._step(recipe, _SMALL * region.count * tensor.element_size())
+        step = self._step(recipe, _SMALL * region.count * tensor.element_size(), origin)
         if step is None or step.operations > MOST_OPERATIONS or step.work > MOST_WORK * region.count:
             return None
         return step, whole
 
-    def _step(self, recipe: Recipe, small: float) -> Step | None:
+    def _step(self, recipe: Recipe, small: float, origin: Origin) -> Step | None:
+        """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
         inputs: list[tuple[int, Start | Step, Geometry]] = []
+        operands: list[Operand] = []
         for place, operand in enumerate(recipe.args):
             if type(operand) is Operand:
                 found = (
@@ -241,7 +243,29 @@ class Planner:
                 if found is None:
                     return None
                 inputs.append((place, found, operand.geometry))
-        return Step(recipe, inputs)
+                operands.append(operand)
+        step = Step(recipe, inputs)
+        if recipe.operation.may_cancel and not step.is_exact and not _is_of_one(recipe, inputs):
+            lossy = [one for one, (_, part, _) in zip(operands, inputs, strict=True) if not part.is_exact]
+            if self._cancels(recipe, origin, lossy):
+                return None
+        return step
+
+    def _cancels(self, recipe: Recipe, origin: Origin, operands: list[Operand]) -> bool:
+        """Whether a sum is smaller than what was added, whose error it has then, or may be."""
+        made = self._mean_square(origin, recipe.dtype, recipe.geometry.region)
+        added = [self._mean_square(one.origin, one.dtype, one.geometry.region) for one in operands]
+        known = [one for one in added if one is not None]
+        if made is None or len(known) < len(added):
+            return True
+        return not bool(made >= torch.stack(known).max())  # NaNs may be anything
+
+    def _mean_square(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
+        memory = self._memory(origin, dtype, region)
+        if memory is None:
+            return None
+        values = memory.as_strided(region.size, region.stride, region.offset)
+        return torch.linalg.vector_norm(values, dtype=torch.float32).square() / region.count
 
     def _stashed(self, operand: Operand) -> Start | Step | None:
         """What is stashed of an operand; of what is light to make the way, so that it takes no memory."""
@@ -271,18 +295,36 @@ class Planner:
         recipe = operand.origin.recipe
         if recipe is None or (recipe.version, recipe.dtype) != (operand.version, operand.dtype):
             return None
-        return self._step(recipe, small)
+        return self._step(recipe, small, operand.origin)
 
     def _copy(self, operand: Operand, small: float) -> Entry | None:
         """A copy of a small tensor that is still there."""
-        region, storage = operand.geometry.region, operand.storage
+        region = operand.geometry.region
         nbytes = region.count * operand.dtype.itemsize
-        if nbytes > small or storage is None or not self._trace.is_current(operand.origin):
+        whole = self._memory(operand.origin, operand.dtype, region) if nbytes <= small else None
+        if whole is None:
             return None
-        if storage.nbytes() < region.end * operand.dtype.itemsize:  # FSDP has let go of it
-            return None
-        whole = torch.empty(0, dtype=operand.dtype, device=storage.device).set_(storage)
         values = region.values(whole).clone()
         source = operand.source or operand.origin.source(whole, operand.version)
         self.copied += nbytes
         return Entry(source, region, None, values, values)
+
+    def _memory(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
+        """All of a storage, if it is still there and nobody wrote to it since."""
+        storage = origin.storage()
+        if storage is None or not self._trace.is_current(origin):
+            return None
+        if storage.nbytes() < region.end * dtype.itemsize:  # FSDP has let go of it
+            return None
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
+
+
+def _is_of_one(recipe: Recipe, inputs: list[tuple[int, Start | Step, Geometry]]) -> bool:
+    """Whether a sum is a function of one tensor, whose error it has itself: ``x + x ** 3``, ``x + 1``."""
+    starts: dict[Start, None] = {}
+    for _, part, _ in inputs:
+        if part.is_exact:
+            return False
+        part.add_starts(starts) if isinstance(part, Step) else starts.setdefault(part)
+    small = all(abs(value) <= 1 for value in recipe.args if isinstance(value, (int, float)))
+    return small and sum(not start.is_exact for start in starts) == 1

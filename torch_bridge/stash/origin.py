@@ -35,6 +35,7 @@ class Operation:
         results: places of further results that it is computed from; they are arguments behind the others.
         takes_out: whether ``compute`` can be given memory to write to, as ``out``.
         is_light: whether it takes no longer than to read and write its tensors.
+        may_cancel: whether its result may be small beside what it is computed from.
     """
 
     compute: Compute
@@ -43,6 +44,7 @@ class Operation:
     results: tuple[int, ...] = ()
     takes_out: bool = False
     is_light: bool = False
+    may_cancel: bool = False
 
 
 class Origin:
@@ -139,11 +141,6 @@ class Operand:
         """Where what is stashed of it is found, if anything is."""
         ref = self.origin.sources.get((self.version, self.dtype))
         return ref() if ref is not None else None
-
-    @property
-    def storage(self) -> torch.UntypedStorage | None:
-        """The storage, if it is still there."""
-        return self.origin.storage()
 
 
 class Recipe:

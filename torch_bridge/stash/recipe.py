@@ -5,6 +5,9 @@ under which a small error of what they are given stays a small one: a matrix pro
 quotient of two tensors is never computed anew. They are recorded below autograd and autocast, with the sizes
 and strides of their arguments, and computed anew like that, so that the same arguments give the same bits.
 
+Of a sum or difference that is small beside what is added an error does not stay small: ``derive.py`` looks at
+its size.
+
 Norms take the statistics of the forward pass from where these are kept. From decompressed values new ones
 would be too large, as noise raises every variance.
 """
@@ -138,7 +141,8 @@ def _named(name: str) -> Any:
 
 def _pointwise(name: str, into: str = "", fits: Any = None, is_light: bool = False) -> Operation:
     compute = _plainly(_named(name), _named(into) if into else None)
-    return Operation(compute, fits, takes_out=bool(into), is_light=is_light)
+    may_cancel = name.partition(".")[0] in ("add", "sub", "rsub")
+    return Operation(compute, fits, takes_out=bool(into), is_light=is_light, may_cancel=may_cancel)
 
 
 OPERATIONS: dict[Any, Operation] = {

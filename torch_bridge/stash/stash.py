@@ -516,7 +516,7 @@ class Stash:
                         return bits, BITS
                     if _has_infinities(tensor, region):
                         return None, INFINITIES
-                return self._codecs.get(rule.keep, tensor.dtype), COMPRESSED
+                return self._codecs.get(rule, tensor.dtype), COMPRESSED
         return None, "no rule"
 
     def _rules_for(

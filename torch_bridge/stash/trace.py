@@ -199,7 +199,8 @@ class Trace(TorchDispatchMode):
                 storage = local_of(output).untyped_storage()
                 if traits.is_copy and args and _is_strided(args[0]):
                     source = self.origin(args[0])
-                    constant = f"{source.constant.removesuffix(' copy')} copy" if source.constant else None
+                    is_copy = source.constant is not None and not _repeats(args[0])
+                    constant = f"{str(source.constant).removesuffix(' copy')} copy" if is_copy else None
                     self._origins.add(storage, source.op or traits.name, constant)
                 else:
                     self._origins.add(storage, f"{traits.name}.{index}" if index else traits.name)
@@ -254,13 +255,24 @@ def _gathered(modules: list[torch.nn.Module]) -> set[int]:
 
 
 def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
-    """Whether autograd's graph says that copies and views of a parameter were made, and no more."""
+    """Whether autograd's graph says that copies and views of a parameter were made, and no more.
+
+    Not of one that was expanded: what is made of that takes as much more memory.
+    """
     node = tensor.grad_fn
     if node is None:
         return False
     while node is not None and node.name() in _COPY_NODES:
         node = node.next_functions[0][0]
-    return isinstance(getattr(node, "variable", None), torch.nn.Parameter)
+    variable = getattr(node, "variable", None)
+    return isinstance(variable, torch.nn.Parameter) and tensor.numel() <= variable.numel()
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it has elements of its memory more than once."""
+    return tensor.numel() > 1 and 0 in [
+        step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    ]
 
 
 def _is_of_parameter(tensor: torch.Tensor) -> bool:
