@@ -67,7 +67,7 @@ def write(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
         name=name_of(parameters),
         description="Memory engine: plain values at plain AXI4 addresses, compressed in memory",
         tops={"memory": module_name(parameters)},
-        constraints=project.constraints(_text_and_ports(parameters)[1]),
+        constraints=project.constraints(engine=_text_and_ports(parameters)[1]),
     )
     project.write_beside(path, f"memory engine: {formats}; {width}", verilog_text(parameters), beside)
     return manifest_entry(parameters, path)

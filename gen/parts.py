@@ -133,7 +133,7 @@ def _ports(part: Part, component: wiring.Component) -> Ports:
 def constraints(part: Part, ports: Ports) -> str:
     """An SDC file; the FIFO has two clocks, and its pointers a cycle of the faster to cross."""
     if not part.is_fifo:
-        return project.constraints(ports)
+        return project.constraints(part=ports)
     ends = {"write": "i__", "read": "o__"}
     text = "".join(f"set {end}_period {project.CLOCK_NS}\n" for end in ends)
     text += "".join(

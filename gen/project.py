@@ -95,7 +95,7 @@ def write(config: Config, path: Path) -> dict[str, Any]:
         tops=tops,
         bench_top=bench_name(config),
         bench=testbench(config),
-        constraints=constraints(ports(config, next(iter(tops)))),  # the other's are the same
+        constraints=constraints(**{part: ports(config, part) for part in tops}),
         needs_memory=config.memories,
     )
     write_beside(path, title, engines_text(config), beside)
@@ -170,31 +170,36 @@ def lint(path: Path, others: tuple[Path, ...] = ()) -> None:
     toolchain.run([*LINT, str(path.with_suffix(".vlt")), str(path), *map(str, others)])
 
 
-def constraints(ports: Ports) -> str:
-    """An SDC file: one clock, and a quarter of its period for what is outside of the ports."""
-    clock = "aclk" if "aclk" in ports else "clk"
-    others = {name: port for name, port in ports.items() if name != clock}
-    return f"""set period {CLOCK_NS}
-create_clock -name {clock} -period $period [get_ports {clock}]
-{delays(clock, "period", others)}"""
+def constraints(**tops: Ports) -> str:
+    """An SDC file: one clock, and a quarter of its period for what is outside of the ports.
+
+    Args:
+        tops: the modules that it is for, of which one is taken: the ports of each, by its name.
+    """
+    first, *others = tops.values()
+    shared = {name: port for name, port in first.items() if all(name in other for other in others)}
+    clock = "aclk" if "aclk" in shared else "clk"
+    del shared[clock]
+    text = f"set period {CLOCK_NS}\ncreate_clock -name {clock} -period $period [get_ports {clock}]\n"
+    text += delays(clock, "period", shared)
+    for top, its_ports in tops.items():
+        if own := {name: its_ports[name] for name in its_ports if name not in (clock, *shared)}:
+            text += f"# Of the {top} alone.\n" + delays(clock, "period", own)
+    return text
 
 
-def delays(clock: str, period: str, ports: Ports) -> str:
-    """SDC of what is outside of ports: a quarter of their clock's period, which a variable has.
+def delays(clock: str, period: str, some: Ports) -> str:
+    """SDC of what is outside of some ports: a quarter of their clock's period, which a variable has.
 
     Ports have their names, a bus a star for its bits: tools differ in how to leave a clock out of all inputs.
     """
-    lines = ""
+    text = ""
     for direction in ("input", "output"):
-        chosen = [
-            f"{name}*" if port["width"] > 1 else name
-            for name, port in ports.items()
-            if port["direction"] == direction
-        ]
-        lines += (
-            f"set_{direction}_delay -clock {clock} [expr ${period} / 4] [get_ports {{{' '.join(chosen)}}}]\n"
-        )
-    return lines
+        chosen = [name for name, port in some.items() if port["direction"] == direction]
+        names = " ".join(f"{name}*" if some[name]["width"] > 1 else name for name in chosen)
+        if names:
+            text += f"set_{direction}_delay -clock {clock} [expr ${period} / 4] [get_ports {{{names}}}]\n"
+    return text
 
 
 def core(beside: Beside, path: Path) -> str:

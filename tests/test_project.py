@@ -183,9 +183,9 @@ def test_every_port_has_a_delay_or_is_a_clock(what, tmp_path):
         found = memory.write(parameters, path)["engines"]["memory"]["ports"]
     else:
         config = replace(SMALL, interface="stream" if what == "engines" else "axi")
-        first, second = (engine["ports"] for engine in project.write(config, path)["engines"].values())
-        assert set(first) == set(second)
-        found = first
+        found = {}
+        for engine in project.write(config, path)["engines"].values():
+            found |= engine["ports"]
     lines = [line for line in path.with_suffix(".sdc").read_text().splitlines() if not line.startswith("#")]
     assert {line.split()[0] for line in lines} <= set(SDC)
     assert not re.findall(r"\[(?!get_ports|get_clocks|expr)\w+", "\n".join(lines))
