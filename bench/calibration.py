@@ -7,6 +7,7 @@ batches other than that of the error. Prints the policies, too; rows go to build
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from pathlib import Path
@@ -25,6 +26,9 @@ OUTPUT = Path("build/bench/calibration.json")
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m bench.calibration", description=__doc__.partition(":")[0]
+    ).parse_args()
     model, _ = train.warmed_up(OPTIONS)
     text, context = train.read_text(None), train.CONFIGS[OPTIONS.config]["n_positions"]
 

@@ -29,6 +29,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
+from gen.arguments import at_least
 from torch_bridge import Policy, Stash, compress_activations
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
@@ -114,10 +115,10 @@ def row(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.compact", description="CompAct by rank.")
-    parser.add_argument("--steps", type=int, default=250, help="of every pre-training")
+    parser.add_argument("--steps", type=at_least(1), default=250, help="of every pre-training")
     parser.add_argument("--lr", type=float, default=2e-3, help="at its peak, of all")
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps of converted weights")
-    parser.add_argument("--period", type=int, default=50, help="steps between projections")
+    parser.add_argument("--period", type=at_least(1), default=50, help="steps between projections")
     given = parser.parse_args()
     topics, source = train.read_text(None), train.read_text(Path(argparse.__file__))
     rows, start = [], llama()

@@ -13,6 +13,7 @@ Rows go to build/bench/effective_bits.json.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable
@@ -104,6 +105,9 @@ MODELS = {"gpt2, eager": gpt2, "llama": llama, "vit": vit}
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m bench.effective_bits", description=__doc__.partition(":")[0]
+    ).parse_args()
     rows = []
     for name, make in MODELS.items():
         model, batch = trained(make)

@@ -7,6 +7,7 @@ half of them zero in one block of three.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -56,6 +57,9 @@ def measure(fmt: PlaneFormat) -> dict[str, str | int | float | None]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m bench.golden_speed", description=__doc__.partition(":")[0]
+    ).parse_args()
     print(f"golden, {RAW_BYTES >> 20} MiB of raw values, median of {RUNS} runs, MB/s of raw values\n")
     print(f"{'dtype':6}{'block':>6}{'target':>10}{'ratio':>7}{'compress':>10}{'decompress':>12}")
     rows = []

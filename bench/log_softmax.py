@@ -8,6 +8,7 @@ build/bench/log_softmax.json.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -26,6 +27,9 @@ OUTPUT = Path("build/bench/log_softmax.json")
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m bench.log_softmax", description=__doc__.partition(":")[0]
+    ).parse_args()
     model, _ = train.warmed_up(OPTIONS)
     text, context = train.read_text(None), train.CONFIGS[OPTIONS.config]["n_positions"]
     tokens = train.draw(text, OPTIONS.batch, context, torch.Generator().manual_seed(1)).to(

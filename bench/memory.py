@@ -7,6 +7,7 @@ replayed behind memories of several bandwidths, in the formats and in bypass, wi
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ FOLDER = Path("docs")
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m bench.memory", description=__doc__.partition(":")[0]).parse_args()
     result = train.run(OPTIONS)
     accesses = memory_system.system().last
     built = [name for name in ENGINES if library_path(name).exists()]

@@ -29,6 +29,7 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
+from gen.arguments import at_least
 from torch_bridge import Policy, Stash, compress_activations
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
@@ -182,8 +183,8 @@ def row(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pool", description="Pooled activations.")
     parser.add_argument("--data", type=Path, help="a folder of folders of images, one for each class")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=at_least(1), default=8)
+    parser.add_argument("--batch", type=at_least(1), default=64)
     parser.add_argument("--lr", type=float, default=0.05)
     given = parser.parse_args()
     data = folder(given.data) if given.data else digits()

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from gen.arguments import at_least
 from golden import HadamardFormat
 from torch_bridge import Policy, Stash, compress_activations
 from torch_bridge.job import peak, train
@@ -109,8 +110,8 @@ def main() -> None:
     )
     parser.add_argument("--model", choices=MODELS, help="only this one")
     parser.add_argument("--scheme", choices=SCHEMES, help="only this one")
-    parser.add_argument("--steps", type=int, default=5, help="to take the median of (default: 5)")
-    parser.add_argument("--rounds", type=int, default=3, help="and the median of that (default: 3)")
+    parser.add_argument("--steps", type=at_least(1), default=5, help="to take the median of (default: 5)")
+    parser.add_argument("--rounds", type=at_least(1), default=3, help="and the median of that (default: 3)")
     parser.add_argument("--row", action="store_true", help="print one row as JSON and write nothing")
     given = parser.parse_args()
     if given.row:

@@ -20,6 +20,7 @@ from typing import Any
 from rich.progress import track
 
 from gen import memory
+from gen.arguments import add_jobs, at_least, interruptible
 from gen.config import Config
 from gen.toolchain import ToolError
 from gen.verilog import parts
@@ -34,15 +35,19 @@ MUTANTS_SEED = 7  # for whose mutants no bench was written
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cocotb_tests", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
+    add_jobs(common, "engines")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(
         name: str, run: Callable[[argparse.Namespace], None], text: str, blocks: int, seed: int = 1
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[common], help=text, description=text)
-        command.add_argument("--seed", type=int, default=seed, help=f"of what is random (default: {seed})")
-        command.add_argument("--blocks", type=int, default=blocks, help=f"of each engine (default: {blocks})")
+        command.add_argument(
+            "--seed", type=at_least(0), default=seed, help=f"of what is random (default: {seed})"
+        )
+        command.add_argument(
+            "--blocks", type=at_least(100), default=blocks, help=f"of each engine (default: {blocks})"
+        )
         command.set_defaults(run=run)
         return command
 
@@ -236,13 +241,11 @@ def _document(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if "blocks" in arguments and arguments.blocks < 100:
-        parser.error(f"--blocks must be at least 100, not {arguments.blocks}")
+    arguments = _parser().parse_args(argv)
     if "seed" in arguments:
         print(f"seed {arguments.seed}")
-    arguments.run(arguments)
+    with interruptible():
+        arguments.run(arguments)
 
 
 if __name__ == "__main__":

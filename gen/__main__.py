@@ -13,6 +13,7 @@ from golden import FORMATS, Format, PlaneFormat
 from rtl.memory import MemoryParameters
 
 from . import library, memory, parts, project, release, system, verilog
+from .arguments import interruptible
 from .board import command as board_command
 from .board.link import LinkError
 from .config import INTERFACES, PRESETS, Config
@@ -239,35 +240,41 @@ def main(argv: list[str] | None = None) -> None:
     if format_given and "preset" in given:
         parser.error("--preset stands for a whole format: give one or the other")
     try:
-        if arguments.command == "synth":
-            synth_command.run(arguments, _format(arguments) if format_given else None)
-            return
-        if arguments.command == "formal":
-            formal_command.run(arguments)
-            return
-        if arguments.command == "board":
-            board_command.run(arguments)
-            return
-        if arguments.command == "diagrams":
-            from . import diagrams, memory_diagrams  # Verilog needs no WaveDrom
-
-            print(*diagrams.draw(), *memory_diagrams.draw(), sep="\n")
-            return
-        if arguments.command == "registers":
-            from . import registers  # Verilog needs no PeakRDL
-
-            registers.write(arguments.output)
-            print(arguments.output)
-            return
-        if arguments.command == "library":
-            print(_library(arguments))
-            return
-        if arguments.command == "release":
-            print(release.write(arguments.output))
-            return
-        print(_verilog(arguments, given))
+        with interruptible():
+            _run(arguments, given, format_given)
     except (ValueError, OSError, ToolError, LinkError) as error:
         sys.exit(f"python -m gen: {error}")
+
+
+def _run(arguments: argparse.Namespace, given: set[str], format_given: bool) -> None:
+    """Do what a command line asks for."""
+    if arguments.command == "synth":
+        synth_command.run(arguments, _format(arguments) if format_given else None)
+        return
+    if arguments.command == "formal":
+        formal_command.run(arguments)
+        return
+    if arguments.command == "board":
+        board_command.run(arguments)
+        return
+    if arguments.command == "diagrams":
+        from . import diagrams, memory_diagrams  # Verilog needs no WaveDrom
+
+        print(*diagrams.draw(), *memory_diagrams.draw(), sep="\n")
+        return
+    if arguments.command == "registers":
+        from . import registers  # Verilog needs no PeakRDL
+
+        registers.write(arguments.output)
+        print(arguments.output)
+        return
+    if arguments.command == "library":
+        print(_library(arguments))
+        return
+    if arguments.command == "release":
+        print(release.write(arguments.output))
+        return
+    print(_verilog(arguments, given))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,20 @@ def test_wrong_arguments_are_named(given, message, capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["compare", "--out", str(tmp_path), *given])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "transformers"])
+def test_what_is_not_installed_is_named_before_anything_is_measured(missing, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"{missing} is not installed: pip install 'bitstash[train]'\n"
+
+
+def test_command_lines_start_without_what_only_plots_need():
+    code = "import sys; sys.modules.update(matplotlib=None, plotly=None); import torch_bridge.job.cli"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # Convergence

@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from gen.arguments import at_least
+
 from .. import smollm2
 from .page import document
 from .rows import STUDIES, finished, wanted
@@ -23,8 +25,8 @@ from .runs import run
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.convergence", description="Loss by scheme.")
     parser.add_argument("--model", nargs="+", choices=STUDIES, default=None, help="only these")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--threads", type=int, default=0, help="of each (default: cores over jobs)")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--threads", type=at_least(0), default=0, help="of each (default: cores over jobs)")
     parser.add_argument("--document", action="store_true", help="run nothing, write docs/ from what there is")
     given = parser.parse_args()
     if given.jobs < 1:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from gen import memory, system
+from gen.arguments import at_least, interruptible
 from gen.verilog import digest
 from golden import Format
 from rtl.memory import MemoryParameters
@@ -186,16 +187,20 @@ def run(name: str, folder: Path, *, bursts: int, seed: int) -> list[dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cocotb_tests.memory.harness", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", default=list(SHARES), help=f"of {', '.join(SHARES)} (default: all)"
-    )
-    parser.add_argument("--bursts", type=int, default=100_000, help="of all together (default: 100000)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(SHARES)} (default: all)")
+    text = "of all together, or of each that is named (default: 100000)"
+    parser.add_argument("--bursts", type=at_least(1), default=100_000, help=text)
+    parser.add_argument("--seed", type=at_least(0), default=1, help="of what is random (default: 1)")
     arguments = parser.parse_args()
     for name in arguments.names:
-        bursts = round(arguments.bursts * SHARES[name])
-        for row in run(name, Path("build/sim"), bursts=bursts, seed=arguments.seed):
-            print(json.dumps(row), flush=True)
+        if name not in SHARES:
+            parser.error(f"names must be of {', '.join(SHARES)}, not {name!r}")
+    shares = dict.fromkeys(arguments.names, 1.0) or SHARES
+    with interruptible():
+        for name, share in shares.items():
+            bursts = max(1, round(arguments.bursts * share))
+            for row in run(name, Path("build/sim"), bursts=bursts, seed=arguments.seed):
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

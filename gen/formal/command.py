@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from fnmatch import fnmatch
 from pathlib import Path
 
 from .. import provenance
+from ..arguments import add_jobs
 from ..toolchain import ToolError
 from .proofs import all_proofs
 from .runner import prove, report
@@ -19,7 +19,7 @@ _FOLDER = Path("build/formal")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="*", help="of a proof, as in 'contract-*' (default: all)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="proofs at a time (default: cores)")
+    add_jobs(parser, "proofs")
 
 
 def run(arguments: argparse.Namespace) -> None:

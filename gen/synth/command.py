@@ -12,6 +12,7 @@ from pathlib import Path
 from golden import Format
 from rtl.stream import BUS_BYTES
 
+from ..arguments import add_jobs
 from ..config import PRESETS, Config
 from ..verilog import geometry
 from .report import synthesise
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scaling", type=Path, metavar="FOLDER", help="instead, write scaling.json and scaling.png there"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="engines at a time (default: cores)")
+    add_jobs(parser, "engines")
 
 
 def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:

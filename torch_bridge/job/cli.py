@@ -22,6 +22,8 @@ from ..schemes.pool import KERNELS
 from ..schemes.schemes import FORMATS
 from . import compare, explain, jobs, train
 
+# What command lines need beside what the bridge needs.
+_EXTRAS = ("matplotlib", "plotly", "transformers")
 INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
 
@@ -34,6 +36,11 @@ def main(arguments: Sequence[str] | None = None, package: str = "torch_bridge") 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        parser.exit(1, f"{missing} is not installed: pip install 'bitstash[train]'\n")
 
 
 def _parser(package: str) -> argparse.ArgumentParser:

@@ -16,12 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
-from matplotlib.ticker import ScalarFormatter
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -103,7 +98,13 @@ def compare(
         beside weights, moments and gradients; "stash_bytes", that are kept of a step between the passes;
         "seconds_per_step"; "bytes_moved", that a step wrote and read, and "bytes_written" of these; "loss",
         of the last step; "offload_plan", what was chosen to go.
+
+    Raises:
+        ModuleNotFoundError: transformers, whose models these are, or matplotlib is not installed.
     """
+    import matplotlib.figure  # noqa: F401  # what is missing shows before hours of measuring
+    import transformers  # noqa: F401
+
     work = [(model, scheme, batch) for model in models for batch in batches for scheme in schemes]
     found: dict[tuple[str, str, int], list[dict[str, Any]]] = {key: [] for key in work}
     for key in track(work * task.rounds, "comparing", console=Console(stderr=True), transient=True):
@@ -269,12 +270,16 @@ def table(rows: list[dict[str, Any]], model: str) -> Table:
 
 def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
     """Peak against throughput, a panel for each model; a line is a scheme, a marker a batch size."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
+
     models = list(dict.fromkeys(row["model"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
     across = min(len(models), 2)
     down = -(-len(models) // across)
     size = (4.4 * across + 1.8, 3.7 * down + 0.6)
-    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(models) :]:
         axis.set_visible(False)
     for axis, model in zip(axes.flat, models, strict=False):
@@ -311,7 +316,6 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
     how = "of CUDA's allocator" if task.device.type == "cuda" else "of live autograd storage on a CPU"
     figure.suptitle(f"recompute, offload, keep, compress: {task.config} models; peaks are {how}", fontsize=11)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _scheme(task: Task, name: str) -> Scheme:
