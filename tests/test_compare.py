@@ -181,6 +181,7 @@ def test_the_page_says_what_its_rows_say():
     committed = [rows.with_infinities(row) for row in json.loads(Path("docs/convergence.json").read_text())]
     text = Path("docs/convergence.md").read_text()
     assert f"<!-- findings -->\n{page.findings(committed)}\n<!-- end -->" in text
+    assert page.progress(committed) in text
     for model in rows.STUDIES:
         if page.by_scheme(committed, model):
             assert page.table_of(committed, model) in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
@@ -36,12 +36,30 @@ def document(rows: list[dict[str, Any]]) -> None:
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
     done = sum(not is_earlier(row["scheme"]) for row in rows)
-    fill(page, "table", "\n\n".join([f"{done} of {len(wanted(STUDIES))} runs:", *tables]))
+    fill(page, "table", "\n\n".join([progress(rows), *tables]))
     fill(page, "findings", findings(rows))
     if rows:
         plot_bits(rows, DOCS / "convergence.png")
         plot_curves(rows, DOCS / "convergence_steps.png")
     print(f"{done} of {len(wanted(STUDIES))} runs are finished; wrote {page}")
+
+
+def progress(rows: list[dict[str, Any]]) -> str:
+    """How many runs there are, and which not."""
+    found = {(row["model"], row["scheme"], row["seed"], row["steps"]) for row in rows}
+    keys = wanted(STUDIES)
+    missing: dict[str, Counter[str]] = defaultdict(Counter)
+    for key in keys:
+        if key not in found:
+            missing[key[0]][key[1]] += 1
+    if not missing:
+        return f"{len(keys)} runs:"
+    parts = [
+        f"*{model}* " + ", ".join(f"{scheme} ({count})" for scheme, count in schemes.items())
+        for model, schemes in missing.items()
+    ]
+    done = len(keys) - sum(schemes.total() for schemes in missing.values())
+    return f"{done} of {len(keys)} runs. There are none yet, of so many seeds, of {'; '.join(parts)}:"
 
 
 def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
