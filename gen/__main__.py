@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from golden import FORMATS, Format, PlaneFormat
 from rtl.memory import MemoryParameters
+from rtl.stream import DELAY_MEMORY
 
 from . import library, memory, parts, project, release, system, verilog
 from .arguments import interruptible
@@ -142,7 +144,7 @@ def _further(text: str) -> Format:
     scheme, *values = text.split(":")
     if scheme not in FORMATS or not 3 <= len(values) <= len(OF_FORMAT):
         raise ValueError(f"--further must be SCHEME:DTYPE:BLOCK:TARGET[:ROUNDING], not {text!r}")
-    numbered = [int(value) if value.isdigit() else value for value in values]
+    numbered = [int(value) if value.isdecimal() else value for value in values]
     return _make(FORMATS[scheme], dict(zip(OF_FORMAT, numbered, strict=False)))
 
 
@@ -158,7 +160,7 @@ def _bus_bytes(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> Config:
     fmt, *further = _formats(arguments)
     config = Config(fmt, _bus_bytes(arguments), arguments.interface or "stream", tuple(further))
-    verilog.make_component(config, "compressor")  # raises if there is no such engine
+    verilog.ports(config, "compressor")  # raises if there is no such engine
     return config
 
 
@@ -206,8 +208,8 @@ def _check_options(arguments: argparse.Namespace, given: set[str]) -> None:
 def _verilog(arguments: argparse.Namespace, given: set[str]) -> Path:
     """Write one file, or those of all presets; what was written."""
     _check_options(arguments, given)
-    if arguments.output and arguments.output.suffix != ".v":  # beside it are .sdc, .core and others
-        raise ValueError(f"--output must end in .v, not {str(arguments.output)!r}")
+    if arguments.output:
+        _check_output(arguments.output)
     folder, has_memories = Path("build/verilog"), bool(arguments.memories)
     if given & _OF_PART:
         part = _part(arguments)
@@ -223,6 +225,16 @@ def _verilog(arguments: argparse.Namespace, given: set[str]) -> Path:
         path = arguments.output or folder / f"{config.name}.v"
         return _alone(path, project.write(config, path))
     return project.write_all(folder, **release.presets(has_memories))
+
+
+def _check_output(path: Path) -> None:
+    """Raise ValueError for a name that cannot be that of a Verilog file and of what stands beside it."""
+    if path.suffix != ".v":  # beside it are .sdc, .core and others
+        raise ValueError(f"--output must end in .v, not {str(path)!r}")
+    if not re.fullmatch(r"[\w.+-]+", path.name):
+        raise ValueError(f"--output must have letters, digits and _.+- in its name, not {path.name!r}")
+    if path.stem == DELAY_MEMORY:
+        raise ValueError(f"--output must not be {path.name}, which is the delay lines' memory")
 
 
 def _alone(path: Path, entry: dict[str, Any]) -> Path:

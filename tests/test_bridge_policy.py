@@ -507,6 +507,17 @@ def test_calibration_needs_a_batch_and_a_gradient():
         )
 
 
+def test_what_is_no_model_or_format_is_named():
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not None"):
+        calibrate(None, torch.ones(2), budget=1000)
+    with pytest.raises(ValueError, match="fmt must be a format, as PlaneFormat, not 'planes'"):
+        Policy.default("planes")
+    with pytest.raises(ValueError, match="of must be one of values, logit, atanh, not 'exp'"):
+        Rule(FMT, of="exp")
+    with pytest.raises(ValueError, match="of must be 'values' where no format is kept, not 'logit'"):
+        Rule("raw", of="logit")
+
+
 def test_a_large_budget_keeps_everything_raw():
     model, batches = calibrated_model()
     policy = calibrate(model, batches[0], budget=1 << 30, loss=cross_entropy)

@@ -561,6 +561,11 @@ def test_no_layer_is_an_error():
         compact.CompActAdamW(linear())
 
 
+def test_what_is_no_model_is_named():
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not None"):
+        compact.convert(None)
+
+
 def test_a_wrong_seed_or_period_is_named():
     with pytest.raises(ValueError, match="seed must not be negative, not -1"):
         compact.convert(linear(), names="*", seed=-1)

@@ -143,6 +143,7 @@ def test_a_batch_has_as_many_tokens_as_the_model_has_positions(config, length, t
     ("options", "error"),
     [
         ("--bits inf", "must be a number of from 1 to 32, not 'inf'"),
+        ("--scheme hadamard --bits 4.5", "bits must be at most 4 for hadamard, not 4.5"),
         ("--scheme quant --bits 2.7", "bits must be one of 2, 3, 4, 8, not 2.7"),
     ],
 )

@@ -634,6 +634,8 @@ def test_wrong_arguments_are_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(FileNotFoundError, match=r"directory must be one that exists, not '.*/file'"):
         Offload(tmp_path / "file")
+    with pytest.raises(ValueError, match="directory must name a directory, or be None, not 5"):
+        Offload(5)
     with pytest.raises(ValueError, match="amount must be 'all', 'adaptive' or a number of bytes, not 'some'"):
         Offload(tmp_path, amount="some")
     with pytest.raises(ValueError, match=r"amount must be .*, not True"):

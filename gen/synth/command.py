@@ -59,8 +59,6 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
     ]
     for config in configs:
         geometry(config)  # raises if there is no such engine
-    if arguments.jobs < 1:
-        raise ValueError(f"jobs must be at least 1, not {arguments.jobs!r}")
     liberty, activity = (os.environ.get(name) for name in ("LIBERTY", "ACTIVITY"))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -8,6 +8,7 @@ measured at every rate.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -144,6 +145,8 @@ class Calibration:
         choice = list(formats) if isinstance(formats, Iterable) else []
         if not choice or not all(isinstance(fmt, Format) and fmt.target is not None for fmt in choice):
             raise ValueError(f"formats must be a list of some with a target, not {choice or formats!r}")
+        if not isinstance(model, torch.nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model must have a parameter that is trained, not none")
         batches = batch if isinstance(batch, list) else [batch]

@@ -24,6 +24,8 @@ _MOST_POINTS = 1500
 _BUDGETS = 6
 _APART = {"ticks": "outside", "ticklen": 8, "tickcolor": "#fff"}
 
+_MOST_BITS = 4  # of a value, in the Hadamard format
+
 
 def format_of(scheme: str, bits: float) -> StashFormat:
     """The format of a scheme with so many bits a value of fp32; raises ValueError if there is none."""
@@ -31,9 +33,11 @@ def format_of(scheme: str, bits: float) -> StashFormat:
         if bits not in BITS:
             raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, not {bits!r}")
         return QuantFormat("fp32", int(bits))
-    block = 128 if scheme == HadamardFormat.scheme else 64
-    kind = HadamardFormat if scheme == HadamardFormat.scheme else PlaneFormat
-    return kind("fp32", block, round(block * bits / 8))
+    if scheme == PlaneFormat.scheme:
+        return PlaneFormat("fp32", 64, round(8 * bits))
+    if bits > _MOST_BITS:
+        raise ValueError(f"bits must be at most {_MOST_BITS} for {scheme}, not {bits!r}")
+    return HadamardFormat("fp32", 128, round(16 * bits))
 
 
 def explain(job: Job, fmt: StashFormat, out: Path, *, budgets: bool = True) -> Report:

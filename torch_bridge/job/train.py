@@ -97,6 +97,10 @@ class Options:
     def format(self) -> StashFormat:
         """That of the scheme, planes if it has none; raises ValueError if an option does not fit it."""
         kind = self.scheme.partition("+")[0]
+        lacks = {"quant": ("block", "target", "rounding"), HadamardFormat.scheme: ("rounding",)}
+        for name in lacks.get(kind, ()):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} must not be given for {kind}, not {getattr(self, name)!r}")
         if kind == "quant":
             return QuantFormat(self.dtype, self.bits)
         if kind == HadamardFormat.scheme:

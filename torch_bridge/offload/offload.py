@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +71,8 @@ class Offload:
         for name, threads in (("store_threads", store_threads), ("load_threads", load_threads)):
             if not _is_count(threads, 1):
                 raise ValueError(f"{name} must be a number, from 1, not {threads!r}")
+        if directory is not None and not isinstance(directory, (str, os.PathLike)):
+            raise ValueError(f"directory must name a directory, or be None, not {directory!r}")
         if directory == "" or (directory is None and not host_bytes):
             raise ValueError(f"directory must name a directory if host_bytes is 0, not {directory!r}")
         if directory is None and not torch.accelerator.is_available():

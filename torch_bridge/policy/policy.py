@@ -247,8 +247,10 @@ class Policy:
             derive: compute anew, in the backward pass, what cheap operations made of what is stashed.
 
         Raises:
-            ValueError: the format is lossless, so that its blocks vary in size.
+            ValueError: it is no format, or a lossless one, whose blocks vary in size.
         """
+        if not isinstance(fmt, StashFormat):
+            raise ValueError(f"fmt must be a format, as PlaneFormat, not {fmt!r}")
         masks = [Rule("bits", dtype="bool"), *(Rule("bits", op=op) for op in _MASK_OPS)]
         exact = [Rule("raw", op=op, why=why) for op, why in _EXACT_OPS.items()]
         logs = [

@@ -22,6 +22,7 @@ another, and so is the subspace; the moments stay what they are.
 
 from __future__ import annotations
 
+import reprlib
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -73,8 +74,8 @@ def convert(
         The names of the layers that were converted.
 
     Raises:
-        ValueError: the rank is not one of any matrix, or too large for a layer; the seed is negative; a
-            weight belongs to two modules; no layer fits.
+        ValueError: the model is none; the rank is not one of any matrix, or too large for a layer; the seed
+            is negative; a weight belongs to two modules; no layer fits.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
@@ -86,6 +87,8 @@ def convert(
         (True, torch.Size([128, 8]))
         >>> optimizer.step()
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
     if seed < 0:
         raise ValueError(f"seed must not be negative, not {seed!r}")
     patterns = [names] if isinstance(names, str) else names

@@ -19,6 +19,7 @@ most 36 % of the activations are saved, at k = 4 45 %.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -56,7 +57,7 @@ def convert(
         The names of the layers that were converted.
 
     Raises:
-        ValueError: the kernel is another, or no layer fits.
+        ValueError: the model is none, the kernel is another, or no layer fits.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
@@ -64,6 +65,8 @@ def convert(
         ['0', '2']
         >>> model(torch.randn(4, 3, 32, 32)).sum().backward()
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
     if not isinstance(kernel, int) or kernel not in KERNELS:
         raise ValueError(f"kernel must be 2 or 4, not {kernel!r}")
     classes: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: PooledConv2d, nn.ReLU: BitReLU}
