@@ -12,7 +12,7 @@ RUN := $(BIN)/python -m
 .PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: setup library ## The whole story: Verilog, simulation, training with and without
 	for preset in $(SHOWN); do $(RUN) gen verilog --preset $$preset || exit; done
@@ -35,8 +35,8 @@ lint: setup
 verilog: setup ## Verilog of the presets and its manifest, in build/verilog
 	$(RUN) gen verilog
 
-sim: setup ## Every engine against the golden model (SIM=icarus, WAVES=1), in build/sim
-	$(RUN) cocotb_tests sim
+sim: setup ## Every engine against the golden model (SIM=icarus, WAVES=1, ARGS="--seed 7"), in build/sim
+	$(RUN) cocotb_tests sim $(ARGS)
 
 coverage: setup ## Line and toggle coverage of the presets' Verilog
 	$(RUN) cocotb_tests coverage

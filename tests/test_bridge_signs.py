@@ -507,6 +507,34 @@ def test_ends_come_back_and_what_is_left_to_them_does(of, dtype):
     assert saved_in(policy, torch.full_like(values, torch.nan)).isnan().all()
 
 
+@pytest.mark.parametrize("of", ENDS)
+def test_what_lies_beyond_the_ends_comes_back_as_well(of):
+    values = torch.linspace(-30, 30, 1024)
+    saved = saved_in(Policy([Rule(PlaneFormat("fp32", 64, 160), of=of)]), values)
+    assert ((saved - values).abs() <= 0.01 + 0.001 * values.abs()).all()
+    coarse = saved_in(Policy([Rule(PlaneFormat("fp32", 64, 80), of=of)]), values)
+    assert ((coarse - values).abs() < 4).all()
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell])
+@pytest.mark.parametrize("fmt", [FMT, PlaneFormat("fp32", 64, 80), QuantFormat("fp32", 4)], ids=str)
+def test_recurrent_cells_whose_gates_share_a_storage(kind, fmt):
+    torch.manual_seed(0)
+    cell, x = kind(64, 64), torch.randn(6, 64, 64)
+
+    def gradient(policy):
+        state, outputs = None, []
+        with nullcontext() if policy is None else compress_activations(cell, policy):
+            for step in x:
+                state = cell(step, state)
+                outputs.append(state[0] if isinstance(state, tuple) else state)
+            loss = torch.stack(outputs).square().mean()
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(cell.parameters()))])
+
+    exact = gradient(None)
+    assert error(gradient(Policy.default(fmt)), exact) < (0.5 if fmt is FMT else 0.15)
+
+
 @pytest.mark.parametrize("function", [torch.log, torch.sqrt, torch.reciprocal, lambda x: x**-0.25])
 @pytest.mark.parametrize("target", [40, 24])
 def test_divisors_of_every_size_keep_theirs_in_planes_of_few_bits(function, target):

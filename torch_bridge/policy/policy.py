@@ -27,7 +27,9 @@ LOSS_WEIGHT = "weight of the loss"
 # What becomes of a gradient where a sigmoid or a tanh ends is in how much is left to 1: their arguments tell,
 # so a rule keeps these in a format, see Rule.of.
 SATURATES = "how near it is to where it ends"
-SQUASHED: dict[str, Of] = {"sigmoid": "logit", "sigmoid_": "logit", "tanh": "atanh", "tanh_": "atanh"}
+SQUASHED: dict[str, Of] = {"sigmoid": "logit", "tanh": "atanh"}
+# In place they may have written to a part of a storage, beside the other's: gates of a recurrent cell.
+SQUASHED |= {"sigmoid_": "atanh", "tanh_": "atanh"}
 
 # What is small, and ruins gradients when it is not exact, by the operations whose output it is; behind the
 # point the number of the output.
@@ -138,7 +140,7 @@ class Rule:
         least, most: how many values it has.
         of: "values", or what of them goes into a format in their place, and is undone when they are needed:
             "logit" of values from 0 to 1, "atanh" of those from -1 to 1. Then how near one is to an end is as
-            exact as what made it.
+            exact as what made it; others come back less exactly than without.
         why: what the report says of tensors that stay raw, and the policy's table of the rule.
 
     Raises:
@@ -333,10 +335,9 @@ class Policy:
 def _squashed(fmt: StashFormat, derive: bool) -> Iterator[Rule]:
     """What is kept of sigmoids and tanhs."""
     for op, of in SQUASHED.items():
-        is_tanh = of == "atanh"
-        if is_tanh and derive:
+        if derive and op.startswith("tanh"):
             yield Rule("derive", op=op)
-        for dtype, planes in [("*", fmt)] if is_tanh and not derive else _fine(fmt):
+        for dtype, planes in [("*", fmt)] if op == "tanh" and not derive else _fine(fmt):
             yield Rule(planes, op=op, of=of, dtype=dtype, why=SATURATES)
 
 

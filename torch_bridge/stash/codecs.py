@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -55,6 +56,9 @@ class Codecs:
 class Unsquashed(Backend):
     """Compresses what a sigmoid or a tanh was given, computed from what it gave.
 
+    Of a storage only the operation that wrote to it last is known, and that may have written to a part of it:
+    values that it cannot have given come back as well, if less exactly.
+
     Args:
         backend: that compresses it.
         of: the inverse, "logit" or "atanh".
@@ -62,20 +66,48 @@ class Unsquashed(Backend):
 
     def __init__(self, backend: Backend, of: Of) -> None:
         super().__init__(backend.fmt)
-        self._backend = backend
-        self._squash, self._unsquash, self._least, self._most = _SQUASHES[of]
+        self._backend, self._squash = backend, _SQUASHES[of]
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
-        given = self._unsquash(values.float()).clamp_(self._least, self._most)
-        return self._backend.compress(given.to(values.dtype), first)
+        return self._backend.compress(self._squash.undone(values.float()).to(values.dtype), first)
 
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         given = self._backend.decompress(stored, count, first)
-        return self._squash(given.float()).to(given.dtype)
+        return self._squash.done(given.float()).to(given.dtype)
 
 
-# From these arguments on there is nothing but the ends in any type. An infinity would cost its block bits.
-_SQUASHES: dict[Of, tuple[Callable, Callable, float, float]] = {
-    "logit": (torch.sigmoid, torch.logit, -110, 20),
-    "atanh": (torch.tanh, torch.atanh, -10, 10),
+@dataclass(frozen=True)
+class _Squash:
+    """A function onto an interval and its inverse; values beyond the ends become arguments beyond all others.
+
+    Attributes:
+        function, inverse: as torch has them.
+        low, high: ends of the interval.
+        least, most: arguments from which on there is nothing but the ends in any type. An infinity would cost
+            its block bits.
+    """
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+    inverse: Callable[[torch.Tensor], torch.Tensor]
+    low: float
+    high: float
+    least: float
+    most: float
+
+    def undone(self, values: torch.Tensor) -> torch.Tensor:
+        given = self.inverse(values).clamp_(self.least, self.most)
+        given = torch.where(values > self.high, values + (2 * self.most - self.high), given)
+        return torch.where(values < self.low, values + (2 * self.least - self.low), given)
+
+    def done(self, given: torch.Tensor) -> torch.Tensor:
+        values = self.function(given)
+        above = (given - 2 * self.most).clamp_(min=0) + self.high
+        values = torch.where(given > 1.5 * self.most, above, values)
+        below = (given - 2 * self.least).clamp_(max=0) + self.low
+        return torch.where(given < 1.5 * self.least, below, values)
+
+
+_SQUASHES: dict[Of, _Squash] = {
+    "logit": _Squash(torch.sigmoid, torch.logit, 0, 1, -110, 20),
+    "atanh": _Squash(torch.tanh, torch.atanh, -1, 1, -10, 10),
 }
