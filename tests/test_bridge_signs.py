@@ -385,6 +385,10 @@ LOSSES_NEAR_THEIR_LEAST = {
         20 * found, (goal > 0).float()
     ),
     "ctc": ctc,
+    "soft targets": lambda found, goal: F.cross_entropy(
+        (found * 1).flatten(0, 1), goal.softmax(-1).flatten(0, 1)
+    ),
+    "distillation": lambda found, goal: F.kl_div((found * 1).log_softmax(-1), goal.softmax(-1)),
 }
 DRAWS = {
     "gamma": lambda found: torch.distributions.Gamma(found.exp(), 1.0),

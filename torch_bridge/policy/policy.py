@@ -132,7 +132,8 @@ class Rule:
         op: name of the operation that made the tensor, as in ``stash.report()``; a shell pattern
             ("*_norm.1").
         saved_by: name of the operation that saves one of its inputs, in place or not: "div", "pow(0.5)" or
-            "norm(inf)", of powers and norms with the exponent; a shell pattern. A tensor that such a rule
+            "norm(inf)", of powers and norms with the exponent, of a product with a log-softmax
+            "mul(_log_softmax)"; a shell pattern. A tensor that such a rule
             fits shares nothing with what another rule stashed of its storage.
         module: name of the module in whose forward pass it is saved, as in ``model.named_modules()``; a
             shell pattern ("transformer.h.0.*").
@@ -229,7 +230,7 @@ class Policy:
         statistics stay raw, and so do small log-softmaxes and what logsumexp takes; of over a million values
         these are kept in 12 bits a value, if the format has fewer. What amax, max, median and their like take
         and give stays raw: their backward pass looks for one in the other. So does what losses of a
-        difference, binary cross-entropies of logits and CTC save.
+        difference, binary cross-entropies and CTC save; small targets that are probabilities, too.
 
         Norms and distances stay raw, as do inputs of functions with poles elsewhere than at 0.
 
@@ -255,18 +256,16 @@ class Policy:
             raise ValueError(f"fmt must be a format, as PlaneFormat, not {fmt!r}")
         masks = [Rule("bits", dtype="bool"), *(Rule("bits", op=op) for op in _MASK_OPS)]
         exact = [Rule("raw", op=op, why=why) for op, why in _EXACT_OPS.items()]
-        logs = [
-            Rule("raw", op="_log_softmax", most=_LARGE - 1, why=LOG_SOFTMAX),
-            *(
-                Rule(finer, op="_log_softmax", dtype=dtype, least=_LARGE, why=LOG_SOFTMAX)
-                for dtype, finer in _at_least(fmt, _LOG_SOFTMAX_BITS)
-            ),
-            Rule("raw", saved_by="logsumexp", most=_LARGE - 1, why=LOG_SUM_EXP),
-            *(
-                Rule(finer, saved_by="logsumexp", dtype=dtype, least=_LARGE, why=LOG_SUM_EXP)
-                for dtype, finer in _at_least(fmt, _LOG_SOFTMAX_BITS)
-            ),
-        ]
+        logs = []
+        for about in (
+            partial(Rule, op="_log_softmax", why=LOG_SOFTMAX),
+            partial(Rule, saved_by="mul(_log_softmax)", why=NEAR_TARGET),  # targets that are probabilities
+            partial(Rule, saved_by="logsumexp", why=LOG_SUM_EXP),
+        ):
+            logs.append(about("raw", most=_LARGE - 1))
+            logs += [
+                about(finer, dtype=dtype, least=_LARGE) for dtype, finer in _at_least(fmt, _LOG_SOFTMAX_BITS)
+            ]
         equal = [Rule("raw", op=op, why=EQUALS) for op in _COMPARED]
         equal += [Rule("raw", saved_by=op, why=EQUALS) for op in _COMPARED]
         losses = [Rule("raw", saved_by=op, why=NEAR_TARGET) for op in _LOSSES]

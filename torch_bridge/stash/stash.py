@@ -27,7 +27,7 @@ from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
 from .saved import Saved, Sharded, Waiting, name_of, node_of
-from .trace import Trace, call, strided, writes
+from .trace import Trace, strided, writes
 from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
@@ -319,7 +319,7 @@ class Stash:
         copied, self._waiting.copied = self._waiting.copied, None
         if not waiting:
             return
-        saver = call(op, arguments)
+        saver = self._trace.call(op, arguments)
         asks = self._asks.get(saver)
         if asks is None:
             asks = self._asks[saver] = self._policy.asks_for(saver)

@@ -27,6 +27,7 @@ from .uncompiled import uncompiled
 _COPIES = ("_to_copy", "clone")
 # Its result is its argument in other sizes, but it does not say so.
 _UNSAFE_VIEW = "_unsafe_view"
+_PRODUCT, _LOG_SOFTMAX = "mul", "_log_softmax"
 # Their second argument is an exponent.
 _POWERS = ("pow", "norm", "linalg_vector_norm")
 _OWN = ("parameter", "buffer")
@@ -173,6 +174,22 @@ class Trace(TorchDispatchMode):
             origin.constant = "parameter"
         return origin
 
+    def call(self, name: str, args: tuple[Any, ...]) -> str:
+        """What a rule calls an operation: by its name, in place or not, and what tells it from others alike.
+
+        Of powers and norms that is the exponent, "pow(0.5)"; a product with a log-softmax is one:
+        "mul(_log_softmax)".
+        """
+        name = name.removesuffix("_") if writes(name) else name
+        if name in _POWERS and len(args) > 1 and isinstance(args[1], int | float):
+            return f"{name}({args[1]:g})"
+        if name == _PRODUCT:
+            for tensor in strided(args):
+                origin = self._origins.get(tensor.untyped_storage())
+                if origin is not None and origin.op == _LOG_SOFTMAX:
+                    return f"{name}({origin.op})"
+        return name
+
     def is_current(self, origin: Origin) -> bool:
         """Whether the storage is there, and was not written to since."""
         return self._origins.has(origin)
@@ -282,13 +299,6 @@ def _is_of_parameter(tensor: torch.Tensor) -> bool:
         if one is not None and type(one) is not torch.Tensor and isinstance(one, torch.nn.Parameter):
             return True
     return False
-
-
-def call(name: str, args: tuple[Any, ...]) -> str:
-    """What a rule calls an operation, in place or not: of powers and norms with the exponent: "pow(0.5)"."""
-    name = name.removesuffix("_") if writes(name) else name
-    has_exponent = name in _POWERS and len(args) > 1 and isinstance(args[1], int | float)
-    return f"{name}({args[1]:g})" if has_exponent else name
 
 
 def writes(name: str) -> bool:
