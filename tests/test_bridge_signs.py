@@ -484,6 +484,24 @@ def test_a_squashed_gaussian_of_sixteen_bits_does_not_diverge(fmt, derive):
     assert error(of_saturating("squashed Gaussian", policy, torch.bfloat16), exact) < 1.3
 
 
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh])
+@pytest.mark.parametrize("derive", [False, True])
+@pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
+def test_what_has_to_be_exact_is_so_behind_them(fmt, derive, function):
+    """What looks for a value among its inputs, and losses near their least."""
+
+    def gradients(policy):
+        found, goal = near((64, 64))
+        for loss in (lambda y: y.amax(1).sum(), lambda y: F.mse_loss(y, function(goal))):
+            with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy):
+                y = loss(function(found * 1))
+            yield torch.autograd.grad(y, found)[0]
+
+    policy = Policy.default(fmt, derive=derive)
+    for exact, found in zip(gradients(None), gradients(policy), strict=True):
+        assert error(found, exact) < 0.15
+
+
 ENDS = {
     "logit": (torch.sigmoid, [-200, -100, -20, -1, 0, 1, 8, 15, 200]),
     "atanh": (torch.tanh, [-200, -8, -1, 0, 1, 8, 200]),
@@ -518,6 +536,31 @@ def test_what_lies_beyond_the_ends_comes_back_as_well(of):
     assert ((saved - values).abs() <= 0.01 + 0.001 * values.abs()).all()
     coarse = saved_in(Policy([Rule(PlaneFormat("fp32", 64, 80), of=of)]), values)
     assert ((coarse - values).abs() < 4).all()
+
+
+@pytest.mark.parametrize("of", ENDS)
+def test_the_largest_half_stays_finite(of):
+    values = torch.tensor([65504.0, -65504.0, torch.inf, -torch.inf], dtype=torch.float16).repeat(64, 1)
+    for column in values.T.contiguous():
+        saved = saved_in(Policy([Rule(PlaneFormat("fp16", 64, 100), of=of)]), column)
+        assert torch.equal(saved.isinf(), column.isinf())
+        assert torch.equal(saved.sign(), column.sign())
+
+
+def test_what_was_written_as_out_to_a_part_of_a_storage_is_kept_beside_the_rest():
+    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def gradient(policy):
+        with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy):
+            both = torch.empty(64, 128)
+            with torch.no_grad():
+                torch.tanh(x[:, :64], out=both[:, :64])
+                torch.sigmoid(x[:, 64:], out=both[:, 64:])
+            loss = (x * both).square().sum()
+        return torch.autograd.grad(loss, x)[0]
+
+    exact = gradient(None)
+    assert error(gradient(Policy.default(PlaneFormat("fp32", 64, 80))), exact) < 0.05
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell])

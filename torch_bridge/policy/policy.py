@@ -287,7 +287,7 @@ class Policy:
             ]
         squashed = list(_squashed(fmt, derive))
         derived = [Rule("derive")] if derive else []
-        return cls([*masks, *exact, *squashed, *losses, *logs, *equal, *signed, *derived, Rule(fmt)])
+        return cls([*masks, *exact, *losses, *logs, *equal, *squashed, *signed, *derived, Rule(fmt)])
 
     @property
     def derives(self) -> bool:

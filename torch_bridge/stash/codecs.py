@@ -69,7 +69,10 @@ class Unsquashed(Backend):
         self._backend, self._squash = backend, _SQUASHES[of]
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
-        return self._backend.compress(self._squash.undone(values.float()).to(values.dtype), first)
+        given = self._squash.undone(values.float())
+        if values.dtype == torch.float16:  # beyond the ends there is less room than it has
+            given = torch.where(values.isfinite(), given.clamp(-_LARGEST_HALF, _LARGEST_HALF), given)
+        return self._backend.compress(given.to(values.dtype), first)
 
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         given = self._backend.decompress(stored, count, first)
@@ -107,6 +110,7 @@ class _Squash:
         return torch.where(given < 1.5 * self.least, below, values)
 
 
+_LARGEST_HALF = torch.finfo(torch.float16).max
 _SQUASHES: dict[Of, _Squash] = {
     "logit": _Squash(torch.sigmoid, torch.logit, 0, 1, -110, 20),
     "atanh": _Squash(torch.tanh, torch.atanh, -1, 1, -10, 10),

@@ -87,10 +87,24 @@ class Step:
                     self._over = place
         self._may_overflow = not self.is_exact and self._dtype == torch.float16
 
+    @property
+    def inputs(self) -> list[tuple[int, Start | Step, Geometry]]:
+        """By the places of arguments: what each operand is part of, and where it lies in it."""
+        return self._inputs
+
+    @property
+    def saturates(self) -> bool:
+        """Whether its result nears an end and never passes it."""
+        return self._operation.saturates
+
+    def is_whole(self, where: Geometry) -> bool:
+        """Whether an operand that lies there is all of its result."""
+        return where is self._geometry
+
     def _lies_like(self, part: Step, where: Geometry) -> bool:
         """Whether the result can be written over an operand, which no one else has."""
         mine = self._geometry
-        is_whole = where is part._geometry and part._dtype == self._dtype
+        is_whole = part.is_whole(where) and part._dtype == self._dtype
         return is_whole and (where.size, where.stride) == (mine.size, mine.stride)
 
     @property
@@ -253,19 +267,21 @@ class Planner:
 
     def _cancels(self, recipe: Recipe, origin: Origin, operands: list[Operand]) -> bool:
         """Whether a sum is smaller than what was added, whose error it has then, or may be."""
-        made = self._mean_square(origin, recipe.dtype, recipe.geometry.region)
-        added = [self._mean_square(one.origin, one.dtype, one.geometry.region) for one in operands]
+        made = self._mean(origin, recipe.dtype, recipe.geometry.region)
+        added = [self._mean(one.origin, one.dtype, one.geometry.region) for one in operands]
         known = [one for one in added if one is not None]
         if made is None or len(known) < len(added):
             return True
         return not bool(made >= torch.stack(known).max())  # NaNs may be anything
 
-    def _mean_square(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
+    def _mean(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
+        """The mean magnitude of a state of a storage; None if that is gone."""
         memory = self._memory(origin, dtype, region)
         if memory is None:
             return None
         values = memory.as_strided(region.size, region.stride, region.offset)
-        return torch.linalg.vector_norm(values, dtype=torch.float32).square() / region.count
+        total = torch.linalg.vector_norm(values, 1, dtype=torch.promote_types(dtype, torch.float32))
+        return total.double() / region.count
 
     def _stashed(self, operand: Operand) -> Start | Step | None:
         """What is stashed of an operand; of what is light to make the way, so that it takes no memory."""
@@ -320,11 +336,22 @@ class Planner:
 
 
 def _is_of_one(recipe: Recipe, inputs: list[tuple[int, Start | Step, Geometry]]) -> bool:
-    """Whether a sum is a function of one tensor, whose error it has itself: ``x + x ** 3``, ``x + 1``."""
-    starts: dict[Start, None] = {}
-    for _, part, _ in inputs:
-        if part.is_exact:
-            return False
-        part.add_starts(starts) if isinstance(part, Step) else starts.setdefault(part)
-    small = all(abs(value) <= 1 for value in recipe.args if isinstance(value, (int, float)))
-    return small and sum(not start.is_exact for start in starts) == 1
+    """Whether a sum is a function of each value of one tensor, as ``x + x ** 3``, or ``1 + tanh(x)``.
+
+    Of a number and what saturates: how near that is to its end has no larger error than its argument.
+    """
+    if any(isinstance(value, (int, float)) and value for value in recipe.args):
+        steps = [part.step if isinstance(part, Derived) else part for _, part, _ in inputs]
+        return all(isinstance(step, Step) and step.saturates for step in steps)
+    leaves: set[tuple[Start, Geometry]] = set()
+    return all(_is_pointwise(part, where, leaves) for _, part, where in inputs) and len(leaves) == 1
+
+
+def _is_pointwise(part: Start | Step, where: Geometry, leaves: set[tuple[Start, Geometry]]) -> bool:
+    """Whether all of it is made of lossy tensors, value by value; these are added to the leaves."""
+    if part.is_exact:
+        return False
+    if not isinstance(part, Step):
+        leaves.add((part, where))
+        return True
+    return part.is_whole(where) and all(_is_pointwise(*one[1:], leaves) for one in part.inputs)

@@ -140,9 +140,10 @@ class Memory:
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
         self.is_light = False
-        self._values: weakref.ref[torch.Tensor] | None = None
+        self._storage: StorageRef | None = None
+        self._counts: torch.Tensor | None = None  # the memory's versions, once it is not kept any more
         self._times = 0  # that it was made
-        self._version = 0  # of the memory, with what was written here
+        self._version = 0  # of the kept memory, with what was written here
         self._written: streams.Written | None = None
 
     def overlaps(self, region: Region) -> bool:
@@ -151,14 +152,14 @@ class Memory:
 
     def find(self, entry: Entry) -> torch.Tensor | None:
         """The memory, flat, if an entry's values are there."""
-        if entry.filled != self._times or (memory := self._find()) is None:
+        if entry.filled != self._times or (memory := self._find(entry)) is None:
             return None
         streams.take(self._written, memory)
         return memory
 
     def of(self, entry: Entry) -> torch.Tensor:
         """The memory, flat, with an entry's values in it: the same for as long as anyone still uses it."""
-        memory = self._find()
+        memory = self._find(entry)
         if memory is not None:
             streams.take(self._written, memory)
             if entry.filled == self._times:
@@ -166,9 +167,10 @@ class Memory:
         else:
             self._times += 1
         memory = entry.write_to(memory, self)
-        if entry.source.is_at(memory.untyped_storage()):
+        storage = memory.untyped_storage()
+        if entry.source.is_at(storage):
             return memory  # not away yet, and may be written to: to be asked for each time
-        self._values = weakref.ref(memory)
+        self._storage = StorageRef(storage)
         self._version = memory._version
         entry.filled = self._times
         self._written = streams.written(memory.device)
@@ -177,19 +179,31 @@ class Memory:
     def keep(self, values: torch.Tensor, is_light: bool) -> None:
         """Keep the memory, which these are, for nodes to come."""
         self.is_light = is_light
-        if self._values is not None:
-            self.kept = values
+        if self._storage is not None:
+            self.kept, self._version = values, values._version
+
+    def give_up(self) -> None:
+        """Keep it no longer. While a node still uses it, it is found, and seen if that wrote to it."""
+        if self.kept is not None:
+            self._counts = self.kept.detach()
+            self._counts.data = self.kept.new_empty(0)  # the same versions without the memory
+        self.kept = None
 
     def view(self, values: torch.Tensor, where: Geometry | Region) -> torch.Tensor:
         """A tensor in the memory, whose values these are, that lies as it did in the storage."""
         offset = values.storage_offset() + where.offset - self.start
         return values.as_strided(where.size, where.stride, offset)
 
-    def _find(self) -> torch.Tensor | None:
-        values = self._values() if self._values is not None else None
-        if values is not None and values._version != self._version:
-            self.kept = self._values = values = None  # a node has written its result over what it saved
-        return values
+    def _find(self, entry: Entry) -> torch.Tensor | None:
+        counts = self._counts if self.kept is None else self.kept
+        if counts is not None and counts._version != self._version:
+            self.kept = self._storage = None  # a node has written its result over what it saved
+        if self.kept is not None or self._storage is None:
+            return self.kept
+        storage = self._storage()
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=entry.dtype, device=entry.device).set_(storage)
 
 
 class Entry:

@@ -36,6 +36,7 @@ class Operation:
         takes_out: whether ``compute`` can be given memory to write to, as ``out``.
         is_light: whether it takes no longer than to read and write its tensors.
         may_cancel: whether its result may be small beside what it is computed from.
+        saturates: whether its result nears an end and never passes it.
     """
 
     compute: Compute
@@ -45,6 +46,7 @@ class Operation:
     takes_out: bool = False
     is_light: bool = False
     may_cancel: bool = False
+    saturates: bool = False
 
 
 class Origin:

@@ -141,15 +141,22 @@ def _named(name: str) -> Any:
 
 def _pointwise(name: str, into: str = "", fits: Any = None, is_light: bool = False) -> Operation:
     compute = _plainly(_named(name), _named(into) if into else None)
-    may_cancel = name.partition(".")[0] in ("add", "sub", "rsub")
-    return Operation(compute, fits, takes_out=bool(into), is_light=is_light, may_cancel=may_cancel)
+    packet = name.partition(".")[0]
+    return Operation(
+        compute,
+        fits,
+        takes_out=bool(into),
+        is_light=is_light,
+        may_cancel=packet in ("add", "sub", "rsub"),
+        saturates=packet in ("sigmoid", "erf", "_softmax"),
+    )
 
 
 OPERATIONS: dict[Any, Operation] = {
     **{_named(name): _pointwise(name) for name in _POINTWISE},
     **{_named(name): _pointwise(name, into) for name, into in _INTO.items()},
     **{_named(name): _pointwise(name, into, is_light=True) for name, into in _LIGHT.items()},
-    _ATEN.tanh.default: Operation(_tanh, takes_out=True),
+    _ATEN.tanh.default: Operation(_tanh, takes_out=True, saturates=True),
     _ATEN.div.Tensor: _pointwise("div.Tensor", "div.out", lambda args: _is_number(args[1]), is_light=True),
     _ATEN.pow.Tensor_Scalar: _pointwise(
         "pow.Tensor_Scalar", "pow.Tensor_Scalar_out", lambda args: _is_natural(args[1])

@@ -561,7 +561,7 @@ class Stash:
         kept.append(memory)
         if len(kept) > _KEEP_DECOMPRESSED:
             given_up = next((one for one in kept if one.is_light), kept[0])
-            given_up.kept = None
+            given_up.give_up()
             kept.remove(given_up)
         self._decompressed = [weakref.ref(one) for one in kept]
 

@@ -201,10 +201,12 @@ class Trace(TorchDispatchMode):
             self.before(traits.name, (*args, *kwargs.values()) if kwargs else args)
         result = traits.run(*args, **kwargs) if kwargs else traits.run(*args)
         if traits.written:
+            # What is written to as ``out`` may be a part of a storage, as in place.
+            name = traits.name if writes(traits.name) else f"{traits.name}_"
             for place, key in traits.written:
                 value = args[place] if place < len(args) else (kwargs or {}).get(key)
                 for tensor in _tensors(value):
-                    self._note_write(tensor, traits.name)
+                    self._note_write(tensor, name)
         elif not traits.is_view:
             self._note_results(traits, result, args, kwargs)
         return result
