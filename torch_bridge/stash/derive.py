@@ -281,7 +281,7 @@ class Planner:
             return None
         values = memory.as_strided(region.size, region.stride, region.offset)
         total = torch.linalg.vector_norm(values, 1, dtype=torch.promote_types(dtype, torch.float32))
-        return total.double() / region.count
+        return total.float() / region.count
 
     def _stashed(self, operand: Operand) -> Start | Step | None:
         """What is stashed of an operand; of what is light to make the way, so that it takes no memory."""

@@ -170,7 +170,7 @@ class Memory:
         storage = memory.untyped_storage()
         if entry.source.is_at(storage):
             return memory  # not away yet, and may be written to: to be asked for each time
-        self._storage = StorageRef(storage)
+        self._storage, self._counts = StorageRef(storage), None
         self._version = memory._version
         entry.filled = self._times
         self._written = streams.written(memory.device)
