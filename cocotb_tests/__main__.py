@@ -11,15 +11,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
-from gen import memory
+from gen import memory, processes
 from gen.arguments import add_jobs, at_least, interruptible
 from gen.config import Config
 from gen.toolchain import ToolError
@@ -67,16 +64,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_all(calls: Sequence[Callable[[], Any]], jobs: int, text: str) -> list[Any]:
     """The results of the calls, in their order; so many run at a time."""
-    results: dict[int, Any] = {}
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        futures = {pool.submit(call): i for i, call in enumerate(calls)}
-        try:
-            for future in track(as_completed(futures), text, total=len(futures)):
-                results[futures[future]] = future.result()
-        except (runner.BenchError, ToolError) as error:
-            pool.shutdown(cancel_futures=True)
-            sys.exit(str(error))
-    return [results[i] for i in range(len(calls))]
+    try:
+        return list(processes.run(dict(enumerate(calls)), jobs, text, Path("build")).values())
+    except (runner.BenchError, ToolError) as error:
+        sys.exit(str(error))
 
 
 def _engines(chosen: Sequence[Config]) -> list[tuple[Config, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,9 +35,12 @@ def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C inside ends the program with a line."""
+    """Ctrl-C inside, or the end of a time limit, ends the program with a line."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +48,6 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
     Raises:
         ValueError: an argument, $LIBERTY or $ACTIVITY is wrong.
         gen.toolchain.ToolError: a tool failed.
-        SystemExit: Ctrl-C, or the end of a time limit; what was started has ended.
     """
     configs = [
         replace(config, bus_bytes=width, memories=arguments.memories)
@@ -60,23 +57,17 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
     for config in configs:
         geometry(config)  # raises if there is no such engine
     liberty, activity = (os.environ.get(name) for name in ("LIBERTY", "ACTIVITY"))
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if arguments.scaling:
-            measure_scaling(arguments.jobs, arguments.scaling)
-        else:
-            synthesise(
-                configs,
-                arguments.jobs,
-                placed=[config for config in configs if _is_placed(config, arguments)],
-                liberty=Path(liberty) if liberty else None,
-                activity=Path(activity) if activity else None,
-                show_paths=arguments.paths,
-            )
-    except KeyboardInterrupt:
-        sys.exit("python -m gen synth: interrupted")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if arguments.scaling:
+        measure_scaling(arguments.jobs, arguments.scaling)
+        return
+    synthesise(
+        configs,
+        arguments.jobs,
+        placed=[config for config in configs if _is_placed(config, arguments)],
+        liberty=Path(liberty) if liberty else None,
+        activity=Path(activity) if activity else None,
+        show_paths=arguments.paths,
+    )
 
 
 def _is_placed(config: Config, arguments: argparse.Namespace) -> bool:

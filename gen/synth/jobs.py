@@ -1,25 +1,18 @@
-"""Measurements as jobs: each in a process of its own, its result kept until netlist or flow change."""
+"""Measurements as jobs, each of whose results is kept until netlist or flow change."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import track
-
+from .. import processes
 from ..config import Config
-from ..toolchain import ToolError
 from ..verilog import DELAY_MEMORY_BOX, bytes_per_cycle, convert, digest, make_component, module_name
 from . import ecp5, energy, gates
 
@@ -28,43 +21,9 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-def run(jobs: Mapping[K, Callable[[], T]], processes: int) -> dict[K, T]:
-    """Run jobs side by side, the first ones first, and return their results under the same names.
-
-    When one fails, or the caller is interrupted, those under way end at once with all that they have started.
-
-    Raises:
-        gen.toolchain.ToolError: a job's process was killed; or whatever the job raises.
-    """
-    ROOT.mkdir(parents=True, exist_ok=True)
-    spawn = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory(dir=ROOT, prefix="work-") as work,
-        ProcessPoolExecutor(processes, spawn, initializer=_lead_a_group, initargs=(work,)) as pool,
-    ):
-        names: dict[Future[T], K] = {pool.submit(job): name for name, job in jobs.items()}
-        ended = track(
-            as_completed(names), "synthesising", len(names), console=Console(stderr=True), transient=True
-        )
-        try:
-            found = {names[future]: future.result() for future in ended}
-        except BrokenProcessPool:
-            raise ToolError("a process that measured an engine was killed") from None
-        finally:
-            if not all(future.done() for future in names):
-                for child in multiprocessing.active_children():
-                    child.terminate()
-    return {name: found[name] for name in jobs}
-
-
-def _lead_a_group(work: str) -> None:
-    """Make a worker's end the end of what it started, and ``work`` the place of all temporary files.
-
-    Ctrl-C does not reach the workers: the parent ends them.
-    """
-    os.setsid()
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    os.environ["TMPDIR"] = tempfile.tempdir = str(Path(work).resolve())
+def run(jobs: Mapping[K, Callable[[], T]], at_a_time: int) -> dict[K, T]:
+    """:func:`gen.processes.run` of measurements."""
+    return processes.run(jobs, at_a_time, "synthesising", ROOT)
 
 
 def measure_gates(config: Config, part: str) -> gates.Gates:
