@@ -66,11 +66,13 @@ class Model:
         name: tells models apart.
         write: writes the Verilog of a configuration's part to a path; returns further sources it needs.
         verilator: options of its build.
+        make: variables of the makefile that compiles what Verilator wrote.
     """
 
     name: str
     write: Callable[[Config, str, Path], list[Path]]
     verilator: tuple[str, ...] = ()
+    make: tuple[str, ...] = toolchain.MAKE_VARIABLES
 
 
 def _write_rtl(config: Config, part: str, path: Path) -> list[Path]:
@@ -87,7 +89,10 @@ RTL = Model("rtl", _write_rtl)
 # Without initial values: Verilator fills what no reset has set with random bits, Icarus with X.
 GATES = Model("gates", _write_gates, ("--x-initial", "unique", "--x-assign", "unique"))
 COVERAGE = Model(
-    "coverage", _write_rtl, ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "100000")
+    "coverage",
+    _write_rtl,
+    ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "100000"),
+    toolchain.MAKE_IN_PIECES,
 )
 
 
@@ -171,6 +176,7 @@ def simulate(
         f"{digest(config)} {model.name}",
         partial(model.write, config, part),
         model.verilator,
+        model.make,
     )
     notes = run_benches(
         design, place, task, bench or BENCHES[config.interface], only, simulator, waves, bool(mutants), keep
@@ -229,13 +235,14 @@ class Design:
         top: its name.
         recipe: changes whenever what is written may.
         write: writes its Verilog to a path; returns further sources it needs.
-        verilator: options of its build.
+        verilator, make: as in :class:`Model`.
     """
 
     top: str
     recipe: str
     write: Callable[[Path], list[Path]]
     verilator: tuple[str, ...] = ()
+    make: tuple[str, ...] = toolchain.MAKE_VARIABLES
 
 
 def run_benches(
@@ -297,7 +304,7 @@ def _key(
 def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
     toolchain.cxx()
     os.environ |= toolchain.environment()
-    os.environ["MAKEFLAGS"] = " ".join([*toolchain.MAKE_VARIABLES, "OPT_FAST=-O1"])  # quicker to build
+    os.environ["MAKEFLAGS"] = " ".join([*design.make, "OPT_FAST=-O1"])  # quicker to build
     built = place / "model" / "built"
     if not built.exists():
         shutil.rmtree(place / "model", ignore_errors=True)  # what was interrupted may have left half a file
