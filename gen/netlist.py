@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,7 +174,8 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     """Compare a mutant with its engine on every sequence of inputs that keeps the rules of rtl/stream.
 
     Both get the same inputs; compared are ``ready``, ``valid``, and payloads where they are valid. ABC merges
-    what is provably the same, tries to prove that there is no difference, and else searches for one.
+    what is provably the same, tries to prove that there is no difference, and else searches for one. The
+    verdict is kept beside what it was found in, and holds for the same miter.
 
     Args:
         path: of the model that :func:`write_mutants` wrote.
@@ -200,6 +203,14 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
         f"write_aiger {aiger}",
     ]
     run_yosys(commands, folder / "miter.log")
+    kept = folder / f"{hashlib.sha256(aiger.read_bytes() + str(seconds).encode()).hexdigest()[:16]}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(_compare(aiger, folder, seconds)))
+    return Verdict(*json.loads(kept.read_text()))
+
+
+def _compare(aiger: Path, folder: Path, seconds: int) -> Verdict:
+    """What ABC finds in a miter, whose logs go into a folder."""
     # Registers that are provably the same first: it is all that most equivalent mutants need.
     swept = f"&r {aiger}; &put; lcorr; scorr"
     proof = run([str(_ABC), "-q", f"{swept}; print_stats; pdr -T {seconds}"], folder / "proof.log")
