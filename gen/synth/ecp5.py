@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,15 @@ def ecp5_script(read: str, top: str, netlist: Path) -> list[str]:
     ]
 
 
-def place(verilog: str, folder: Path) -> dict[str, Any]:
-    """Place and route a design with several seeds.
+def place(verilog: str, folder: Path, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
+    """Place and route a design with each of some seeds.
 
     Args:
         verilog: source of :data:`TOP`.
         folder: an empty one to work in.
 
     Returns:
-        "luts" and "mhz", medians of :data:`SEEDS`, "mhz_of_seeds", and of the median's longest path
+        "luts" and "mhz", medians of the seeds, "mhz_of_seeds", and of the median's longest path
         "path": each net's delay in ns until the end of the routing, and its name.
 
     Raises:
@@ -89,7 +90,7 @@ def place(verilog: str, folder: Path) -> dict[str, Any]:
     commands = ecp5_script(f"read_verilog {folder}/source.v", TOP, folder / "ecp5.json")
     run_yosys(commands, folder / "yosys.log")
     reports = []
-    for seed in SEEDS:
+    for seed in seeds:
         options = [*DEVICE, *OPTIONS, "--json", "ecp5.json", "--seed", f"{seed}"]
         reports.append(run_nextpnr(folder, f"{seed}.json", options))
     reports.sort(key=_mhz)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,10 +65,10 @@ def _energy(
     }
 
 
-def place(config: Config, part: str) -> dict[str, Any]:
+def place(config: Config, part: str, seeds: Sequence[int]) -> dict[str, Any]:
     """:func:`gen.synth.ecp5.place` of an engine."""
     source = _source(config, part, behind_registers=True)
-    return _cached([source, ecp5.FLOW], lambda folder: ecp5.place(source, folder))
+    return _cached([source, ecp5.FLOW, repr(seeds)], lambda folder: ecp5.place(source, folder, seeds))
 
 
 def _source(config: Config, part: str, *, behind_registers: bool = False) -> str:

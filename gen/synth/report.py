@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def synthesise(
     configs: Sequence[Config],
     processes: int,
     *,
-    placed: Sequence[Config] = (),
+    placed: Mapping[Config, Sequence[int]] | None = None,
     liberty: Path | None = None,
     activity: Path | None = None,
     show_paths: bool = False,
@@ -32,7 +32,7 @@ def synthesise(
     Args:
         configs: what to measure; of each, all parts.
         processes: how many engines are measured at a time.
-        placed: those of ``configs`` that are also placed on the ECP5, which takes minutes.
+        placed: those of ``configs`` that are also placed on the ECP5, which takes minutes, with their seeds.
         liberty: a cell library to map to as well.
         activity: an ``.npz`` of arrays whose values switch the cells; see :func:`gen.synth.energy.stimulus`.
         show_paths: also print the longest paths.
@@ -54,8 +54,8 @@ def synthesise(
     engines = [(config, part) for config in configs for part in parts(config)]
     todo: dict[tuple[str, Config, str], Callable[[], Any]] = {}  # the slowest first
     for config, part in engines:
-        if config in placed:
-            todo["ecp5", config, part] = partial(jobs.place, config, part)
+        if placed and config in placed:
+            todo["ecp5", config, part] = partial(jobs.place, config, part, placed[config])
     for config, part in engines:
         todo["gates", config, part] = partial(jobs.measure_gates, config, part)
         if liberty:
