@@ -20,12 +20,11 @@ demo: setup library ## The whole story: Verilog, simulation, training with and w
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests
-	$(RUN) pytest -n 2 --dist worksteal
+	$(RUN) pytest -n 2 --dist worksteal --durations 25
 
 check: lint ## Lint, types, the golden models and a small bench of each format, in a minute or two
-	$(RUN) pytest -q -n 2 tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py
-	$(RUN) cocotb_tests sim --preset gpt2-bf16-2x --blocks 300
-	$(RUN) pytest -q tests/test_hardware.py -k "matches_the_golden_model and fp16_n64_t20_hadamard"
+	$(RUN) pytest -q -n 2 --dist worksteal tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py \
+	  tests/test_hardware.py -k "not test_hardware or matches_the_golden_model and (fp16_n32_t37 or fp16_n64_t20_hadamard)"
 
 lint: setup
 	$(BIN)/ruff check .

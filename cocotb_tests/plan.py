@@ -42,8 +42,9 @@ are those of each command's last whole run, in [verification.json](verification.
 *Simulated* are random stimulus and the corners of the format, compared with golden/, under every pattern of
 idling and stalling at either end; a seed makes all of it again (`python -m cocotb_tests sim --seed 7`).
 *Inductive* proofs hold for all time, *bounded* ones for all behaviours of the cycles stated after reset;
-*reached* shows that what a claim is about occurs. Proofs of control are of engines in full size: no control
-depends on data, so that a solver can leave the datapaths out.
+*reached* shows that what a claim is about occurs. Proofs of control are of presets in full size, where a row
+names one, as no control depends on data and a solver can leave the datapaths out; and of the small engines
+that rows name.
 """
 
 _BENCHES = """## How good the benches are

@@ -128,9 +128,9 @@ class BlockFormat(ABC):
         if values.dtype != ft.array:
             raise ValueError(f"values must be {ft.array} for dtype {self.dtype!r}, not {values.dtype}")
         flat = np.ascontiguousarray(values).reshape(-1).view(ft.bits)
-        step = max(1, CHUNK_VALUES // self.block) * self.block
-        for start in range(0, len(flat), step):
-            chunk = flat[start : start + step]
+        size = max(1, CHUNK_VALUES // self.block) * self.block
+        for start in range(0, len(flat), size):
+            chunk = flat[start : start + size]
             if len(chunk) % self.block:
                 chunk = np.pad(chunk, (0, -len(chunk) % self.block))
             yield chunk.reshape(-1, self.block)

@@ -304,13 +304,13 @@ class PlaneFormat(BlockFormat):
         if self.rounding == "truncate":
             return kept
         half = lost.astype(ft.bits)[:, None]
-        step = half << ft.bits.type(1)
-        up = rest + ((kept & step) != 0) > half
+        unit = half << ft.bits.type(1)
+        up = rest + ((kept & unit) != 0) > half
         mantissa = kept & ft.bits.type(ft.mantissa_mask)
-        rounded = mantissa + up * step
+        rounded = mantissa + up * unit
         # A carry that leaves the stored planes, for a zero plane or the exponent, saturates.
         stray = rounded & ~(flags & ft.mantissa_mask).astype(ft.bits)[:, None]
-        return np.where(stray == 0, kept + up * step, kept)
+        return np.where(stray == 0, kept + up * unit, kept)
 
     def _code_specials(self, words: np.ndarray) -> np.ndarray:
         """Two bits a value for a block with NaNs whose target has no room for a third plane."""

@@ -832,8 +832,9 @@ def test_the_backend_of_every_rule_is_made_at_once(monkeypatch, tmp_path):
 
 
 def test_a_bad_argument_is_an_error_at_once(tmp_path):
-    with pytest.raises(ValueError, match="backend must be one of"):
-        compress_activations(NOTHING, FMT, "gpu")
+    for policy in (FMT, Policy([]), Policy([Rule(FMT, dtype="float32")]), Policy([Rule(FMT, least=9)])):
+        with pytest.raises(ValueError, match=r"backend must be one of .*, not 'gpu'"):
+            compress_activations(NOTHING, policy, "gpu")
     with pytest.raises(ValueError, match="must have a target"):
         compress_activations(NOTHING, PlaneFormat("fp32", 64, None))
     with pytest.raises(ValueError, match="min_values must not be negative, not -1"):

@@ -166,6 +166,47 @@ def test_the_hosts_memory_alone(device, monkeypatch):
     assert len([handle for handle in put(step, 8) if handle is not None]) == 5
 
 
+@pytest.mark.parametrize("is_computed", [True, False], ids=["computed", "to be computed"])
+@pytest.mark.parametrize("amount", ["all", "adaptive"])
+def test_copies_to_the_hosts_memory_are_bounded(tmp_path, monkeypatch, device, amount, is_computed):
+    monkeypatch.setattr(transfers, "IN_FLIGHT", 3 * BYTES)
+    monkeypatch.setattr(Event, "synchronize", Event.set)  # it is copied when it is waited for
+    monkeypatch.setattr(copies, "work_until_now", lambda _: None if is_computed else Event())
+    device.is_done_at_once = False
+    step = Offload(tmp_path, amount=amount, host_bytes=100 * BYTES).begin()
+    tensors, handles, alive = [], [], []
+    for value in range(30):
+        tensor = number(value)
+        tensors.append(weakref.ref(tensor))
+        handles.append(step.put(tensor, f"tensor {value}"))
+        del tensor
+        alive.append(sum(seen() is not None for seen in tensors))
+    if not is_computed:  # the device is behind, not the copies
+        assert alive[-1] == 30
+        assert None not in handles
+    else:
+        assert max(alive) == 3
+        assert sum(handle is not None for handle in handles) == (30 if amount == "all" else 3)
+    sent = [value for value in range(30) if handles[value] is not None]
+    assert all(torch.equal(handles[value].get(), number(value)) for value in reversed(sent))
+
+
+def test_what_is_copied_is_let_go_though_no_more_is_sent(tmp_path, device):
+    device.is_done_at_once = False
+    disk = Offload(tmp_path, amount=2 * BYTES)
+    step, tensors = disk.begin(), [number(0), number(1)]
+    seen = [weakref.ref(tensor) for tensor in tensors]
+    handles = [step.put(tensor, "a tensor") for tensor in tensors]
+    tensors.clear()
+    device.events[0].set()
+    assert step.put(number(2), "one too many") is None
+    assert [tensor() is not None for tensor in seen] == [False, True]
+    device.events[1].set()
+    step.end_forward()
+    assert seen[1]() is None
+    check(handles)
+
+
 def test_tensors_of_a_cpu_stay_where_only_the_hosts_memory_is(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     x = torch.ones(VALUES, requires_grad=True)

@@ -1,8 +1,10 @@
 """The rooms of the house: who imports whom, late imports included, and that there are no circles."""
 
 import ast
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -97,7 +99,10 @@ def test_there_are_no_circles_of_imports():
 def test_the_one_import_has_everything_public_and_no_more():
     assert {*bitstash.__all__} == {*golden.__all__, *torch_bridge.__all__}
     for name in bitstash.__all__:
-        assert getattr(bitstash, name) is getattr(torch_bridge, name, None) or getattr(golden, name)
+        homes = [room for room in (golden, torch_bridge) if name in room.__all__]
+        assert [getattr(bitstash, name) is getattr(room, name) for room in homes] == [True] * len(homes)
+    shown = {"compress_activations", "keep_activations", "calibrate", "Policy", "Rule", "Offload"}
+    assert {*bitstash.__all__} >= {*shown, "PlaneFormat", "HadamardFormat"}
 
 
 @pytest.mark.parametrize("absent", ["numba", "transformers", "matplotlib", "triton", "amaranth", "cocotb"])
@@ -106,6 +111,20 @@ def test_the_one_import_needs_its_dependencies_only(absent):
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_types_are_shipped():
-    for package in ("bitstash", "golden", "torch_bridge"):
-        assert (ROOT / package / "py.typed").exists()
+def test_the_wheel_has_the_import_with_its_types_and_no_hardware(tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for room in HOUSE:
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    expected = [
+        str(path.relative_to(ROOT))
+        for package in ("bitstash", "golden", "torch_bridge")
+        for pattern in ("*.py", "py.typed")
+        for path in (ROOT / package).rglob(pattern)
+    ]
+    assert sorted(names) == sorted(expected)
+    assert {f"{package}/py.typed" for package in ("bitstash", "golden", "torch_bridge")} <= {*names}

@@ -242,7 +242,7 @@ def _counts(config: Config, part: str, whole_blocks: bool = False, less: int = 0
     proof = Proof(NUMBER, _name(config, part), name, harness, REACHABILITY, 20)
     if config.preset and not compresses and not less:
         return proof
-    depth = max(20, latency + 8)
+    depth = max(20, latency + 3 * engine.words)  # beyond the second word that is given
     return replace(proof, engine=SEARCH, depth=depth, mode="bmc", finds=less > 0)
 
 
@@ -377,12 +377,15 @@ def _tiny(fmt: TinyFormat) -> str:
 
 def _of_hadamard() -> Iterator[Proof]:
     """The Hadamard engines as streams; as in the planes' engines, no control depends on data."""
+    whole = PRESETS["gpt2-fp32-16x"]
     for part in ("compressor", "decompressor"):
-        yield _engine_contract(HADAMARD, part)
-        yield _counts(HADAMARD, part, whole_blocks=True)
+        for config in (HADAMARD, whole):
+            yield _engine_contract(config, part)
+            yield _counts(config, part, whole_blocks=True)
         yield _counts(HADAMARD, part, whole_blocks=True, less=1)
-    yield _counts(HADAMARD, "compressor")
-    yield _never_hangs(HADAMARD)
+    for config in (HADAMARD, whole):
+        yield _counts(config, "compressor")
+        yield _never_hangs(config)
 
 
 def _of_hadamard_blocks() -> Iterator[Proof]:

@@ -171,7 +171,7 @@ class Registers(wiring.Component):
         # The one that is written.
         number, is_enabled, is_locked = Signal(range(count)), Signal(), Signal()
         is_control, enables, is_empty = Signal(), Signal(), Signal()
-        step = Signal(range(count + 2))
+        phase = Signal(range(count + 2))
         current, wanted = Array(regions)[number], Signal.like(Cat(regions[0].format, regions[0].merge))
         merges = word[3] if parameters.merging else C(0, 1)
         can_be = (word[8:12] <= len(parameters.formats)) & (word[3] == merges)
@@ -198,7 +198,7 @@ class Registers(wiring.Component):
             with m.Case(*_all_of("REGION_CONTROL", count)), m.If(can_be & (~stays | is_same)):
                 m.d.comb += [accepted.eq(~is_empty), is_control.eq(1)]
                 with m.If(enables):
-                    m.d.comb += is_done.eq((step == count + 1) | is_empty)
+                    m.d.comb += is_done.eq((phase == count + 1) | is_empty)
                 with m.Elif(is_enabled & ~word[0]):
                     m.d.comb += [self.drain.eq(1), is_done.eq(self.drained)]
         for i, region in enumerate(regions):
@@ -215,18 +215,18 @@ class Registers(wiring.Component):
         end, start, stop = (Signal(parameters.page_bits + 1, name=name) for name in ("end", "start", "stop"))
         m.d.comb += end.eq(one.stored + stored_pages(parameters, one.size, one.format))
         with m.If(enables):
-            m.d.sync += step.eq(Mux(is_done, 0, step + 1))
+            m.d.sync += phase.eq(Mux(is_done, 0, phase + 1))
             m.d.comb += [
-                picked.eq(Mux(step < 2, number, step - 2)),
-                is_empty.eq((step == 0) & ~one.size.any()),
+                picked.eq(Mux(phase < 2, number, phase - 2)),
+                is_empty.eq((phase == 0) & ~one.size.any()),
             ]
-        with m.If(step == 1):
+        with m.If(phase == 1):
             m.d.sync += [start.eq(one.stored), stop.eq(end)]
             m.d.sync += fits.bit_select(number, 1).eq(~end[-1] | ~end[:-1].any())
         meets = (one.stored < stop) & (start < end)
         for (i, j), clash in clashes.items():
             is_pair = ((number == i) & (picked == j)) | ((number == j) & (picked == i))
-            with m.If((step > 1) & is_pair):
+            with m.If((phase > 1) & is_pair):
                 m.d.sync += clash.eq(meets)
         control = Cat(one.enabled, locked.bit_select(picked, 1), one.usable, one.merge, C(0, 4), one.format)
         registers = {"BASE": one.base, "SIZE": one.size, "STORED": one.stored, "CONTROL": control}

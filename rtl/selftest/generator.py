@@ -23,16 +23,16 @@ class Generator(wiring.Component):
         bus_bytes: bytes of a word.
 
     Members:
-        seed: of the first lane; those of the others follow by a constant step.
+        seed: of the first lane; those of the others follow by a constant.
         start: the next word is the first one of ``seed``.
-        step: the next word is the next one.
+        next: the word of the next cycle is the next one.
         mask, ones: see above.
         word: the word of the moment.
     """
 
     def __init__(self, bus_bytes: int):
         self._lanes = bus_bytes // 4
-        members = {"start": In(1), "step": In(1), "word": Out(8 * bus_bytes)}
+        members = {"start": In(1), "next": In(1), "word": Out(8 * bus_bytes)}
         super().__init__({**dict.fromkeys(("seed", "mask", "ones"), In(32)), **members})
 
     def elaborate(self, platform):
@@ -45,6 +45,6 @@ class Generator(wiring.Component):
                 mixed = (mixed ^ (mixed << shift if shift > 0 else mixed >> -shift))[:32]
             with m.If(self.start):
                 m.d.sync += state.eq(self.seed + (lane * LANE_STEP & 0xFFFFFFFF))
-            with m.Elif(self.step):
+            with m.Elif(self.next):
                 m.d.sync += state.eq(mixed)
         return m

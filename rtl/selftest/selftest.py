@@ -94,7 +94,7 @@ class SelfTest(wiring.Component):
         is_there = self._fetch(m, read, fetched, Mux(is_raw, job.count, 0), words.ready)
         m.d.comb += [
             *(generator.seed.eq(self._commands.request.seed), generator.start.eq(starts)),
-            *(generator.mask.eq(job.mask), generator.ones.eq(job.ones), generator.step.eq(words.ready)),
+            *(generator.mask.eq(job.mask), generator.ones.eq(job.ones), generator.next.eq(words.ready)),
             words.valid.eq(is_there | (self.busy & is_generated & (verdict.taken != job.count))),
             words.p.data.eq(Mux(is_generated, generator.word, read.data)),
             words.p.last.eq(verdict.taken == job.count - 1),

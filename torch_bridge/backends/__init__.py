@@ -29,7 +29,7 @@ from .quant_format import QuantFormat
 from .torch_backend import TorchBackend
 from .verilated_backend import VerilatedBackend
 
-__all__ = ["IN_PLACE", "NAMES", "AutoBackend", "Backend", "get"]
+__all__ = ["IN_PLACE", "NAMES", "AutoBackend", "Backend", "check_name", "get"]
 
 
 class AutoBackend(Backend):
@@ -88,6 +88,12 @@ NAMES = tuple(_BACKENDS)
 IN_PLACE = ("regions", "memory")  # what they give is to stay where it is
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError if no backend has that name."""
+    if name not in NAMES:
+        raise ValueError(f"backend must be one of {', '.join(NAMES)}, not {name!r}")
+
+
 def get(name: str, fmt: StashFormat) -> Backend:
     """The backend of that name for one format.
 
@@ -107,8 +113,7 @@ def get(name: str, fmt: StashFormat) -> Backend:
         >>> backend.compress(torch.ones(100)).shape
         torch.Size([2, 80])
     """
-    if name not in NAMES:
-        raise ValueError(f"backend must be one of {', '.join(NAMES)}, not {name!r}")
+    check_name(name)
     if fmt.target is None:
         raise ValueError("the bridge stashes blocks of a fixed size: fmt must have a target, not None")
     if isinstance(fmt, QuantFormat):

@@ -29,10 +29,8 @@ class Step:
         self._freeing: deque[int] = deque()  # by finalizers
         self._items: list[weakref.ref[Offloaded]] = []
         self._starts: list[int] = []  # bytes that were sent before each
-        self._next, self._reached = (
-            -1,
-            0,
-        )  # the number of what is read next; bytes sent before what was needed
+        self._next = -1  # the number of what is read next
+        self._reached = 0  # bytes sent before what was needed
         self._began = perf_counter()
         self._turned: float | None = None
         self._ended = self._forward = self._waited = 0.0
@@ -52,6 +50,7 @@ class Step:
         """
         self._was_limited |= self._limit is not None and self.bytes + tensor.nbytes > self._limit
         if self._was_limited:
+            self._transfers.poll()
             return None
         item = self._transfers.send(tensor, name, tensor if counts is None else counts)
         if item is None:
@@ -70,6 +69,7 @@ class Step:
 
     def end_forward(self) -> None:
         self._forward = (self._turned or perf_counter()) - self._began
+        self._transfers.poll()
 
     def advance(self) -> None:
         """The backward pass needs a tensor, sent or kept: read what it will need next."""

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import takewhile
 from time import perf_counter
 
 import torch
@@ -118,7 +119,8 @@ class Transfers:
             in_host_memory = copies.in_host_memory(tensor.device)
             reserved = 0 if self._file is None else 2 * self.most_in_flight
             stays = not in_host_memory and self._resident + tensor.nbytes <= self._host_bytes - reserved
-            if not stays and not self._has_room(tensor.nbytes, in_host_memory):
+            room = self._keeps_up(tensor.nbytes) if stays else self._has_room(tensor.nbytes, in_host_memory)
+            if not room:
                 return None
             item = Offloaded(tensor, name, counts)
             ready = None if in_host_memory else self._copy(item, tensor)
@@ -224,6 +226,23 @@ class Transfers:
                 if self._file is not None:
                     self._file.close()
 
+    def _keeps_up(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be on their way to the host's memory, if need be after waiting.
+
+        What the device has not computed yet is not late.
+        """
+        while self._late_bytes() + nbytes > self.most_in_flight:
+            if not self._waits:
+                return False
+            self._copying[0].ready.synchronize()
+            self.poll()
+        return True
+
+    def _late_bytes(self) -> int:
+        """Of a device's tensors that are computed, and not copied yet."""
+        computed = takewhile(lambda copying: copying.is_computed, self._copying)
+        return sum(copying.tensor.nbytes for copying in computed)
+
     def _has_room(self, nbytes: int, in_host_memory: bool) -> bool:
         """Whether so many bytes more may be on their way to the file, if need be after waiting for it."""
         if self._file is None:
@@ -238,11 +257,12 @@ class Transfers:
 
     def _copy(self, item: Offloaded, tensor: torch.Tensor) -> copies.Event | None:
         """Begin to copy a device's tensor, which is held for so long; when that has happened."""
+        computed = copies.work_until_now(tensor.device)
         item.memory, ready = copies.to_host(tensor)
         if ready is None:
             item.let_go()
         else:
-            self._copying.append(_Copying(weakref.ref(item), tensor, ready))
+            self._copying.append(_Copying(weakref.ref(item), tensor, computed, ready))
         return ready
 
     def _keep(self, item: Offloaded) -> None:
@@ -317,7 +337,12 @@ class _Copying:
 
     item: weakref.ref[Offloaded]
     tensor: torch.Tensor
+    computed: copies.Event | None
     ready: copies.Event
+
+    @property
+    def is_computed(self) -> bool:
+        return self.computed is None or self.computed.query()
 
     @property
     def is_done(self) -> bool:

@@ -26,6 +26,7 @@ class Codecs:
     """
 
     def __init__(self, policy: Policy, name: str) -> None:
+        backends.check_name(name)
         self._name = name
         keeps = [rule.keep for rule in policy.rules if not rule.least and rule.dtype == "*"]
         self._backends = {keep: backends.get(name, keep) for keep in keeps if isinstance(keep, StashFormat)}

@@ -51,7 +51,7 @@ _BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
 Start = Entry | Raw
 
 
-class Step:
+class Redone:
     """An operation that is done again.
 
     Args:
@@ -69,7 +69,7 @@ class Step:
         *("cost", "is_exact", "operations", "work"),
     )
 
-    def __init__(self, recipe: Recipe, inputs: list[tuple[int, Start | Step, Geometry]]) -> None:
+    def __init__(self, recipe: Recipe, inputs: list[tuple[int, Start | Redone, Geometry]]) -> None:
         self._operation, self._args, self._kwargs = recipe.operation, list(recipe.args), recipe.kwargs
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
@@ -78,17 +78,17 @@ class Step:
         for place, part, where in inputs:
             self._args[place] = None  # a recipe is not held any longer
             self.is_exact = self.is_exact and part.is_exact
-            if isinstance(part, (Step, Derived)):
+            if isinstance(part, (Redone, Derived)):
                 self.operations += part.operations
                 self.work += part.work
-            if isinstance(part, Step):
+            if isinstance(part, Redone):
                 self.cost += part.cost
                 if recipe.operation.takes_out and self._lies_like(part, where):
                     self._over = place
         self._may_overflow = not self.is_exact and self._dtype == torch.float16
 
     @property
-    def inputs(self) -> list[tuple[int, Start | Step, Geometry]]:
+    def inputs(self) -> list[tuple[int, Start | Redone, Geometry]]:
         """By the places of arguments: what each operand is part of, and where it lies in it."""
         return self._inputs
 
@@ -101,7 +101,7 @@ class Step:
         """Whether an operand that lies there is all of its result."""
         return where is self._geometry
 
-    def _lies_like(self, part: Step, where: Geometry) -> bool:
+    def _lies_like(self, part: Redone, where: Geometry) -> bool:
         """Whether the result can be written over an operand, which no one else has."""
         mine = self._geometry
         is_whole = part.is_whole(where) and part._dtype == self._dtype
@@ -115,7 +115,7 @@ class Step:
     def add_starts(self, starts: dict[Start, None]) -> None:
         """Add everything that it starts from, each once."""
         for _, part, _ in self._inputs:
-            if isinstance(part, Step):
+            if isinstance(part, Redone):
                 part.add_starts(starts)
             else:
                 starts[part] = None
@@ -124,7 +124,7 @@ class Step:
         """The operation's result as it lay in memory, from the memories of all starting points."""
         args = list(self._args)
         for place, part, where in self._inputs:
-            if isinstance(part, Step):
+            if isinstance(part, Redone):
                 made = part.run(memories)
                 if where is not part._geometry:
                     offset = made.storage_offset() + where.offset
@@ -151,24 +151,26 @@ class Derived(Entry):
 
     Args:
         source, region, values: as of :class:`Entry`; the region is a run of memory.
-        step: that makes all of it.
+        redone: what makes all of it.
         sums: of its row in the report, where the time that it takes is added.
 
     Attributes:
-        operations, work: of the step.
-        step, sums: as given.
+        operations, work: of what makes it.
+        redone, sums: as given.
     """
 
     operations: int
     work: int
 
-    def __init__(self, source: Source, region: Region, values: torch.Tensor, step: Step, sums: Sums) -> None:
+    def __init__(
+        self, source: Source, region: Region, values: torch.Tensor, redone: Redone, sums: Sums
+    ) -> None:
         super().__init__(source, region, None, values, None)
-        self.step, self.sums = step, sums
+        self.redone, self.sums = redone, sums
         self._unsaved = [region]
         self._starts: dict[Start, None] = {}
-        step.add_starts(self._starts)
-        self.operations, self.work = step.operations, step.work
+        redone.add_starts(self._starts)
+        self.operations, self.work = redone.operations, redone.work
 
     def save(self, region: Region) -> int:
         """A region of it is saved; how many of its elements were not yet."""
@@ -185,11 +187,11 @@ class Derived(Entry):
 
     @property
     def is_exact(self) -> bool:
-        return self.step.is_exact
+        return self.redone.is_exact
 
     @property
     def is_light(self) -> bool:
-        return self.step.is_light
+        return self.redone.is_light
 
     @property
     def needs(self) -> list[Entry]:
@@ -205,7 +207,7 @@ class Derived(Entry):
                 memories[start] = start.memory.of(start)
         began = perf_counter()
         with _BELOW_AUTOGRAD(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
-            made = self.step.run(memories)
+            made = self.redone.run(memories)
         values = made.as_strided((self.region.count,), (1,), made.storage_offset())
         self.sums.seconds += perf_counter() - began
         if memory is None:
@@ -228,7 +230,7 @@ class Planner:
         self._trace = trace
         self.copied = 0
 
-    def plan(self, tensor: torch.Tensor, origin: Origin) -> tuple[Step, Region] | None:
+    def plan(self, tensor: torch.Tensor, origin: Origin) -> tuple[Redone, Region] | None:
         """What makes the memory of a saved tensor, and all of that memory; None if nothing can."""
         recipe = origin.recipe
         if recipe is None or recipe.version != tensor._version or recipe.dtype != tensor.dtype:
@@ -237,14 +239,14 @@ class Planner:
         if whole.has_gaps or not region.is_within(whole):
             return None
         self.copied = 0
-        step = self._step(recipe, _SMALL * region.count * tensor.element_size(), origin)
-        if step is None or step.operations > MOST_OPERATIONS or step.work > MOST_WORK * region.count:
+        redone = self._redo(recipe, _SMALL * region.count * tensor.element_size(), origin)
+        if redone is None or redone.operations > MOST_OPERATIONS or redone.work > MOST_WORK * region.count:
             return None
-        return step, whole
+        return redone, whole
 
-    def _step(self, recipe: Recipe, small: float, origin: Origin) -> Step | None:
+    def _redo(self, recipe: Recipe, small: float, origin: Origin) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
-        inputs: list[tuple[int, Start | Step, Geometry]] = []
+        inputs: list[tuple[int, Start | Redone, Geometry]] = []
         operands: list[Operand] = []
         for place, operand in enumerate(recipe.args):
             if type(operand) is Operand:
@@ -258,12 +260,12 @@ class Planner:
                     return None
                 inputs.append((place, found, operand.geometry))
                 operands.append(operand)
-        step = Step(recipe, inputs)
-        if recipe.operation.may_cancel and not step.is_exact and not _is_of_one(recipe, inputs):
+        redone = Redone(recipe, inputs)
+        if recipe.operation.may_cancel and not redone.is_exact and not _is_of_one(recipe, inputs):
             lossy = [one for one, (_, part, _) in zip(operands, inputs, strict=True) if not part.is_exact]
             if self._cancels(recipe, origin, lossy):
                 return None
-        return step
+        return redone
 
     def _cancels(self, recipe: Recipe, origin: Origin, operands: list[Operand]) -> bool:
         """Whether a sum is smaller than what was added, whose error it has then, or may be."""
@@ -283,7 +285,7 @@ class Planner:
         total = torch.linalg.vector_norm(values, 1, dtype=torch.promote_types(dtype, torch.float32))
         return total.float() / region.count
 
-    def _stashed(self, operand: Operand) -> Start | Step | None:
+    def _stashed(self, operand: Operand) -> Start | Redone | None:
         """What is stashed of an operand; of what is light to make the way, so that it takes no memory."""
         source = operand.source
         if source is None:
@@ -294,7 +296,7 @@ class Planner:
         may_stay = not is_gathered and self._trace.is_current(origin)
         left = source.left(region) if may_stay else None
         found = left or source.holding(region)
-        return found.step if isinstance(found, Derived) and found.is_light else found
+        return found.redone if isinstance(found, Derived) and found.is_light else found
 
     def _parameter(self, operand: Operand) -> Raw | None:
         """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""
@@ -307,11 +309,11 @@ class Planner:
         is_there = values.untyped_storage()._cdata == operand.origin.storage.address
         return Raw(values, None, parameter) if is_there else None
 
-    def _made(self, operand: Operand, small: float) -> Step | None:
+    def _made(self, operand: Operand, small: float) -> Redone | None:
         recipe = operand.origin.recipe
         if recipe is None or (recipe.version, recipe.dtype) != (operand.version, operand.dtype):
             return None
-        return self._step(recipe, small, operand.origin)
+        return self._redo(recipe, small, operand.origin)
 
     def _copy(self, operand: Operand, small: float) -> Entry | None:
         """A copy of a small tensor that is still there."""
@@ -335,23 +337,23 @@ class Planner:
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
 
 
-def _is_of_one(recipe: Recipe, inputs: list[tuple[int, Start | Step, Geometry]]) -> bool:
+def _is_of_one(recipe: Recipe, inputs: list[tuple[int, Start | Redone, Geometry]]) -> bool:
     """Whether a sum is a function of each value of one tensor, as ``x + x ** 3``, or ``1 + tanh(x)``.
 
     Of a number and what saturates: how near that is to its end has no larger error than its argument.
     """
     if any(isinstance(value, (int, float)) and value for value in recipe.args):
-        steps = [part.step if isinstance(part, Derived) else part for _, part, _ in inputs]
-        return all(isinstance(step, Step) and step.saturates for step in steps)
+        parts = [part.redone if isinstance(part, Derived) else part for _, part, _ in inputs]
+        return all(isinstance(part, Redone) and part.saturates for part in parts)
     leaves: set[tuple[Start, Geometry]] = set()
     return all(_is_pointwise(part, where, leaves) for _, part, where in inputs) and len(leaves) == 1
 
 
-def _is_pointwise(part: Start | Step, where: Geometry, leaves: set[tuple[Start, Geometry]]) -> bool:
+def _is_pointwise(part: Start | Redone, where: Geometry, leaves: set[tuple[Start, Geometry]]) -> bool:
     """Whether all of it is made of lossy tensors, value by value; these are added to the leaves."""
     if part.is_exact:
         return False
-    if not isinstance(part, Step):
+    if not isinstance(part, Redone):
         leaves.add((part, where))
         return True
     return part.is_whole(where) and all(_is_pointwise(*one[1:], leaves) for one in part.inputs)
