@@ -54,8 +54,10 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_engine_makes_whole_rows_once(elsewhere, monkeypatch):
+def test_an_engine_makes_whole_rows_once(elsewhere, monkeypatch, capsys):
     rows = report.synthesise([SMALL], 2, liberty=LIBRARY)
+    printed = capsys.readouterr().out
+    assert all(f"{row['kge']:.1f}" in printed and f"{row['area']:.0f}" in printed for row in rows)
     assert rows == json.loads(Path("build/synth/report.json").read_text())
     assert [row["part"] for row in rows] == ["compressor", "decompressor"]
     for row in rows:
@@ -191,6 +193,7 @@ def test_registers_around_a_design_delay_it_by_two_cycles():
         (["--jobs", "0"], {}, "2"),
         (["--scheme", "planes", "--target", "1"], {}, "target must be .*, not 1"),
         ([], {"LIBERTY": "absent.lib"}, "LIBERTY must be a cell library's file, not 'absent.lib'"),
+        ([], {"LIBERTY": __file__}, "LIBERTY must be a cell library's file, not '.*test_synth.py'"),
         ([], {"ACTIVITY": "absent.npz"}, "ACTIVITY must be a file of arrays, not 'absent.npz'"),
         ([], {"ACTIVITY": __file__}, "ACTIVITY is for the energy of a cell library"),
     ],

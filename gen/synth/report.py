@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,11 @@ from ..config import Config
 from ..verilog import bytes_per_cycle, parts
 from . import jobs
 from .gates import Gates
+
+_WIDEST = 1000  # no table is
+
+# How a file in the Liberty format begins, behind its comments.
+_LIBRARY = re.compile(r"^\s*library\s*\(", re.MULTILINE)
 
 
 def synthesise(
@@ -45,7 +51,7 @@ def synthesise(
         ValueError: there is no such library, or no such file of arrays.
         gen.toolchain.ToolError: a tool failed; then nothing is written.
     """
-    if liberty and not liberty.is_file():
+    if liberty and not (liberty.is_file() and _LIBRARY.search(liberty.read_text(errors="replace"))):
         raise ValueError(f"LIBERTY must be a cell library's file, not {str(liberty)!r}")
     if activity and not activity.is_file():
         raise ValueError(f"ACTIVITY must be a file of arrays, not {str(activity)!r}")
@@ -74,8 +80,9 @@ def synthesise(
     for name, content in (("report.json", rows), ("details.json", details)):
         (out / name).write_text(json.dumps(content, indent=2, default=vars) + "\n")
 
-    console = Console(width=max(Console().width, 132))
-    console.print(_table(rows))
+    table = _table(rows)
+    console = Console(width=max(Console().width, 132, Console(width=_WIDEST).measure(table).maximum))
+    console.print(table)
     for same in _by_engine(details):
         console.print(_modules_table(same))
     if show_paths:
@@ -119,7 +126,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     headings = ["bus\nbytes", "kGE", "kGE per\nbyte/cycle", "flip-\nflops", "memory\nbits", "NAND\nlevels"]
     headings += ["ECP5\nLUTs", "ECP5\nMHz"]
     if "area" in rows[0]:
-        headings += ["cell\narea", "delay\nps", "pJ per\nbyte", "clock's"]
+        headings += ["area\nµm²", "delay\nps", "pJ per\nbyte", "clock's"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     formats = {"kge": ".1f", "kge_per_byte_per_cycle": ".2f", "area": ".0f", "delay_ps": ".0f"}
