@@ -62,13 +62,15 @@ def run(
         netlist.write_mutants(config, part, path, count, seed)
         return []
 
+    # A mutant may be several cases of a parallel one at a time; that is no end of the simulation.
+    model = runner.Model(f"{count} mutants, seed {seed}", write, ("--no-assert",))
     (note,) = (
         note
         for note in runner.simulate(
             config,
             part,
             folder,
-            model=runner.Model(f"{count} mutants, seed {seed}", write),
+            model=model,
             bench="bench_mutants",
             blocks=blocks,
             seed=seed,
