@@ -1,21 +1,28 @@
 """The self-test for boards: simulated behind a pseudo-terminal, the host's errors, the bitstream's checks."""
 
+import errno
 import json
+import os
 import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import serial
 from filelock import FileLock
 from rich.progress import Progress
 
+from gen import provenance
 from gen.__main__ import main
 from gen.board import bitstream, command, simulation
-from gen.board.check import Found, check_compression
+from gen.board.check import Found, check_compression, check_decompression
 from gen.board.device import About, Device
 from gen.board.files import compress_array, decompress_array, read_array, read_compressed
 from gen.board.link import Link, LinkError, Request, decode, encode, open_port
-from gen.board.selftest import hostile, selftest
+from gen.board.selftest import hostile, selftest, spoil
 from gen.toolchain import ToolError
 from golden import HadamardFormat, PlaneFormat
 from golden.floats import FLOAT_TYPES
@@ -40,10 +47,20 @@ def device(port):
     return Device(Link(port, simulation.PATIENCE))
 
 
-def test_all_blocks_that_go_through_the_board_are_the_golden_models(device):
+def test_all_blocks_that_go_through_the_board_are_the_golden_models(device, monkeypatch):
     assert device.about == ABOUT
+    runs = []
+
+    def run(device, fmt, *given, **of_request):
+        verdict = board_run(device, fmt, *given, **of_request)
+        runs.append((fmt, verdict.errors))
+        return verdict
+
+    board_run = Device.run
+    monkeypatch.setattr(Device, "run", run)
     found = selftest(device, 200, QUIET)
     for fmt, of_format in found.items():
+        assert any(of_run == fmt and errors for of_run, errors in runs)  # of blocks that no encoder produces
         assert (of_format.mismatches, of_format.blocks >= 200) == (0, True), fmt
         assert of_format.taken / of_format.cycles > 8  # of 16; short runs have to fill the pipeline
     assert device.link.errors == 0
@@ -61,6 +78,33 @@ def test_a_block_that_differs_is_counted(device):
     found = Found()
     check_compression(device, truncating, values, Place.RAW, found)
     assert (found.mismatches, found.blocks) == (1, 8)
+
+
+@pytest.mark.parametrize("fmt", [PLANES, HADAMARD], ids=lambda fmt: fmt.scheme)
+def test_blocks_that_no_encoder_produces_are_zeros_with_errors_on_the_board(device, fmt, monkeypatch):
+    rng = np.random.default_rng(4)
+    values = hostile(fmt.float_type, 8 * fmt.block, rng)
+    stored, refused = spoil(fmt, fmt.compress(values), rng)
+    assert refused.sum() == 1
+    for index, block in enumerate(stored):
+        if refused[index]:
+            with pytest.raises(ValueError, match="no encoder produces"):
+                fmt.decompress(block[None], fmt.block)
+        else:
+            assert (block == fmt.compress(values)[index]).all()
+    found = Found()
+    given = check_decompression(device, fmt, stored, 0, found, refused).reshape(8, -1)
+    assert (found.mismatches, found.blocks) == (0, 8)
+    assert not given[refused].view(np.uint8).any()
+    assert device.verdict().errors == fmt.raw_bytes // 16
+
+    def run(*given, **of_request):
+        return replace(board_run(*given, **of_request), errors=0)
+
+    board_run = Device.run
+    monkeypatch.setattr(Device, "run", run)  # a board that gives the zeros without saying so
+    check_decompression(device, fmt, stored, 0, found, refused)
+    assert (found.mismatches, found.blocks) == (1, 16)
 
 
 @pytest.mark.parametrize("fmt", [PLANES, HADAMARD], ids=lambda fmt: fmt.scheme)
@@ -163,6 +207,9 @@ def test_another_design_is_named(text, message):
 
 
 def test_a_design_of_other_sources_is_named():
+    text = ABOUT.text().replace(ABOUT.sources.encode(), b"0123456789abcdef")
+    with pytest.raises(LinkError, match=f"these sources, {ABOUT.sources}, not from '0123456789abcdef'"):
+        Device(Link(Answers(text), 0.1))
     for text in (ABOUT.text().replace(b"hadamard", b"lossy"), ABOUT.text().replace(b"bus_bytes", b"bytes")):
         with pytest.raises(LinkError, match="must describe itself as this source does"):
             Device(Link(Answers(text), 0.1))
@@ -183,6 +230,60 @@ def test_a_port_that_talks_is_no_board():
     with pytest.raises(LinkError, match="has not answered in 5 attempts"):
         Device(link)
     assert len(link._bytes) < 10_000
+
+
+class Trickling:
+    """A port at which one byte comes now and then, for ever."""
+
+    def __init__(self, byte):
+        self._byte, self._reads = byte, 0
+
+    def write(self, content):
+        pass
+
+    def read(self, size=1):
+        self._reads += 1
+        assert self._reads < 100, "the host goes on listening"
+        time.sleep(0.01)
+        return self._byte
+
+
+@pytest.mark.parametrize("byte", [b"~", b".", encode(b"no reply")])
+def test_a_port_that_goes_on_talking_is_given_up(byte):
+    with pytest.raises(LinkError, match="has not answered in 5 attempts"):
+        Device(Link(Trickling(byte), 0.05))
+
+
+class Unplugged:
+    """A port whose cable has come off."""
+
+    def write(self, content):
+        pass
+
+    def read(self, size=1):
+        raise serial.SerialException("device reports readiness to read but returned no data")
+
+
+def test_a_cable_that_comes_off_is_an_error_that_says_so():
+    with pytest.raises(LinkError, match=r"not fail: device reports .* no data: has the cable come off, or"):
+        Device(Link(Unplugged(), 0.1))
+    ours, theirs = os.openpty()
+    with open_port(os.ttyname(theirs)) as opened:
+        os.close(theirs)
+        os.close(ours)
+        with pytest.raises(LinkError, match="has the cable come off, or"):
+            Device(Link(opened, 0.1))
+
+
+def test_a_port_that_may_not_be_opened_says_how_it_may(monkeypatch):
+    def refuses(*arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuses)
+        with pytest.raises(LinkError) as refused:
+            open_port("/dev/ttyUSB0")
+    assert "permission to open, not '/dev/ttyUSB0': on Linux be in the group dialout" in str(refused.value)
 
 
 class Silence:
@@ -285,6 +386,15 @@ def test_every_board_is_loaded_by_openfpgaloader(board, tmp_path, monkeypatch):
     assert (writes, path) == ("-m", str(tmp_path / "board.bit"))
 
 
+def test_a_loader_that_lacks_the_systems_libraries_says_which(tmp_path, monkeypatch):
+    (tmp_path / "board.bit").touch()
+    (tmp_path / "loader").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "loader").chmod(0o755)
+    monkeypatch.setenv("OPENFPGALOADER", str(tmp_path / "loader"))
+    with pytest.raises(ToolError, match=r"on Debian: apt install libusb-1\.0-0 libftdi1-2$"):
+        bitstream.load("ulx3s-85f", tmp_path)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_hostile_values_are_of_every_class(dtype):
     float_type = FLOAT_TYPES[dtype]
@@ -325,7 +435,13 @@ def files(tmp_path, monkeypatch):
     np.save(tmp_path / "objects.npy", np.array([{}]))
     np.savez(tmp_path / "other.npz", blocks=np.zeros((1, 20), np.uint8))
     written = {"scheme": "hadamard", "dtype": "fp32", "block": 128, "target": 32}
+    invalid = np.zeros((3, 32), np.uint8)
+    invalid[2, 0] = 2
     for name, changed in {
+        "bools.npz": {"shape": np.array([True, True])},
+        "invalid.npz": {"blocks": invalid, "shape": np.array([3, 128])},
+        "negative.npz": {"shape": np.array([-2, -64])},
+        "vast.npz": {"blocks": invalid[:0], "shape": np.array([0, 1 << 62])},
         "scheme.npz": {"scheme": "nope"},
         "rows.npz": {"shape": np.array([129])},
         "shape.npz": {"shape": np.array([-1.5])},
@@ -360,9 +476,25 @@ NUMPYS = "file must be NumPy's, with arrays of numbers, not "
         ),
         *((f"decompress {name}", WRITTEN + repr(name)) for name in ("array.npy", "other.npz", "target.npz")),
         *((f"decompress {name}", WRITTEN + repr(name)) for name in ("scheme.npz", "rows.npz", "shape.npz")),
+        *((f"decompress {name}", WRITTEN + repr(name)) for name in ("bools.npz", "negative.npz", "vast.npz")),
+        (
+            "decompress invalid.npz",
+            f"{WRITTEN}'invalid.npz': block 2: no encoder produces the header 02 00",
+        ),
         *((f"decompress {name}", NUMPYS + repr(name)) for name in ("text.txt", "cut.npz", "empty.npy")),
         ("compress array.npy -o .", "--output must be a file, not the folder '.'"),
         ("compress array.npy -o no/x.npz", "--output must be in a folder that there is, not 'no/x.npz'"),
+        (
+            "compress array.npy -o array.npy",
+            "--output must be another file than the one that is read, not 'array.npy'",
+        ),
+        (
+            "compress array.npy -o /proc/x.npz",
+            "--output must be in a folder that can be written to, not '/proc/x.npz': "
+            "No such file or directory",
+        ),
+        ("build ulx3s-85f", "--port must not be given with build, not '/dev/none'"),
+        ("load ulx3s-85f", "--port must not be given with load, not '/dev/none'"),
         ("selftest --blocks 0", "--blocks must be at least 1, not 0"),
         ("selftest --blocks -5", "--blocks must be at least 1, not -5"),
     ],
@@ -371,6 +503,29 @@ def test_what_is_wrong_with_a_file_is_said_before_the_link_is_opened(files, argu
     with pytest.raises(SystemExit) as stop:
         main(["board", "--port", "/dev/none", *arguments.split()])
     assert str(stop.value) == f"python -m gen: {message}"
+
+
+def test_a_scheme_that_there_is_not_is_named_before_the_link_is_opened(files, capsys):
+    with pytest.raises(SystemExit):
+        main(["board", "--port", "/dev/none", "compress", "array.npy", "--scheme", "foo"])
+    assert "argument --scheme: invalid choice: 'foo'" in capsys.readouterr().err
+
+
+def test_reports_say_what_they_were_made_with(device, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bitstream, "build", lambda *_: bitstream.summary(report(60), 50e6))
+    main(["board", "build", "ulx3s-85f"])
+
+    @contextmanager
+    def connected(port, about):
+        yield device
+
+    monkeypatch.setattr(command, "connected", connected)
+    main(["board", "--port", "/dev/none", "selftest", "--blocks", "1"])
+    for name in ("ulx3s-85f.json", "selftest.json"):
+        written = command.ROOT / name
+        assert json.loads(written.read_text())
+        assert provenance.read(written).keys() == {"commit", "tools"}
 
 
 def test_both_make_targets_take_the_options_of_every_action():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from importlib import import_module
@@ -35,6 +34,7 @@ _BITSTREAM = "board.bit"
 CLOCK_HZ = 50_000_000  # at most
 _OSCILLATOR_HZ = 600_000_000  # of the PLL, which has to be from 400 to 800 MHz
 _OPTIONS = ("--placer-heap-timingweight", "25", "--timing-allow-fail")
+_NO_LIBRARIES = 127  # the status with which Linux' loader ends a program whose libraries it does not find
 _SEEDS = (1, 2, 3)  # of the placer: the next one only if the clock is missed
 
 
@@ -198,7 +198,7 @@ def load(board: str, folder: Path, options: str = "") -> None:
 
     Raises:
         ValueError: there is no such board, or nothing was built for it.
-        gen.toolchain.ToolError: the loader failed.
+        gen.toolchain.ToolError: the loader failed, or lacks a library of the system.
     """
     platform_of(board)
     if not (folder / _BITSTREAM).exists():
@@ -209,9 +209,9 @@ def load(board: str, folder: Path, options: str = "") -> None:
     try:
         subprocess.run([*command, str(folder / _BITSTREAM)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
+        if isinstance(error, subprocess.CalledProcessError) and error.returncode == _NO_LIBRARIES:
+            raise ToolError(
+                "openFPGALoader needs libusb-1.0 and libftdi1 of the system, which it has not found; on "
+                "Debian: apt install libusb-1.0-0 libftdi1-2"
+            ) from None
         raise ToolError(f"openFPGALoader did not load {board}: {error}") from None
-
-
-def write_report(found: dict[str, Any], path: Path) -> None:
-    """Write a record of a build."""
-    path.write_text(json.dumps(found, indent=2) + "\n")

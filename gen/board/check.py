@@ -70,29 +70,54 @@ def check_compression(
 
 
 def check_decompression(
-    device: Device, fmt: Format, stored: np.ndarray, first: int, found: Found
+    device: Device,
+    fmt: Format,
+    stored: np.ndarray,
+    first: int,
+    found: Found,
+    refused: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Decompress blocks, uint8[blocks, target], as many as fit, and compare; returns the board's values.
+    """Decompress blocks and compare; returns the board's values.
+
+    Args:
+        device: with the format.
+        fmt: the format.
+        stored: the blocks, uint8[blocks, target], as many as fit.
+        first: the number of the first one.
+        found: what is added to.
+        refused: bool[blocks], which of them no encoder produces: the board has to give zeros for them, and
+            ``error`` with each word that has a byte of one. None of them by default.
 
     Raises:
-        ValueError: a block is one that no encoder produces.
+        ValueError: another block is one that no encoder produces.
         gen.board.link.LinkError: the board does not answer.
     """
-    given = fmt.decompress(stored, len(stored) * fmt.block, first)
+    if refused is None:
+        refused = np.zeros(len(stored), bool)
+    readable = stored.copy()
+    readable[refused] = 0  # a block of zeros, in either format
+    given = fmt.decompress(readable, len(stored) * fmt.block, first)
     device.write(Place.STORED, stored.tobytes())
     verdict = device.run(fmt, Place.STORED, stored.nbytes, first=first)
-    is_right = _agrees(device, verdict, stored, given)
+    is_right = _agrees(device, verdict, stored, given, _words_of(device, fmt, refused))
     found.blocks += len(stored)
     found.mismatches += _wrong(device, fmt, is_right, stored, stored, given)
     return np.frombuffer(device.read(Place.RAW, given.nbytes), given.dtype)
 
 
-def _agrees(device: Device, verdict: Verdict, stored: np.ndarray, given: np.ndarray) -> bool:
-    """Whether the checker on the chip has seen what the golden model makes."""
+def _words_of(device: Device, fmt: Format, chosen: np.ndarray) -> int:
+    """How many decompressed words have a byte of the chosen blocks, bool[blocks]."""
+    of_bytes = np.repeat(chosen, fmt.raw_bytes)
+    of_bytes = np.pad(of_bytes, (0, -len(of_bytes) % device.bus_bytes))
+    return int(of_bytes.reshape(-1, device.bus_bytes).any(axis=1).sum())
+
+
+def _agrees(device: Device, verdict: Verdict, stored: np.ndarray, given: np.ndarray, errors: int = 0) -> bool:
+    """Whether the checker on the chip has seen what the golden model makes, and so many errors."""
     words = [content.tobytes() + bytes(-content.nbytes % device.bus_bytes) for content in (stored, given)]
     expected = [len(content) // device.bus_bytes for content in words] + [zlib.crc32(c) for c in words]
     seen = [verdict.stored, verdict.given, verdict.stored_crc, verdict.given_crc]
-    return seen == expected and not verdict.errors
+    return seen == expected and verdict.errors == errors
 
 
 def _wrong(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from golden import FORMATS as SCHEMES
 from rtl.stream import BUS_BYTES
 
+from .. import provenance
 from ..config import PRESETS
 from . import bitstream, simulation
 from .check import Found
@@ -50,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument("--blocks", type=int, default=10_000, help="of each format (default: 10,000)")
     compress = actions.add_parser("compress", help="compress an array on the board, and compare")
     compress.add_argument("file", type=Path, help=".npy")
-    compress.add_argument("--scheme", help="of the board's formats (default: the first for the array's type)")
+    compress.add_argument(
+        "--scheme", choices=SCHEMES, help="of the board's formats (default: the first for the array's type)"
+    )
     decompress = actions.add_parser("decompress", help="decompress what compress wrote, and compare")
     decompress.add_argument("file", type=Path, help=".npz")
     for action, on_file in (("compress", compress), ("decompress", decompress)):
@@ -69,6 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     about = About.of(FORMATS, arguments.bus_bytes, MEMORY_BYTES)
     if arguments.action in ("build", "load"):
+        if arguments.port is not None:
+            raise ValueError(f"--port must not be given with {arguments.action}, not {arguments.port!r}")
         _on_board(arguments, about)
         return
     if not arguments.port:
@@ -92,13 +99,26 @@ def _work(arguments: argparse.Namespace) -> Callable[[Device, Progress], Found]:
     read = read_array if arguments.action == "compress" else read_compressed
     content = read(source)
     target = arguments.output or source.with_suffix(SUFFIXES[arguments.action])
+    _check_output(target, source)
+    if isinstance(content, Compressed):
+        return lambda device, progress: decompress_array(device, content, target, progress)
+    return lambda device, progress: compress_array(device, content, target, arguments.scheme, progress)
+
+
+def _check_output(target: Path, source: Path) -> None:
+    """Raise ValueError for what could not be written in the end, or would take the source's place."""
     if target.is_dir():
         raise ValueError(f"--output must be a file, not the folder {str(target)!r}")
     if not target.parent.is_dir():
         raise ValueError(f"--output must be in a folder that there is, not {str(target)!r}")
-    if isinstance(content, Compressed):
-        return lambda device, progress: decompress_array(device, content, target, progress)
-    return lambda device, progress: compress_array(device, content, target, arguments.scheme, progress)
+    if target.exists() and target.samefile(source):
+        raise ValueError(f"--output must be another file than the one that is read, not {str(target)!r}")
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise ValueError(
+            f"--output must be in a folder that can be written to, not {str(target)!r}: {error.strerror}"
+        ) from None
 
 
 @contextmanager
@@ -123,7 +143,7 @@ def _on_board(arguments: argparse.Namespace, about: About) -> None:
     path = ROOT / f"{name}.json"
     path.unlink(missing_ok=True)
     found = bitstream.build(arguments.board, about, ROOT / name)
-    bitstream.write_report(found, path)
+    _write(found, path)
     full = found["luts"] / found["luts_of"]
     print(
         f"{found['luts']:,} of {found['luts_of']:,} LUTs ({full:.0%}), {found['mhz']} MHz of "
@@ -142,9 +162,15 @@ def _selftest(device: Device, arguments: argparse.Namespace, progress: Progress)
         total.mismatches += part.mismatches
     report: dict[str, Any] = {"simulated": arguments.port == SIMULATION, "bus_bytes": device.bus_bytes}
     report |= {"blocks": total.blocks, "mismatches": total.mismatches, "link_errors": device.link.errors}
-    ROOT.mkdir(parents=True, exist_ok=True)
-    (ROOT / "selftest.json").write_text(json.dumps(report | {"formats": rows}, indent=2) + "\n")
+    _write(report | {"formats": rows}, ROOT / "selftest.json")
     return total
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    """Write a report, and beside it what it was made with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    provenance.note(path)
 
 
 __all__ = ["LinkError", "add_arguments", "connected", "run"]

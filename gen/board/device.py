@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,17 @@ from golden import FORMATS, Format
 from rtl.selftest import FRAME_BYTES, Command, Place, verdict_layout
 
 from ..project import VERSION
+from ..verilog import digest
 from .link import Link, LinkError, Request
 
 NAME = "bitstash"
 _LONGEST_RUN = 60.0  # seconds
+
+
+@cache
+def _sources() -> str:
+    """A digest of what the design is made from, its parameters aside, and of what it is held to."""
+    return digest("", ("golden", "rtl"))[:16]
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class About:
 
     Attributes:
         name, version: of the project.
+        sources: a digest of ``golden/``, ``rtl/`` and Amaranth's version.
         bus_bytes: bytes of a word.
         memory_bytes: of each of its two memories.
         formats: which engines it has.
@@ -32,14 +41,15 @@ class About:
 
     name: str
     version: str
+    sources: str
     bus_bytes: int
     memory_bytes: int
     formats: tuple[Format, ...]
 
     @classmethod
     def of(cls, formats: tuple[Format, ...], bus_bytes: int, memory_bytes: int) -> About:
-        """This version's."""
-        return cls(NAME, VERSION, bus_bytes, memory_bytes, formats)
+        """This checkout's."""
+        return cls(NAME, VERSION, _sources(), bus_bytes, memory_bytes, formats)
 
     def text(self) -> bytes:
         formats = [{"scheme": fmt.scheme, **asdict(fmt)} for fmt in self.formats]
@@ -47,7 +57,7 @@ class About:
 
     @classmethod
     def read(cls, text: bytes) -> About:
-        """Raises LinkError for what is not this version's."""
+        """Raises LinkError for what is not this checkout's."""
         try:
             fields: dict[str, Any] = json.loads(text)
             name, found = fields["name"], fields["version"]
@@ -58,6 +68,12 @@ class About:
         if found != VERSION:
             raise LinkError(
                 f"the bitstream must be of version {VERSION}, not {found!r}: build and load it anew"
+            )
+        sources = fields.get("sources")
+        if sources != _sources():
+            raise LinkError(
+                f"the bitstream must be built from these sources, {_sources()}, not from {sources!r}: build "
+                "and load it anew"
             )
         try:
             formats = fields.pop("formats")

@@ -16,6 +16,7 @@ import numpy as np
 from rich.progress import Progress
 
 from golden import FORMATS, Format
+from golden.blocks import as_shape
 from rtl.selftest import Place
 
 from .check import Found, batch_blocks, check_compression, check_decompression
@@ -50,19 +51,25 @@ def read_compressed(source: Path) -> Compressed:
     """What :func:`compress_array` has written.
 
     Raises:
-        ValueError: the file cannot be read, or is another one.
+        ValueError: the file cannot be read, is another one, or has a block that no encoder produces.
     """
     found = _load(source)
     try:
         with found as saved:
-            blocks, shape = saved["blocks"], tuple(saved["shape"].tolist())
+            blocks, shape = saved["blocks"], as_shape(tuple(saved["shape"].tolist()))
             kind = FORMATS[str(saved["scheme"])]
             others = set(saved.files) - {"blocks", "shape", "scheme"}
             fmt = kind(**{name: saved[name].item() for name in others})
         if blocks.dtype != np.uint8 or blocks.shape != (fmt.blocks(prod(shape)), fmt.target):
             raise ValueError("blocks of another shape")
+        np.broadcast_to(fmt.float_type.array.type(0), shape)  # raises if no array can be of it
     except (*_BROKEN, KeyError, TypeError, AttributeError):
         raise ValueError(f"file must be one that compress has written, not {str(source)!r}") from None
+    try:
+        fmt.decompress(blocks, len(blocks) * fmt.block)
+    except ValueError as error:
+        written = f"file must be one that compress has written, not {str(source)!r}"
+        raise ValueError(f"{written}: {error}") from None
     return Compressed(fmt, blocks, shape)
 
 
@@ -106,7 +113,7 @@ def compress_array(
         np.savez(
             file,
             blocks=np.concatenate(blocks) if blocks else np.empty((0, fmt.target), np.uint8),
-            shape=np.array(values.shape),
+            shape=np.array(values.shape, np.int64),
             scheme=fmt.scheme,
             **format_fields,
         )
@@ -114,10 +121,9 @@ def compress_array(
 
 
 def decompress_array(device: Device, source: Compressed, target: Path, progress: Progress) -> Found:
-    """Decompress on the board what :func:`compress_array` wrote, to a .npy file.
+    """Decompress on the board what :func:`read_compressed` has read, to a .npy file.
 
     Raises:
-        ValueError: a block is one that no encoder produces.
         gen.board.link.LinkError: the board does not answer, or has no such format.
     """
     fmt, blocks, shape = source.fmt, source.blocks, source.shape

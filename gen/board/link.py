@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 import zlib
@@ -58,7 +59,7 @@ class Link:
 
     Args:
         port: open, with a timeout for each read.
-        patience: seconds without a byte after which a frame is taken for lost.
+        patience: seconds after which a frame that was not answered is taken for lost, whatever else came.
 
     Attributes:
         errors: frames that were lost, in either direction.
@@ -76,17 +77,23 @@ class Link:
         """Send a request and return what its reply carries.
 
         Raises:
-            LinkError: none came.
+            LinkError: none came, or the port is gone.
         """
         self._sequence = (self._sequence + 1) % 256
         frame = encode(request.content(self._sequence))
         for _ in range(_ATTEMPTS):
-            self._port.write(frame)
-            for reply in self._replies():
-                if reply is None:
-                    break
-                if reply[:2] == bytes((self._sequence, request.command)):
-                    return reply[2:]
+            try:
+                self._port.write(frame)
+                for reply in self._replies():
+                    if reply is None:
+                        break
+                    if reply[:2] == bytes((self._sequence, request.command)):
+                        return reply[2:]
+            except OSError as error:  # pyserial's own among them
+                raise LinkError(
+                    f"the port must stay open, not fail: {error}: has the cable come off, or does another "
+                    "program use the port?"
+                ) from None
             self.errors += 1
         raise LinkError(
             f"the self-test has not answered in {_ATTEMPTS} attempts: is the bitstream loaded, and is this "
@@ -94,15 +101,13 @@ class Link:
         )
 
     def _replies(self) -> Iterator[bytes | None]:
-        """What is in frames, none where a CRC does not fit, until nothing of one has come for a while."""
-        heard = time.monotonic()
-        while time.monotonic() < heard + self._patience:
+        """What is in frames, none where a CRC does not fit, for as long as an answer may take."""
+        ends = time.monotonic() + self._patience
+        while time.monotonic() < ends:
             if not (received := self._port.read(4096)):
                 continue
             *frames, rest = (self._bytes + received).split(bytes([FLAG]))
-            self._bytes = bytearray(rest[: _LONGEST + 1])
-            if len(self._bytes) <= _LONGEST:  # else it is no frame, as of a port that talks
-                heard = time.monotonic()
+            self._bytes = bytearray(rest[: _LONGEST + 1])  # more is no frame
             for frame in filter(None, frames):
                 yield decode(bytes(frame))
 
@@ -133,9 +138,14 @@ def open_port(name: str) -> serial.Serial:
     """A serial port by its name.
 
     Raises:
-        LinkError: there is none, or it is in use.
+        LinkError: there is none, it may not be opened, or it is in use.
     """
     try:
         return serial.Serial(name, BAUD, timeout=0.02, exclusive=True)
     except (serial.SerialException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+            raise LinkError(
+                f"port must be one that you have permission to open, not {name!r}: on Linux be in the group "
+                "dialout (sudo usermod -aG dialout $USER, then log in anew)"
+            ) from None
         raise LinkError(f"port must be that of a board, not {name!r}: {error}") from None

@@ -16,6 +16,7 @@ from .device import Device
 from .generated import generate
 
 _SENT = 10  # of so many batches one comes over the link
+_SPOILED = 8  # of so many blocks that are decompressed one has a header that no encoder produces
 
 
 def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Found]:
@@ -23,7 +24,8 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
 
     Args:
         device: the board.
-        blocks: how many of each format; those that are sent are compressed, decompressed, and counted twice.
+        blocks: how many of each format; those that are sent are compressed, decompressed, and counted twice,
+            the second time with some that no encoder produces.
         progress: to be shown.
 
     Raises:
@@ -40,12 +42,35 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
             if batch % _SENT == 0:
                 values = hostile(fmt.float_type, count * fmt.block, rng)
                 check_compression(device, fmt, values, Place.RAW, of_format, first=first)
-                check_decompression(device, fmt, np.asarray(fmt.compress(values, first)), first, of_format)
+                stored, refused = spoil(fmt, np.asarray(fmt.compress(values, first)), rng)
+                check_decompression(device, fmt, stored, first, of_format, refused)
             else:
                 _generated(device, fmt, count, first, int(rng.integers(1, 1 << 32)), batch, of_format)
             batch, done = batch + 1, done + count
             progress.update(task, completed=done)
     return found
+
+
+def spoil(fmt: Format, stored: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks, uint8[blocks, target], some with a header that no encoder produces; and bool[blocks], which."""
+    spoiled, refused = stored.copy(), np.zeros(len(stored), bool)
+    for index in rng.choice(len(stored), -(-len(stored) // _SPOILED), replace=False):
+        while not refused[index]:
+            header = rng.integers(0, 256, fmt.header_bytes, np.uint8)
+            if rng.integers(2):  # a low number, as the Hadamard format's few invalid ones are
+                header[0] &= 15
+                header[1:] = 0
+            spoiled[index, : fmt.header_bytes] = header
+            refused[index] = not _is_readable(fmt, spoiled[index : index + 1])
+    return spoiled, refused
+
+
+def _is_readable(fmt: Format, stored: np.ndarray) -> bool:
+    try:
+        fmt.decompress(stored, len(stored) * fmt.block)
+    except ValueError:
+        return False
+    return True
 
 
 def _generated(

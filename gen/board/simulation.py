@@ -15,7 +15,7 @@ from .device import About
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 DIVISOR = 4  # cycles of a bit: a UART as fast as it can be
-PATIENCE = 60.0  # seconds that the host waits for a byte: a simulation may have to share its processor
+PATIENCE = 60.0  # seconds that the host waits for an answer: a simulation may have to share its processor
 
 
 def build(about: About, folder: Path) -> Path:
