@@ -67,7 +67,7 @@ def variable_bits(source: Path, top: str, signals: Sequence[str]) -> set[tuple[s
     selection.write_text("".join(f"{top}/{signal}\n" for signal in signals))
     commands = [
         f"read_verilog {source}",
-        *(f"hierarchy -top {top}", "proc", "flatten"),
+        *(f"hierarchy -top {top}", "proc -norom", "flatten"),  # AIGER has no memories
         *(f"select -read {selection}", f"select -assert-count {len(signals)} %", "expose", "select -clear"),
         *("opt", "simplemap", "techmap", "opt", "dfflegalize -cell $_DFF_P_ 0"),
         *("setundef -zero -undriven", "aigmap", "opt_clean -purge"),
@@ -125,7 +125,7 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
         # A table stays logic: a fault in a memory's contents could not be selected.
-        *("proc -norom", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
+        *("proc", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
         f"write_rtlil {base}",
         f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {script}",
         f"script {script}",

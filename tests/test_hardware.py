@@ -129,6 +129,21 @@ def test_mutants_of_a_table_can_be_selected(tmp_path):
     assert "cell $mem" not in base
 
 
+def test_bits_that_never_change_are_told_beside_tables(tmp_path):
+    cases = " ".join(f"{i}: square = {i * i % 256};" for i in range(32))
+    source = tmp_path / "engine.v"
+    source.write_text(f"""
+        module top(input clk, input [4:0] a, output reg [7:0] y);
+          reg [7:0] square; reg never = 0;
+          always @* case (a) {cases} endcase
+          always @(posedge clk) begin y <= square + never; never <= never & a[0]; end
+        endmodule
+    """)
+    found = netlist.variable_bits(source, "top", ["square", "never"])
+    found = {(name, bit) for name, bit in found if name != "y"}
+    assert found == {("square", bit) for bit in (0, 2, 3, 4, 5, 6, 7)}  # a square is 0 or 1 more than fours
+
+
 class StuckError(wiring.Component):
     """A decompressor whose ``error`` is always the same."""
 
