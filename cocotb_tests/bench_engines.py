@@ -25,6 +25,7 @@ from cocotb_tests.notes import Noting
 from cocotb_tests.promises import Promise, promise
 from cocotb_tests.streams import PATTERNS, Bench, Tensor, Word, bursts, never, often
 from golden import Format, HadamardFormat
+from golden.hadamard import FRACTION_BITS, HEADER_BITS
 
 
 @dataclass(frozen=True)
@@ -306,6 +307,10 @@ async def invalid_headers_give_zeros_and_an_error(dut, ends):
     nearly = stimulus.nearly_valid_headers(fmt)
     valid = np.tile(nearly[~oracle.invalid_blocks(fmt, nearly)], (3, 1))
     rows = np.concatenate([nearly, stimulus.with_any_payload(fmt, valid, rng)])
+    if isinstance(fmt, HadamardFormat):
+        headers = rng.integers(1 << FRACTION_BITS, 1 << HEADER_BITS, 300)
+        more = [stimulus.with_large_sums(fmt, headers, rng), stimulus.that_round_to_powers(fmt)]
+        rows = np.concatenate([rows, *more])
     tensors = [stimulus.with_broken_headers(fmt, stored, rng) for stored in ordinary]
     tensors += np.array_split(rng.permutation(rows), -(-len(rows) // 20))
     wrong = 0
@@ -332,7 +337,8 @@ async def a_stream_that_breaks_off_ends_with_an_error(dut, ends):
     whole, after = in_and_out(data[: fmt.raw_bytes])
     inside_headers = [b * fmt.target + h for b in range(blocks) for h in range(1, fmt.header_bytes)]
     anywhere = rng.permutation(range(1, len(stored)))[:100]
-    sizes = rng.permutation([*anywhere, *np.resize(inside_headers, 50)])
+    behind_blocks = [b * fmt.target + h for b in range(1, blocks) for h in range(1, min(fmt.target, 16))]
+    sizes = rng.permutation([*anywhere, *np.resize(inside_headers, 50), *behind_blocks])
     for size in sizes:
         bench.send(stored[:size])
         bench.send(whole)

@@ -19,7 +19,7 @@ class Point(NamedTuple):
     """Something a run can reach: a branch, or a rise or fall of a bit.
 
     Attributes:
-        place: of a branch ``engine.v:line``, of a bit the same as ``signal``.
+        place: of a branch ``engine.v:line``, or which case of what it is; of a bit the same as ``signal``.
         signal: the bit itself, or the branch's condition if that is a signal; the submodules before its name.
         bit: of the signal.
         hits: how often it was reached.
@@ -116,7 +116,9 @@ def _waiver(config: Config, part: str, place: str) -> str | None:
     is_end = re.fullmatch(r"m_axis_tkeep|(.*\.)?(word|o__payload(\$\d+)?)\.empty", place)
     if part == "decompressor" and is_end and config.fmt.raw_bytes < config.bus_bytes:
         return "of a word that ends within a block: values come out in whole blocks"
-    return _plane_waiver(config.fmt, place) if isinstance(config.fmt, PlaneFormat) else None
+    return (
+        _plane_waiver(config.fmt, place) if isinstance(config.fmt, PlaneFormat) else _hadamard_waiver(place)
+    )
 
 
 def _plane_waiver(fmt: PlaneFormat, place: str) -> str | None:
@@ -126,6 +128,14 @@ def _plane_waiver(fmt: PlaneFormat, place: str) -> str | None:
         return f"of delta bits: no block keeps more than {slots} exponent planes"
     if re.fullmatch(r"(inner\.)?placer\.moved_by_[248]_0", place):
         return "of a carry's mark: only the last move, by one plane, brings a mantissa plane to the front"
+    return None
+
+
+def _hadamard_waiver(place: str) -> str | None:
+    if re.fullmatch(r"(.*\.)?thresholds(\$\d+)?\.\w*\[\d+:\d+\] is 8'h[0-3][0-9a-f]", place):
+        return "of a table's entries for numbers below 64: the upper bits of an energy are from 64 on, or 0"
+    if re.fullmatch(r"(.*\.)?aligner(\$\d+)?\.(group_)?below\d+_inverse(_\w+)?", place):
+        return "of a difference's borrow: no exponent is larger than the largest"
     return None
 
 
@@ -157,4 +167,13 @@ def _points(place: Path, top: str, without: str | None) -> Iterator[Point]:
         condition = re.search(r"(?:if \(|= )(?:\\(\S+) |(\w+))(?:\[(\d+)\])? *[?)]", text)
         escaped, plain, bit = condition.groups() if condition else (None, None, None)
         signal = path + (escaped or plain) if condition else ""
-        yield Point(f"engine.v:{point['l']}", signal, int(bit or 0), int(hits))
+        case = re.match(r" *(\d+'\w+) ?:", text)
+        here = f"{path}{_chooses(source, int(point['l']))} is {case[1]}" if case else f"engine.v:{point['l']}"
+        yield Point(here, signal, int(bit or 0), int(hits))
+
+
+def _chooses(source: list[str], line: int) -> str:
+    """What the cases of the Verilog's line are of."""
+    return next(
+        found[1] for text in source[line - 1 :: -1] if (found := re.search(r"casez? \((.*)\)$", text))
+    )

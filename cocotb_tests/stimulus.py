@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from golden import Format, HadamardFormat, PlaneFormat
-from golden.hadamard import HEADER_BITS, SPECIALS, ZEROS
+from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, SCALE_BIAS, SPECIALS, ZEROS
 
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
@@ -96,6 +97,36 @@ def with_any_payload(fmt: Format, stored: np.ndarray, rng: np.random.Generator) 
     density = rng.choice([0.03, 0.5, 0.97], (len(stored), 1, 1))
     payload = np.packbits(rng.random(shape) < density, axis=2)[:, :, 0]
     return np.concatenate([stored[:, : fmt.header_bytes], payload], axis=1)
+
+
+def with_large_sums(fmt: HadamardFormat, headers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Blocks with these numbers for headers, int64[count], in each of which the coefficients, all or most of
+    them, add up in one value: uint8[count, target]. Random ones never give such values."""
+    count = len(headers)
+    places = np.repeat(np.arange(fmt.block), fmt.widths)
+    is_sign = np.append(places[1:] != places[:-1], True)
+    odd = np.bitwise_count(places & rng.integers(0, fmt.block, (count, 1))) & 1 > 0
+    agrees = rng.random((count, len(places))) < rng.choice([1, *rng.uniform(0.5, 1, 50)], (count, 1))
+    bits = np.where(is_sign, odd ^ ~agrees, agrees)
+    header = headers[:, None] >> np.arange(HEADER_BITS) & 1
+    return np.packbits(np.hstack([header, bits]).astype(np.uint8), axis=1, bitorder="little")
+
+
+@functools.cache
+def that_round_to_powers(fmt: HadamardFormat) -> np.ndarray:
+    """Some blocks with a value that is rounded up to a power of two: uint8[blocks, target].
+
+    A carry goes through all its bits, as in one value of some hundred thousand; in fp32 nothing is rounded.
+    """
+    tries, rng = 50_000, np.random.default_rng(1)
+    headers = (SCALE_BIAS - ALIGNED_BITS << FRACTION_BITS) + rng.integers(0, 1 << FRACTION_BITS, tries)
+    rows = with_large_sums(fmt, headers, rng)
+    rounded, exact = (
+        np.abs(one.decompress(rows, (tries, fmt.block)).astype(np.float32))
+        for one in (fmt, replace(fmt, dtype="fp32"))
+    )
+    is_one = (rounded > exact) & (np.frexp(rounded)[0] == 0.5)
+    return rows[is_one.any(axis=1)][:300]
 
 
 def nearly_valid_headers(fmt: Format) -> np.ndarray:
