@@ -69,7 +69,7 @@ def variable_bits(source: Path, top: str, signals: Sequence[str]) -> set[tuple[s
         f"read_verilog {source}",
         *(f"hierarchy -top {top}", "proc -norom", "flatten"),  # AIGER has no memories
         *(f"select -read {selection}", f"select -assert-count {len(signals)} %", "expose", "select -clear"),
-        *("opt", "simplemap", "techmap", "opt", "dfflegalize -cell $_DFF_P_ 0"),
+        *("opt -noff", "simplemap", "techmap", "opt -noff", "dfflegalize -cell $_DFF_P_ 0"),
         *("setundef -zero -undriven", "aigmap", "opt_clean -purge"),
         f"write_aiger -vmap {names} {before}",
     ]
