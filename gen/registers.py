@@ -12,7 +12,10 @@ from systemrdl import RDLCompiler
 
 from rtl.memory.map import REGISTERS, Field, Group, Register
 
+from . import project
+
 NAME = "bitstash_memory"
+_ABOUT = "registers of the memory engine"
 
 _ACCESS = {
     "r": "sw = r; hw = w;",
@@ -45,7 +48,7 @@ def system_rdl() -> str:
     """The register map in SystemRDL 2.0."""
     parts = [_group(entry) if isinstance(entry, Group) else _register(entry) for entry in REGISTERS]
     head = 'name = "bitstash memory engine";\ndefault regwidth = 32;'
-    return f"addrmap {NAME} {{\n{head}\n" + "\n".join(parts) + "\n};\n"
+    return project.header("//", _ABOUT) + f"addrmap {NAME} {{\n{head}\n" + "\n".join(parts) + "\n};\n"
 
 
 def write(folder: Path) -> None:
@@ -56,10 +59,13 @@ def write(folder: Path) -> None:
     compiler = RDLCompiler()
     compiler.compile_file(str(source))
     top = compiler.elaborate().top
-    CHeaderExporter().export(top, str(folder / f"{NAME}.h"))
+    c_header = folder / f"{NAME}.h"
+    CHeaderExporter().export(top, str(c_header))
+    c_header.write_text(project.header("//", _ABOUT) + c_header.read_text())
     HTMLExporter().export(top, str(folder / "html"))
-    page = folder / "html" / "index.html"
-    made = re.search(r"BUILD_TS = (\d+)", page.read_text())
-    if made:  # when: the same map is to be the same page
-        page.write_text(page.read_text().replace(made[1], "0"))
+    for page in (folder / "html").rglob("*.html"):
+        text = page.read_text()
+        for made in re.findall(r"BUILD_TS = (\d+)", text):  # when: the same map is to be the same page
+            text = text.replace(made, "0")
+        page.write_text(f"<!--\n{project.header('', _ABOUT)}-->\n{text}")
     PythonExporter().export(top, str(folder), skip_test_case_generation=True)

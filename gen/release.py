@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import posixpath
 import re
 import tarfile
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from . import memory, parts, project, registers
 from .config import PRESETS
@@ -36,8 +38,8 @@ def presets(memories: bool = False) -> Sections:
 def write(folder: Path, sections: Sections | None = None) -> Path:
     """Write bitstash-VERSION.tar.gz to a folder and return its path.
 
-    It has Verilog with what stands beside it, the manifest, the memory engine's registers as SystemRDL,
-    C header and page, the datasheets, license and version.
+    It has a page to begin with, Verilog with what stands beside it, the manifest, the memory engine's
+    registers as SystemRDL, C header and page, the datasheets, license and version.
 
     Args:
         folder: where.
@@ -53,6 +55,7 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
         verilog = Path(made)
         project.write_all(verilog, **(presets() if sections is None else sections))
         files = {f"verilog/{path.name}": path.read_bytes() for path in verilog.iterdir()}
+    files["README.md"] = _readme(json.loads(files["verilog/manifest.json"])).encode()
     with tempfile.TemporaryDirectory(dir=folder) as made:
         written = Path(made)
         registers.write(written)
@@ -76,6 +79,59 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
             member.size = len(files[place])
             tar.addfile(member, io.BytesIO(files[place]))
     return archive
+
+
+def _readme(manifest: dict[str, Any]) -> str:
+    """The page to begin with; its commands have the manifest's first entry for their example."""
+    entries = [*manifest.get("configs", ()), *manifest.get("parts", ())]
+    rows = "".join(
+        f"| `{entry['file']}` | {', '.join(f'`{module}`' for module in _modules(entry).values())} |\n"
+        for entry in entries
+    )
+    first = entries[0]
+    stem, core = first["file"].removesuffix(".v"), project.core_name(first["name"])
+    part, top = next(iter(_modules(first).items()))
+    return f"""# bitstash {project.VERSION}
+
+Hardware that compresses activations on their way to memory, as Verilog. [License](LICENSE): Apache-2.0.
+
+Begin with [docs/hardware.md](docs/hardware.md), the engines' datasheet: ports, latency, integration.
+[docs/memory.md](docs/memory.md) is that of the memory engine between an accelerator and its memory.
+
+| | |
+| --- | --- |
+| [verilog/](verilog) | engines and parts. Beside `x.v`: `x.vlt`, lint waivers; `x.sdc`, constraints |
+| | `x.core`, for FuseSoC; `x_tb.sv`, a self-checking bench, which memory engines have not |
+| [verilog/manifest.json](verilog/manifest.json) | every module's ports, parameters, latency and rate |
+| [registers/](registers) | the memory engine's registers: SystemRDL, C header, `html/index.html` |
+| [docs/format.md](docs/format.md) | what the compressed bytes mean |
+| [docs/verification.md](docs/verification.md) | what was verified, and how |
+| [CHANGELOG.md](CHANGELOG.md), [VERSION](VERSION) | what changed, and which version this is |
+
+With [FuseSoC](https://fusesoc.net) and Verilator, lint an engine, or list all cores:
+
+```sh
+fusesoc --cores-root verilog run --target lint_{part} bitstash::{core}
+fusesoc --cores-root verilog core list
+```
+
+The target `sim` runs the bench. With Verilator alone:
+
+```sh
+verilator --lint-only -Wall --top-module {top} verilog/{stem}.vlt verilog/{stem}.v
+```
+
+An engine with `-memories` in its name needs `verilog/bitstash_delay_memory.v` as well.
+
+| file in verilog/ | modules |
+| --- | --- |
+{rows}"""
+
+
+def _modules(entry: dict[str, Any]) -> dict[str, str]:
+    """The top modules of a manifest's entry, by what they are."""
+    engines = entry.get("engines", {"part": entry})
+    return {part: engine["module"] for part, engine in engines.items()}
 
 
 def _without_links_out(text: str, place: str, files: Iterable[str]) -> str:

