@@ -125,7 +125,7 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
         # A table stays logic: a fault in a memory's contents could not be selected.
-        *("proc", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
+        *("proc -norom", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
         f"write_rtlil {base}",
         f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {script}",
         f"script {script}",
