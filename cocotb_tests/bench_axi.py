@@ -19,6 +19,8 @@ from cocotb_tests import oracle, stimulus
 from cocotb_tests.beats import Port, beat_coverage
 from cocotb_tests.bench_engines import TASK, number_of
 from cocotb_tests.streams import PATTERNS
+from golden import HadamardFormat
+from golden.hadamard import FRACTION_BITS, HEADER_BITS
 
 PERIOD = 2  # simulation steps
 
@@ -117,7 +119,8 @@ def answer(tensor: bytes) -> tuple[bytes, set[int]]:
 def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
     """Tensors of ``count`` blocks in all: of any number of bytes for the compressor, else compressed.
 
-    Half of these have some blocks that are invalid.
+    Half of these have some blocks that are invalid; of the Hadamard format some are of sums as large as there
+    can be.
     """
     fmt = TASK.fmt
     values = stimulus.blocks(fmt, "mixed", count, rng, TASK.activations).tobytes()
@@ -128,6 +131,9 @@ def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
             made.append(values[start : start + size])
         else:
             stored = fmt.compress(np.frombuffer(values[start:stop], fmt.float_type.array))
+            if isinstance(fmt, HadamardFormat) and rng.random() < 0.2:
+                headers = rng.integers(1 << FRACTION_BITS, 1 << HEADER_BITS, len(stored))
+                stored = stimulus.with_large_sums(fmt, headers, rng)
             is_broken = rng.random() < 0.5
             made.append((stimulus.with_broken_headers(fmt, stored, rng) if is_broken else stored).tobytes())
         start = stop
