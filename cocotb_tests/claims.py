@@ -159,8 +159,8 @@ GAPS = (
     "ports, and formats at run time a choice, that have run as Verilog alone.",
     "Mutants are a hundred of an engine, of small engines with each kind of ports and of one 64-byte engine "
     "of each format. Whether one that survives is a fault ABC tells of small engines only.",
-    "Of the mutants that differ and that no bench found, most are in sums that random bytes never make so "
-    "large, and one where a tensor ends just behind a block. Benches have both since; the score is of before.",
+    "Some mutants that differ and that no bench found are in sums that random bytes never make so large, and "
+    "one is where a tensor ends just behind a block. Benches have both since; the score is of before.",
     "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",
     "Gates are simulated without delays. There is no timing simulation, and no equivalence check of gates "
     "with Verilog.",
