@@ -116,7 +116,7 @@ def with_large_sums(fmt: HadamardFormat, headers: np.ndarray, rng: np.random.Gen
 def that_round_to_powers(fmt: HadamardFormat) -> np.ndarray:
     """Some blocks with a value that is rounded up to a power of two: uint8[blocks, target].
 
-    A carry goes through all its bits, as in one value of some hundred thousand; in fp32 nothing is rounded.
+    A carry goes through all its bits, which random blocks hardly ever show; in fp32 nothing is rounded.
     """
     tries, rng = 50_000, np.random.default_rng(1)
     headers = (SCALE_BIAS - ALIGNED_BITS << FRACTION_BITS) + rng.integers(0, 1 << FRACTION_BITS, tries)
