@@ -32,6 +32,7 @@ BOARDS = {
 }
 _BITSTREAM = "board.bit"
 CLOCK_HZ = 50_000_000  # at most
+_WIDE = 16  # bytes of a word beyond which the engines fill half of the chip, and the clock is half of it
 _OSCILLATOR_HZ = 600_000_000  # of the PLL, which has to be from 400 to 800 MHz
 _OPTIONS = ("--placer-heap-timingweight", "25", "--timing-allow-fail")
 _NO_LIBRARIES = 127  # the status with which Linux' loader ends a program whose libraries it does not find
@@ -50,16 +51,18 @@ def platform_of(board: str) -> LatticeECP5Platform:
     return getattr(import_module(f"amaranth_boards.{module}"), name)()
 
 
-def clock_of(frequency: float) -> tuple[int, int, float]:
+def clock_of(frequency: float, bus_bytes: int) -> tuple[int, int, float]:
     """The PLL's multiplier and divisor for a board's clock, and the frequency that they give, in Hz.
 
-    The highest up to :data:`CLOCK_HZ` with a comparison frequency of 10 MHz or more.
+    The highest up to :data:`CLOCK_HZ`, or half of it for words of more than 16 bytes, with a comparison
+    frequency of 10 MHz or more.
     """
+    highest = CLOCK_HZ // (1 + (bus_bytes > _WIDE))
     choices = [
         (frequency * multiplier / divisor, multiplier, divisor)
         for divisor in range(1, int(frequency // 10e6) + 1)
         for multiplier in range(1, 81)
-        if frequency * multiplier / divisor <= CLOCK_HZ
+        if frequency * multiplier / divisor <= highest
     ]
     hz, multiplier, divisor = max(choices, key=lambda choice: (choice[0], -choice[2]))
     return multiplier, divisor, hz
@@ -77,7 +80,7 @@ class Board(Elaboratable):
 
     def elaborate(self, platform: LatticeECP5Platform) -> Module:
         m = Module()
-        multiplier, divisor, hz = clock_of(platform.default_clk_frequency)
+        multiplier, divisor, hz = clock_of(platform.default_clk_frequency, self._about.bus_bytes)
         m.submodules.clock_pin = pin = io.Buffer("i", platform.request(platform.default_clk, dir="-"))
         m.domains.sync = ClockDomain()
         locked = Signal()
@@ -151,7 +154,7 @@ def build(board: str, about: About, folder: Path) -> dict[str, Any]:
         report = run_nextpnr(folder, "report.json", options)
         if meets(report):
             break
-    found = summary(report, clock_of(platform.default_clk_frequency)[2])
+    found = summary(report, clock_of(platform.default_clk_frequency, about.bus_bytes)[2])
     part = folder / f"{_BITSTREAM}.part"
     part.unlink(missing_ok=True)
     run_ecppack(folder, "board.config", part.name)
