@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gen import netlist
 from gen.config import Config
 from gen.verilog import module_name
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 
 
 class Point(NamedTuple):
@@ -117,7 +117,9 @@ def _waiver(config: Config, part: str, place: str) -> str | None:
     if part == "decompressor" and is_end and config.fmt.raw_bytes < config.bus_bytes:
         return "of a word that ends within a block: values come out in whole blocks"
     return (
-        _plane_waiver(config.fmt, place) if isinstance(config.fmt, PlaneFormat) else _hadamard_waiver(place)
+        _plane_waiver(config.fmt, place)
+        if isinstance(config.fmt, PlaneFormat)
+        else _hadamard_waiver(config.fmt, place)
     )
 
 
@@ -131,11 +133,16 @@ def _plane_waiver(fmt: PlaneFormat, place: str) -> str | None:
     return None
 
 
-def _hadamard_waiver(place: str) -> str | None:
+def _hadamard_waiver(fmt: HadamardFormat, place: str) -> str | None:
     if re.fullmatch(r"(.*\.)?thresholds(\$\d+)?\.\w*\[\d+:\d+\] is 8'h[0-3][0-9a-f]", place):
         return "of a table's entries for numbers below 64: the upper bits of an energy are from 64 on, or 0"
     if re.fullmatch(r"(.*\.)?aligner(\$\d+)?\.(group_)?below\d+_inverse(_\w+)?", place):
         return "of a difference's borrow: no exponent is larger than the largest"
+    if re.fullmatch(r"(.*\.)?(root|of4(\[[01]\])?)", place):
+        return "of a root's leading bit and its multiples by powers of two: it is one from the first block on"
+    has_odd_energy = fmt.block.bit_length() % 2 == 0
+    if has_odd_energy and re.fullmatch(r"(.*\.)?quantiser\.threshold(_of)?\d+_\d+(_by\d+)?", place):
+        return "of a threshold's highest bit: an energy of an odd number of bits has a zero before them"
     return None
 
 

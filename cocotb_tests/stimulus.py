@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from golden import Format, HadamardFormat, PlaneFormat
-from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, SCALE_BIAS, SPECIALS, ZEROS
+from golden.hadamard import FRACTION_BITS, HEADER_BITS, LEVELS, SCALE_BIAS, SPECIALS, ZEROS
+
+_EXPONENT_BITS = HEADER_BITS - FRACTION_BITS
 
 Blocks = np.ndarray  # bit patterns, uint64[blocks, N]
 
@@ -99,34 +100,95 @@ def with_any_payload(fmt: Format, stored: np.ndarray, rng: np.random.Generator) 
     return np.concatenate([stored[:, : fmt.header_bytes], payload], axis=1)
 
 
-def with_large_sums(fmt: HadamardFormat, headers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Blocks with these numbers for headers, int64[count], in each of which the coefficients, all or most of
-    them, add up in one value: uint8[count, target]. Random ones never give such values."""
-    count = len(headers)
-    places = np.repeat(np.arange(fmt.block), fmt.widths)
-    is_sign = np.append(places[1:] != places[:-1], True)
-    odd = np.bitwise_count(places & rng.integers(0, fmt.block, (count, 1))) & 1 > 0
-    agrees = rng.random((count, len(places))) < rng.choice([1, *rng.uniform(0.5, 1, 50)], (count, 1))
-    bits = np.where(is_sign, odd ^ ~agrees, agrees)
-    header = headers[:, None] >> np.arange(HEADER_BITS) & 1
-    return np.packbits(np.hstack([header, bits]).astype(np.uint8), axis=1, bitorder="little")
+def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Blocks that random ones never are: uint8[count, target].
+
+    In half of them one value's sum is among the largest. In the others it is rounded up to a power of two, so
+    that a carry goes through all its bits and often through its exponent's; in fp32 nothing is rounded.
+    """
+    ft, most = fmt.float_type, _levels(fmt).max(axis=1).sum()
+    large = most - rng.integers(0, rng.choice([1, most // 32 + 1, most // 4, most // 2], count))
+    fractions = rng.integers(0, 1 << FRACTION_BITS, count)
+    fractions |= rng.choice([0, (1 << FRACTION_BITS) - 3], count)  # half of them large ones
+    exponents = rng.integers(1, 1 << _EXPONENT_BITS, count)
+    sums_up, fractions_up = _rounded_to_powers(fmt)
+    if len(sums_up):
+        chosen = rng.integers(0, len(sums_up), count)
+        # Half of the powers change all bits of the exponent field: 2, and one that is too large.
+        power = np.where(
+            rng.random(count) < 0.5,
+            rng.choice([1, ft.bias + 2], count),
+            rng.integers(2 - ft.bias, ft.bias, count),
+        )
+        products = sums_up * (fractions_up + (1 << FRACTION_BITS))
+        exponents_up = power - np.frexp(products.astype(np.float64))[1][chosen] + SCALE_BIAS
+        is_scale = (exponents_up > 0) & (exponents_up < 1 << _EXPONENT_BITS)
+        is_up = is_scale & (rng.random(count) < 0.5)
+        large = np.where(is_up, sums_up[chosen], large)
+        fractions = np.where(is_up, fractions_up[chosen], fractions)
+        exponents = np.where(is_up, exponents_up, exponents)
+    return _with_sums(fmt, exponents << FRACTION_BITS | fractions, large, rng)
 
 
 @functools.cache
-def that_round_to_powers(fmt: HadamardFormat) -> np.ndarray:
-    """Some blocks with a value that is rounded up to a power of two: uint8[blocks, target].
-
-    A carry goes through all its bits, which random blocks hardly ever show; in fp32 nothing is rounded.
-    """
-    tries, rng = 50_000, np.random.default_rng(1)
-    headers = (SCALE_BIAS - ALIGNED_BITS << FRACTION_BITS) + rng.integers(0, 1 << FRACTION_BITS, tries)
-    rows = with_large_sums(fmt, headers, rng)
-    rounded, exact = (
-        np.abs(one.decompress(rows, (tries, fmt.block)).astype(np.float32))
-        for one in (fmt, replace(fmt, dtype="fp32"))
+def _rounded_to_powers(fmt: HadamardFormat) -> tuple[np.ndarray, np.ndarray]:
+    """Sums, and fractions of scales with which they are rounded up to a power of two; int64 both."""
+    levels = _levels(fmt)
+    step = np.gcd.reduce((levels.max(axis=1)[:, None] - levels).ravel())
+    sums, fractions = np.meshgrid(
+        np.arange(levels.max(axis=1).sum(), 0, -step), np.arange(1 << FRACTION_BITS), indexing="ij"
     )
-    is_one = (rounded > exact) & (np.frexp(rounded)[0] == 0.5)
-    return rows[is_one.any(axis=1)][:300]
+    exact = sums * (1 + fractions / (1 << FRACTION_BITS))  # within the range of every type
+    rounded = exact.astype(fmt.float_type.array).astype(np.float64)
+    is_up = (rounded > exact) & (np.frexp(rounded)[0] == 0.5)
+    return sums[is_up], fractions[is_up]
+
+
+def _levels(fmt: HadamardFormat) -> np.ndarray:
+    """What each coefficient can be, in units of the scale: int64[N, levels], filled up with the largest."""
+    signed = [sorted(sign * level for level in LEVELS[width] for sign in (-1, 1)) for width in fmt.widths]
+    size = max(len(levels) for levels in signed)
+    return np.array([levels + levels[-1:] * (size - len(levels)) for levels in signed])
+
+
+def _with_sums(
+    fmt: HadamardFormat, headers: np.ndarray, sums: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Blocks with these numbers for headers: uint8[count, target].
+
+    In each a value at a random place is a sum of coefficients, or the nearest to it that there can be, or its
+    negative. Each coefficient takes about its share of what is left; the last ones bring it to an end.
+    """
+    levels, count = _levels(fmt), len(headers)
+    most = levels.max(axis=1)
+    order = rng.permutation(np.flatnonzero(fmt.widths))
+    order = order[np.argsort(fmt.widths[order], kind="stable")]  # the last have most to choose from
+    last = order[-(12 // fmt.widths.max()) :]  # of some thousand sums
+    left, room = sums.astype(np.float64), most[order].sum()
+    noise = rng.choice([0, 0.3, 1], count) * (1 - sums / room)
+    parts = np.zeros((count, fmt.block), np.int64)
+    for place in order[: -len(last)]:
+        share = left * most[place] / room + noise * rng.normal(0, most[place], count)
+        parts[:, place] = levels[place, np.abs(levels[place] - share[:, None]).argmin(axis=1)]
+        left, room = left - parts[:, place], room - most[place]
+    ends = np.stack(np.meshgrid(*levels[last]), axis=-1).reshape(-1, len(last))
+    ends = ends[np.argsort(ends.sum(axis=1), kind="stable")]
+    totals = ends.sum(axis=1)
+    at = np.searchsorted(totals, left).clip(1, len(totals) - 1)
+    parts[:, last] = ends[np.where(left - totals[at - 1] < totals[at] - left, at - 1, at)]
+
+    place = rng.integers(0, fmt.block, (count, 1))
+    odd = np.bitwise_count(place & np.arange(fmt.block)) & 1
+    return _stored(fmt, headers, parts * (1 - 2 * odd.astype(np.int64)) * rng.choice([-1, 1], (count, 1)))
+
+
+def _stored(fmt: HadamardFormat, headers: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Blocks of headers and of coefficients in units of the scale, int64[count, N]: uint8[count, target]."""
+    bits = [headers[:, None] >> np.arange(HEADER_BITS) & 1]
+    for width, column in zip(fmt.widths, coefficients.T, strict=True):
+        number = np.searchsorted(LEVELS[width], np.abs(column)) | (column < 0) << max(width - 1, 0)
+        bits.append(number[:, None] >> np.arange(width) & 1)
+    return np.packbits(np.hstack(bits).astype(np.uint8), axis=1, bitorder="little")
 
 
 def nearly_valid_headers(fmt: Format) -> np.ndarray:
@@ -229,14 +291,18 @@ def _sparse_mantissas(fmt: Format, count: int, rng: np.random.Generator) -> Bloc
 
 
 def _rounds_up(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
-    """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit. Half without signs."""
+    """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit. Half without signs.
+
+    In half of them exponents are equal, in the others some of a dozen.
+    """
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     sign &= rng.integers(0, 2, (count, 1))
     half = np.int64(1) << rng.integers(0, ft.mantissa_bits, shape)
     tie = mantissa & ~(2 * half - 1) | half
     mantissa = np.where(rng.random(shape) < 0.5, ft.mantissa_mask & ~(half - 1), tie)
-    return _fields(fmt, sign, ft.exponent_max // 2, mantissa)
+    below = rng.integers(0, rng.choice([1, 12], (count, 1)), shape)
+    return _fields(fmt, sign, ft.exponent_max // 2 - below, mantissa)
 
 
 def _specials(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
@@ -255,12 +321,14 @@ def _specials(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
 
 
 def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
-    """In turn: all zero, -0.0, equal, subnormal, one outlier, the largest value, specials of each kind."""
+    """In turn: all zero, -0.0, equal, subnormal, one outlier, the largest value, nearly all as large as that,
+    specials of each kind."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     exponent = rng.integers(0, ft.exponent_max, (count, 1))
     equal = np.broadcast_to(_fields(fmt, sign[:, :1], exponent, mantissa[:, :1]), shape)
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
+    smaller = rng.integers(0, 12, shape) * (rng.random(shape) < rng.choice([0, 0.05], (count, 1)))
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
     specials = [
         np.broadcast_to(_fields(fmt, negative, ft.exponent_max, payload), shape)
@@ -271,9 +339,10 @@ def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
         np.zeros(shape),
         _fields(fmt, np.ones(shape), 0, 0),
         equal,
-        _fields(fmt, sign, 0, mantissa),
+        _fields(fmt, sign, 0, mantissa >> rng.integers(0, ft.mantissa_bits, (count, 1))),
         outlier,
         np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
+        _fields(fmt, sign, ft.exponent_max - 1 - smaller, np.where(smaller, mantissa, ft.mantissa_mask)),
         *specials,
     ]
     turns = np.arange(count)[:, None] + rng.integers(len(choices))
