@@ -59,7 +59,8 @@ class CodeCoverage:
     def as_row(self) -> dict[str, Any]:
         why = Counter[str]()
         for place, count in self.missed.items():
-            why[self.waived.get(place, f"without a reason: {place}")] += count
+            where = place.removeprefix("inner.").split(".")[0]
+            why[self.waived.get(place, f"without a reason, in {where}")] += count
         return {
             "config": self.config,
             "part": self.part,
@@ -105,11 +106,11 @@ def read(config: Config, part: str, place: Path) -> CodeCoverage:
         toggles_reached=sum(toggles),
         constant=len(points) - len(counted),
         missed=dict(missed),
-        waived={name: reason for name in missed if (reason := _waiver(config, part, name))},
+        waived={name: reason for name in missed if (reason := waiver(config, part, name))},
     )
 
 
-def _waiver(config: Config, part: str, place: str) -> str | None:
+def waiver(config: Config, part: str, place: str) -> str | None:
     """Why the benches do not reach a place, where no input can and ABC does not prove it."""
     if place == "inside":
         return "of a count that goes farther than an engine has room for tensors"

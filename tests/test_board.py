@@ -329,8 +329,10 @@ def test_a_clock_that_is_missed_is_an_error():
 
 @pytest.mark.parametrize(
     ("board", "bus_bytes", "expected"),
-    [(25e6, 16, 50e6), (100e6, 16, 50e6), (12e6, 16, 48e6), (30e6, 16, 50e6)]
-    + [(25e6, 64, 25e6), (100e6, 64, 25e6), (12e6, 64, 24e6), (25e6, 32, 25e6)],
+    [
+        *((25e6, 16, 50e6), (100e6, 16, 50e6), (12e6, 16, 48e6), (30e6, 16, 50e6)),
+        *((25e6, 64, 25e6), (100e6, 64, 25e6), (12e6, 64, 24e6), (25e6, 32, 25e6)),
+    ],
 )
 def test_the_clock_is_made_of_the_boards(board, bus_bytes, expected):
     multiplier, divisor, hz = bitstream.clock_of(board, bus_bytes)
