@@ -358,6 +358,8 @@ def test_boards_have_the_pins_of_amaranth_boards():
         ("", "make board BOARD=ulx3s-85f$"),
         ("--bus-bytes 16", "make board BOARD=ulx3s-85f$"),
         ("--bus-bytes 64", "make board BOARD=ulx3s-85f ARGS='--bus-bytes 64'$"),
+        ("--engines planes", "make board BOARD=ulx3s-85f ARGS='--engines planes'$"),
+        ("--engines hadamard --bus-bytes 64", "ARGS='--bus-bytes 64 --engines hadamard'$"),
     ],
 )
 def test_to_load_names_the_command_that_builds_what_is_missing(options, said, tmp_path, monkeypatch):

@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=BUS_BYTES,
         help=f"of what is built or loaded (default: {_NARROW})",
     )
+    parser.add_argument(
+        "--engines", choices=SCHEMES, help="in what is built or loaded, those of one format (default: both)"
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (("build", "build a bitstream"), ("load", "load it over the board's cable")):
         on_board = actions.add_parser(name, help=text)
@@ -72,7 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
         gen.board.link.LinkError: the board does not answer, or is another design.
         SystemExit: a block was wrong.
     """
-    about = About.of(FORMATS, arguments.bus_bytes, MEMORY_BYTES)
+    formats = tuple(fmt for fmt in FORMATS if arguments.engines in (None, fmt.scheme))
+    about = About.of(formats, arguments.bus_bytes, MEMORY_BYTES)
     if arguments.action in ("build", "load"):
         if arguments.port is not None:
             raise ValueError(f"--port must not be given with {arguments.action}, not {arguments.port!r}")
@@ -128,16 +132,18 @@ def connected(port: str, about: About) -> Iterator[Device]:
         with open_port(port) as opened:
             yield Device(Link(opened))
         return
-    program = simulation.build(about, ROOT / f"simulation-{about.bus_bytes}")
+    kind = "-".join([f"{about.bus_bytes}", *(fmt.scheme for fmt in about.formats)])
+    program = simulation.build(about, ROOT / f"simulation-{kind}")
     with simulation.running(program) as name, open_port(name) as opened:
         yield Device(Link(opened, simulation.PATIENCE))
 
 
 def _on_board(arguments: argparse.Namespace, about: About) -> None:
-    is_default = about.bus_bytes == _NARROW
-    name = arguments.board + ("" if is_default else f"-{about.bus_bytes}")
+    others = {"--bus-bytes": arguments.bus_bytes, "--engines": arguments.engines}
+    others = {option: value for option, value in others.items() if value not in (None, _NARROW)}
+    name = "-".join([arguments.board, *map(str, others.values())])
     if arguments.action == "load":
-        options = "" if is_default else f"--bus-bytes {about.bus_bytes}"
+        options = " ".join(f"{option} {value}" for option, value in others.items())
         bitstream.load(arguments.board, ROOT / name, options)
         return
     path = ROOT / f"{name}.json"
