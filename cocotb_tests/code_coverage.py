@@ -144,6 +144,13 @@ def _hadamard_waiver(fmt: HadamardFormat, place: str) -> str | None:
     has_odd_energy = fmt.block.bit_length() % 2 == 0
     if has_odd_energy and re.fullmatch(r"(.*\.)?quantiser\.threshold(_of)?\d+_\d+(_by\d+)?", place):
         return "of a threshold's highest bit: an energy of an odd number of bits has a zero before them"
+    if has_odd_energy and re.fullmatch(
+        r"(.*\.)?scaler(\$\d+)?\.(energy_moved|undivided|state\d+|reduced\d+)(\.rest)?", place
+    ):
+        return "of a dividend's lowest bits: an energy of an odd number of bits is moved by one at least"
+    carries = r"(.*\.)?aligner(\$\d+)?\.rounded\d+_(carry([7-9]|1\d)|passes[48])"
+    if fmt.dtype == "bf16" and re.fullmatch(carries, place):
+        return "of a rounding's carry through eight ones: a bfloat16 has no ninth bit to round by"
     return None
 
 
