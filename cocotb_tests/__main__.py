@@ -157,7 +157,10 @@ def _coverage(arguments: argparse.Namespace) -> None:
         for config, part in engines
     ]
     reports.CODE.write([coverage.as_row() for coverage in found], seed=arguments.seed)
-    wrong = [complaint for coverage in found for complaint in coverage.complaints()]
+    for coverage in found:
+        for place in coverage.unexplained():
+            print(place)
+    wrong = [complaint for coverage in found for complaint in coverage.too_low()]
     if wrong:
         sys.exit("\n".join(wrong))
 
