@@ -274,7 +274,7 @@ def unreached() -> Iterator[str]:
         count = sum(map(int, re.findall(r"(\d+) without a reason", row["missed"])))
         if count:
             engine = f"{row['config']}'s {row['part']}"
-            yield f"{count} branches or toggles of {engine}: not reached, and nothing shows that no input does."
+            yield f"{count} branches or toggles of {engine} that nothing reached, and no proof says cannot be."
 
 
 def _all_gaps() -> str:
