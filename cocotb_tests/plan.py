@@ -274,7 +274,7 @@ def unreached() -> Iterator[str]:
         count = sum(map(int, re.findall(r"(\d+) without a reason", row["missed"])))
         if count:
             engine = f"{row['config']}'s {row['part']}"
-            yield f"{count} branches or toggles of {engine} that nothing reached, and no proof says cannot be."
+            yield f"{count} branches or toggles of {engine} were not reached, for no reason that is known."
 
 
 def _all_gaps() -> str:
