@@ -49,8 +49,8 @@ xsafety: setup ## The gates from unknown states: random bits, and X in Icarus
 mutate: setup ## Do the benches find each of some hundred faults?
 	$(RUN) cocotb_tests mutate
 
-verify: sim coverage netlist xsafety mutate formal synth ## All of it in full depth: hours, goes on where it stopped; writes docs/verification.md
-	$(RUN) cocotb_tests document
+verify: setup ## All of it in full depth: hours, goes on where it stopped; what fails ends none of the others; writes docs/verification.md
+	$(MAKE) --keep-going sim coverage netlist xsafety mutate formal synth; status=$$?; $(RUN) cocotb_tests document && exit $$status
 
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library
@@ -66,7 +66,7 @@ synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib ACT
 formal: setup ## Proofs about the hardware, in build/formal (an hour; ARGS="'contract-*'")
 	$(RUN) gen formal $(ARGS)
 
-board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f; ARGS="--bus-bytes 64"), in build/board
+board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f; ARGS="--bus-bytes 64 --engines hadamard"), in build/board
 	$(RUN) gen board $(ARGS) build $(BOARD)
 
 board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal (ARGS likewise)

@@ -157,10 +157,7 @@ def _coverage(arguments: argparse.Namespace) -> None:
         for config, part in engines
     ]
     reports.CODE.write([coverage.as_row() for coverage in found], seed=arguments.seed)
-    for coverage in found:
-        for place in coverage.unexplained():
-            print(place)
-    wrong = [complaint for coverage in found for complaint in coverage.too_low()]
+    wrong = [complaint for coverage in found for complaint in coverage.complaints()]
     if wrong:
         sys.exit("\n".join(wrong))
 

@@ -118,8 +118,7 @@ def answer(tensor: bytes) -> tuple[bytes, set[int]]:
 def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
     """Tensors of ``count`` blocks in all: of any number of bytes for the compressor, else compressed.
 
-    Half of these have some blocks that are invalid; of the Hadamard format some are of sums as large as there
-    can be.
+    Half of these have some blocks that are invalid; of the Hadamard format some are of chosen sums.
     """
     fmt = TASK.fmt
     values = stimulus.blocks(fmt, "mixed", count, rng, TASK.activations).tobytes()

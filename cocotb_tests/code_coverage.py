@@ -72,16 +72,14 @@ class CodeCoverage:
             "missed": "; ".join(f"{count} {reason}" for reason, count in why.items()) or "none",
         }
 
-    def too_low(self) -> list[str]:
-        """What is below the aim of 95 %."""
+    def complaints(self) -> list[str]:
+        """What is below the aim of 95 %, and what was missed without a reason."""
         row = self.as_row()
         low = [f"{row[name]:.1f} %" for name in ("lines_percent", "toggles_percent") if row[name] < 95]
-        return [f"{self.config} {self.part}: {what} reached" for what in low]
-
-    def unexplained(self) -> list[str]:
-        """What was missed without a reason."""
         bare = sorted(self.missed.keys() - self.waived.keys())
-        return [f"{self.config} {self.part}: {place} was not reached" for place in bare]
+        return [f"{self.config} {self.part}: {what} reached" for what in low] + [
+            f"{self.config} {self.part}: {place} was not reached" for place in bare
+        ]
 
 
 def read(config: Config, part: str, place: Path) -> CodeCoverage:

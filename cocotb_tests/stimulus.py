@@ -103,11 +103,11 @@ def with_any_payload(fmt: Format, stored: np.ndarray, rng: np.random.Generator) 
 def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) -> np.ndarray:
     """Blocks that random ones never are: uint8[count, target].
 
-    In half of them one value's sum is among the largest. In the others it is rounded up to a power of two, so
-    that a carry goes through all its bits and often through its exponent's; in fp32 nothing is rounded.
+    In each one value's sum is among the largest; or, in up to half of them, is rounded up to a power of two, so
+    that a carry goes through all its bits and often through its exponent's. In fp32 nothing is rounded.
     """
     ft, most = fmt.float_type, _levels(fmt).max(axis=1).sum()
-    large = most - rng.integers(0, rng.choice([1, most // 32 + 1, most // 4, most // 2], count))
+    sums = most - rng.integers(0, rng.choice([1, most // 32 + 1, most // 4, most // 2], count))
     fractions = rng.integers(0, 1 << FRACTION_BITS, count)
     fractions |= rng.choice([0, (1 << FRACTION_BITS) - 3], count)  # half of them large ones
     exponents = rng.integers(1, 1 << _EXPONENT_BITS, count)
@@ -124,10 +124,10 @@ def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) 
         exponents_up = power - np.frexp(products.astype(np.float64))[1][chosen] + SCALE_BIAS
         is_scale = (exponents_up > 0) & (exponents_up < 1 << _EXPONENT_BITS)
         is_up = is_scale & (rng.random(count) < 0.5)
-        large = np.where(is_up, sums_up[chosen], large)
+        sums = np.where(is_up, sums_up[chosen], sums)
         fractions = np.where(is_up, fractions_up[chosen], fractions)
         exponents = np.where(is_up, exponents_up, exponents)
-    return _with_sums(fmt, exponents << FRACTION_BITS | fractions, large, rng)
+    return _with_sums(fmt, exponents << FRACTION_BITS | fractions, sums, rng)
 
 
 @functools.cache

@@ -22,8 +22,8 @@ def test_a_row_counts_what_was_missed_by_its_reason():
     assert row["lines_percent"] == 99.5
     assert row["toggles_percent"] == 90
     assert row["missed"] == "1 of a borrow; 5 without a reason, in scaler"
-    assert found.too_low() == ["gpt2-fp32-16x compressor: 90.0 % reached"]
-    assert found.unexplained() == [
+    assert found.complaints() == [
+        "gpt2-fp32-16x compressor: 90.0 % reached",
         "gpt2-fp32-16x compressor: scaler.b was not reached",
         "gpt2-fp32-16x compressor: scaler.c.d was not reached",
     ]
