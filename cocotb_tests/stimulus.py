@@ -103,8 +103,8 @@ def with_any_payload(fmt: Format, stored: np.ndarray, rng: np.random.Generator) 
 def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) -> np.ndarray:
     """Blocks that random ones never are: uint8[count, target].
 
-    In each one value's sum is among the largest; or, in up to half of them, is rounded up to a power of two, so
-    that a carry goes through all its bits and often through its exponent's. In fp32 nothing is rounded.
+    In each one value's sum is among the largest; or, in up to half of them, is rounded up to a power of two,
+    so that a carry goes through all its bits and often through its exponent's. In fp32 nothing is rounded.
     """
     ft, most = fmt.float_type, _levels(fmt).max(axis=1).sum()
     sums = most - rng.integers(0, rng.choice([1, most // 32 + 1, most // 4, most // 2], count))
