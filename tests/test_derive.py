@@ -64,6 +64,12 @@ def rms_norm(x, weight):
     return weight * (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
+def attention(x, **options):
+    """Of five heads, of ten each."""
+    q, k, v = (part.view(1, 37, 5, 10).transpose(1, 2) for part in (x * 2, x.roll(1) * 3, x))
+    return functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).reshape(37, 50)
+
+
 class Model(nn.Module):
     """Parameters of all norms below."""
 
@@ -110,6 +116,9 @@ OPERATIONS = {
     "batch norm without weights": lambda x, m: functional.batch_norm(
         x, torch.zeros(50).to(x.dtype), torch.ones(50).to(x.dtype), training=True
     ),
+    "attention": lambda x, m: attention(x),
+    "attention, causal": lambda x, m: attention(x, is_causal=True),
+    "attention with a mask": lambda x, m: attention(x, attn_mask=x.detach()[:, :1].expand(37, 37) > 0),
     "padded": lambda x, m: functional.pad(x, (1, 2)),
     "dropout": lambda x, m: functional.dropout(x, 0.3),
     "dropout of a mask": lambda x, m: torch.native_dropout(x, 0.3, True)[0],
@@ -631,7 +640,8 @@ def test_intermediate_results_are_written_over():
 
 def test_a_hyperbolic_tangent_of_what_is_not_exact_is_as_close_as_that():
     x = torch.cat([torch.linspace(-20, 20, 10_001), torch.tensor([0.0, -0.0, 1e-30, torch.inf, -torch.inf])])
-    compute = RECIPES[torch.ops.aten.tanh.default].compute
+    (recipe,) = RECIPES[torch.ops.aten.tanh.default]
+    compute = recipe.compute
     assert torch.equal(compute(True, x), x.tanh())
     torch.testing.assert_close(compute(False, x), x.tanh(), rtol=0, atol=3e-7)
     assert compute(False, torch.tensor([torch.nan])).isnan()

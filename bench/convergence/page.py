@@ -166,7 +166,7 @@ def _losses_of(rows: list[dict[str, Any]], scheme: str) -> str:
 
 def _whole(model: str, scheme: str, ratio: float) -> str:
     """The ratio of the whole stash, where it is derived also to what a model with fused GELU saves."""
-    if not scheme.startswith("derive"):
+    if not scheme.startswith("derive") or model not in SAVED_MB:
         return f"{ratio:.1f}x"
     as_it_is, fused = SAVED_MB[model]
     return f"{ratio:.1f}x, of fused GELU {ratio * fused / as_it_is:.1f}x"

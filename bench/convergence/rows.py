@@ -36,6 +36,8 @@ class Study:
         seeds: of each scheme.
         schemes: names of ``SCHEMES``.
         title: what it is, for the page.
+        products: precision of matrix products, a name of ``torch.set_float32_matmul_precision``: with
+            "medium" bfloat16 values are multiplied and summed in fp32, where the processor has that.
     """
 
     title: str
@@ -44,18 +46,21 @@ class Study:
     steps: int = 300
     batch: int = 8
     validations: int = 10
+    products: str = "highest"
 
 
 FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if scheme != "compact")
-FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x")
+FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x", "derive, hadamard 16x")
 STUDIES = {
     "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH),
     "medium": Study(
         "GPT-2, 6 layers of 384",
         tuple(scheme for scheme in FROM_SCRATCH if scheme not in ("hadamard 32x", "quant, 3 bits")),
     ),
-    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5),
-    "smollm2": Study("SmolLM2-135M, pretrained", (*FEW, "compact"), (1, 2, 3), 60, 1, 3),
+    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium"),
+    "smollm2": Study(
+        "SmolLM2-135M, pretrained", (*FEW, "derive, hadamard 8x", "compact"), (1, 2, 3), 60, 1, 3, "medium"
+    ),
 }
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
 EARLIER = {"step": "step format (release 0.1)"}

@@ -28,6 +28,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     """One row, also left in ``FOLDER``; None if Ctrl-C came first."""
     if threads:
         torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(STUDIES[model].products)
     options = replace(options_of(model, scheme, seed), device=device)
     torch.manual_seed(seed)
     subject = smollm2.subject() if model == "smollm2" else train.subject_of(options)

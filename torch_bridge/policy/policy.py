@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from golden import PlaneFormat
+from golden import HadamardFormat, PlaneFormat
 
 from ..backends.dtypes import TORCH_DTYPES, StashFormat, format_for
 from ..backends.quant_format import BITS as QUANT_BITS
@@ -59,6 +60,20 @@ ATTENTION_MASK = "mask of attention"
 _ATTENTION = "*scaled_dot_product*"
 
 # fmt: off
+# Fused attention keeps the log-sum-exps of its logits, not the logits: the backward pass computes these of
+# queries and keys, and takes the exponential of what errors have made of them. In models that were trained
+# for long they are in the tens; four bits are enough there if outputs and sums are computed anew as well.
+LOGITS = "attention takes the exponential of their products"
+_LOGIT_INPUTS_AGAIN = "_scaled_dot_product_*attention*(again).[01]"
+_LOGIT_BITS_AGAIN = 4
+_SUMS_AGAIN = "_scaled_dot_product_*attention*.1"
+_LOGIT_INPUTS = (
+    "_scaled_dot_product_*attention*.[01]",
+    "_flash_attention_forward.[01]",
+    "_efficient_attention_forward.[01]",
+    "_cudnn_attention_forward.[01]",
+)
+
 # Where backward formulas look for a result among the inputs: no format but an exact one has it there again.
 EQUALS = "looked for among the inputs"
 _COMPARED = (
@@ -119,6 +134,15 @@ _LARGE = 1 << 20
 _LOG_SOFTMAX_BITS = 12
 
 
+# How what an operation saves, or a pattern of it, ends that says which of its tensors it is.
+_PLACE = re.compile(r"\.(\d+|\[\d+\])$")
+
+
+def _named(saved_by: str) -> str:
+    """The operation, without the number of its tensor."""
+    return _PLACE.sub("", saved_by)
+
+
 @dataclass(frozen=True)
 class Rule:
     """What to do with the tensors that fit all of a rule's conditions.
@@ -133,7 +157,8 @@ class Rule:
             ("*_norm.1").
         saved_by: name of the operation that saves one of its inputs, in place or not: "div", "pow(0.5)" or
             "norm(inf)", of powers and norms with the exponent, of a product with a log-softmax
-            "mul(_log_softmax)"; a shell pattern. A tensor that such a rule
+            "mul(_log_softmax)"; a shell pattern. Behind a point, at its end, the number of the tensor among
+            those that the operation is given: "div.1", "*attention*.[01]". A tensor that such a rule
             fits shares nothing with what another rule stashed of its storage.
         module: name of the module in whose forward pass it is saved, as in ``model.named_modules()``; a
             shell pattern ("transformer.h.0.*").
@@ -187,12 +212,16 @@ class Rule:
         return isinstance(self.keep, StashFormat) and not isinstance(self.keep, PlaneFormat)
 
     def fits(self, op: str, module: str, dtype: str, values: int, saved_by: str = "") -> bool:
-        """Whether it is about such a tensor; "bits" and "derive" may still not fit it."""
+        """Whether it is about such a tensor; "bits" and "derive" may still not fit it.
+
+        Args:
+            saved_by: with the number of the tensor, as "div.1", or without.
+        """
         return (
             self.least <= values
             and (self.most is None or values <= self.most)
             and fnmatchcase(op, self.op)
-            and fnmatchcase(saved_by, self.saved_by)
+            and fnmatchcase(saved_by if _PLACE.search(self.saved_by) else _named(saved_by), self.saved_by)
             and fnmatchcase(module, self.module)
             and fnmatchcase(dtype, self.dtype)
         )
@@ -238,8 +267,9 @@ class Policy:
         value or more, so that its distance to 1 comes back as well, where gradients vanish and logarithms do
         not. A tanh is derived where it can be, and without ``derive`` in the format itself.
 
-        What backward formulas divide by, or take roots or logarithms of, is kept in planes of ten bits a
-        value or more: what division, sqrt, log, exp, powers with negative and fractional exponents save.
+        Queries and keys of fused attention are kept in planes of ten bits a value or more, as the backward
+        pass takes the exponential of their products; so is what backward formulas divide by, or take roots
+        or logarithms of: what division, sqrt, log, exp, powers with negative and fractional exponents save.
         Formats other than planes lose the sign and the zeros of single values: what formulas compare is kept
         likewise then, as what ReLU, clamp, max pooling and abs save. A softmax may be large, and is not among
         them: use log_softmax where its logarithm is taken. Where values are mixed, tensors of two values that
@@ -271,12 +301,16 @@ class Policy:
         losses = [Rule("raw", saved_by=op, why=NEAR_TARGET) for op in _LOSSES]
         signed = [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
         signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
+        logits = []
+        if derive and not isinstance(fmt, PlaneFormat):
+            logits.append(Rule(_with_logits(fmt), saved_by=_LOGIT_INPUTS_AGAIN, why=LOGITS))
         for dtype, planes in _fine(fmt):
             if planes == format_for(fmt, TORCH_DTYPES[planes.dtype]):
                 continue  # it has as many bits itself
             keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
             signed += [keeps(op=op) for op in _DIVISOR_RESULTS]
             signed += [keeps(saved_by=op) for op in _DIVISOR_INPUTS]
+            logits += [Rule(planes, saved_by=op, dtype=dtype, why=LOGITS) for op in _LOGIT_INPUTS]
             if not isinstance(fmt, PlaneFormat):
                 signed += [keeps(op=op) for op in _GATE_RESULTS]
                 signed += [keeps(saved_by=op) for op in _GATE_INPUTS]
@@ -286,8 +320,9 @@ class Policy:
                 Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
             ]
         squashed = list(_squashed(fmt, derive))
-        derived = [Rule("derive")] if derive else []
-        return cls([*masks, *exact, *losses, *logs, *equal, *squashed, *signed, *derived, Rule(fmt)])
+        sums, derived = ([Rule("derive", op=_SUMS_AGAIN)], [Rule("derive")]) if derive else ([], [])
+        first = *masks, *sums, *exact, *losses, *logs, *equal, *squashed
+        return cls([*first, *logits, *signed, *derived, Rule(fmt)])
 
     @property
     def derives(self) -> bool:
@@ -311,7 +346,8 @@ class Policy:
 
     def asks_for(self, saver: str) -> bool:
         """Whether any rule tells what this operation saves from what none does."""
-        return any(fnmatchcase(saver, rule.saved_by) != fnmatchcase("", rule.saved_by) for rule in self.rules)
+        patterns = {_named(rule.saved_by) for rule in self.rules}
+        return any(fnmatchcase(saver, pattern) != fnmatchcase("", pattern) for pattern in patterns)
 
     def table(self) -> Table:
         """The rules as a table of rich."""
@@ -338,6 +374,15 @@ def _squashed(fmt: StashFormat, derive: bool) -> Iterator[Rule]:
             yield Rule("derive", op=op)
         for dtype, planes in [("*", fmt)] if op == "tanh" and not derive else _fine(fmt):
             yield Rule(planes, op=op, of=of, dtype=dtype, why=SATURATES)
+
+
+def _with_logits(fmt: StashFormat) -> StashFormat:
+    """The format, or the next one that is enough for queries and keys if attention is done again."""
+    if isinstance(fmt, HadamardFormat):
+        return replace(fmt, target=max(fmt.target, fmt.block * _LOGIT_BITS_AGAIN // 8))
+    if isinstance(fmt, QuantFormat):
+        return replace(fmt, bits=max(fmt.bits, _LOGIT_BITS_AGAIN))
+    return fmt
 
 
 def _fine(fmt: StashFormat) -> Iterator[tuple[str, StashFormat]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import or_
 from time import perf_counter
+from typing import Any, TypeAlias
 
 import torch
 
@@ -49,6 +50,7 @@ _AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{devic
 _BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
 
 Start = Entry | Raw
+Input: TypeAlias = "tuple[int | str, Start | Redone, Geometry]"
 
 
 class Redone:
@@ -56,7 +58,7 @@ class Redone:
 
     Args:
         recipe: of the operation.
-        inputs: by the places of arguments: what each operand is part of, and where it lies in it.
+        inputs: by the places or names of arguments: what each operand is part of, and where it lies in it.
 
     Attributes:
         operations, work: done in all, and values that these compute.
@@ -69,27 +71,27 @@ class Redone:
         *("cost", "is_exact", "operations", "work"),
     )
 
-    def __init__(self, recipe: Recipe, inputs: list[tuple[int, Start | Redone, Geometry]]) -> None:
-        self._operation, self._args, self._kwargs = recipe.operation, list(recipe.args), recipe.kwargs
+    def __init__(self, recipe: Recipe, inputs: list[Input]) -> None:
+        self._operation, self._args, self._kwargs = recipe.operation, list(recipe.args), dict(recipe.kwargs)
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
         self.cost = 1 if recipe.operation.is_light else _LIGHT + 1
         self._over: int | None = None
         for place, part, where in inputs:
-            self._args[place] = None  # a recipe is not held any longer
+            _put(None, place, self._args, self._kwargs)  # a recipe is not held any longer
             self.is_exact = self.is_exact and part.is_exact
             if isinstance(part, (Redone, Derived)):
                 self.operations += part.operations
                 self.work += part.work
             if isinstance(part, Redone):
                 self.cost += part.cost
-                if recipe.operation.takes_out and self._lies_like(part, where):
+                if recipe.operation.takes_out and isinstance(place, int) and self._lies_like(part, where):
                     self._over = place
         self._may_overflow = not self.is_exact and self._dtype == torch.float16
 
     @property
-    def inputs(self) -> list[tuple[int, Start | Redone, Geometry]]:
-        """By the places of arguments: what each operand is part of, and where it lies in it."""
+    def inputs(self) -> list[Input]:
+        """By the places or names of arguments: what each operand is part of, and where it lies in it."""
         return self._inputs
 
     @property
@@ -122,23 +124,23 @@ class Redone:
 
     def run(self, memories: dict[Start, torch.Tensor]) -> torch.Tensor:
         """The operation's result as it lay in memory, from the memories of all starting points."""
-        args = list(self._args)
+        args, kwargs = list(self._args), dict(self._kwargs)
         for place, part, where in self._inputs:
             if isinstance(part, Redone):
                 made = part.run(memories)
                 if where is not part._geometry:
                     offset = made.storage_offset() + where.offset
                     made = made.as_strided(where.size, where.stride, offset)
-                args[place] = made
             elif isinstance(part, Raw):
-                args[place] = memories[part].as_strided(where.size, where.stride, where.offset)
+                made = memories[part].as_strided(where.size, where.stride, where.offset)
             else:
-                args[place] = part.memory.view(memories[part], where)
+                made = part.memory.view(memories[part], where)
+            _put(made, place, args, kwargs)
         compute = self._operation.compute
         if self._over is not None:
-            made = compute(self.is_exact, *args, out=args[self._over], **self._kwargs)
+            made = compute(self.is_exact, *args, out=args[self._over], **kwargs)
             return made.clamp_(-_LARGEST_HALF, _LARGEST_HALF) if self._may_overflow else made
-        made = compute(self.is_exact, *args, **self._kwargs)
+        made = compute(self.is_exact, *args, **kwargs)
         if self._may_overflow:
             made = made.clamp(-_LARGEST_HALF, _LARGEST_HALF)
         if made.stride() != self._geometry.stride:
@@ -246,9 +248,10 @@ class Planner:
 
     def _redo(self, recipe: Recipe, small: float, origin: Origin) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
-        inputs: list[tuple[int, Start | Redone, Geometry]] = []
+        inputs: list[Input] = []
         operands: list[Operand] = []
-        for place, operand in enumerate(recipe.args):
+        places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
+        for place, operand in places:
             if type(operand) is Operand:
                 found = (
                     self._stashed(operand)
@@ -337,7 +340,14 @@ class Planner:
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
 
 
-def _is_of_one(recipe: Recipe, inputs: list[tuple[int, Start | Redone, Geometry]]) -> bool:
+def _put(value: Any, place: int | str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    if isinstance(place, str):
+        kwargs[place] = value
+    else:
+        args[place] = value
+
+
+def _is_of_one(recipe: Recipe, inputs: list[Input]) -> bool:
     """Whether a sum is a function of each value of one tensor, as ``x + x ** 3``, or ``1 + tanh(x)``.
 
     Of a number and what saturates: how near that is to its end has no larger error than its argument.

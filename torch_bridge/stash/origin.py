@@ -20,19 +20,22 @@ from .storages import StorageRef
 # Recorded operations in a row, until how the first was given its arguments is forgotten.
 LONGEST = 12
 
-# From whether all tensors are exact, and an operation's arguments, its first result.
+# From whether all tensors are exact, and an operation's arguments, one of its results.
 Compute = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation whose first result can be computed anew.
+    """An operation of which a result can be computed anew.
 
     Attributes:
-        compute: that result, from whether all tensors are exact, and the operation's arguments.
+        compute: that result, from whether all tensors are exact, and the operation's arguments. Where there
+            are several of one operation, "left" is an argument too: a dictionary, theirs alone, for what one
+            has computed that is the other's result.
         fits: whether it holds for these arguments.
         takes: places of the arguments that it is computed from; all if None.
         results: places of further results that it is computed from; they are arguments behind the others.
+        makes: place of the result.
         takes_out: whether ``compute`` can be given memory to write to, as ``out``.
         is_light: whether it takes no longer than to read and write its tensors.
         may_cancel: whether its result may be small beside what it is computed from.
@@ -43,6 +46,7 @@ class Operation:
     fits: Callable[[tuple[Any, ...]], bool] | None = None
     takes: tuple[int, ...] | None = None
     results: tuple[int, ...] = ()
+    makes: int = 0
     takes_out: bool = False
     is_light: bool = False
     may_cancel: bool = False
@@ -165,7 +169,7 @@ class Recipe:
         self.version, self.dtype = made._version, made.dtype
         self.geometry = Geometry.of(made)
         self.length = 1
-        for operand in args:
+        for operand in (*args, *kwargs.values()):
             if type(operand) is Operand and (recipe := operand.origin.recipe) is not None:
                 if self.length + recipe.length > LONGEST:
                     operand.origin.recipe = None

@@ -27,7 +27,7 @@ from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
 from .saved import Saved, Sharded, Waiting, name_of, node_of
-from .trace import Trace, strided, writes
+from .trace import AGAIN, Trace, strided, writes
 from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
@@ -237,6 +237,7 @@ class Stash:
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
         self._asks: dict[str, bool] = {}  # for what an operation saves
+        self._derived_by_rule: dict[tuple[str, str, str, int], bool] = {}  # results of operations
         self._tally = Tally()
         self._module = ""  # where what is stashed just now was saved
         self._waits = policy.names_savers
@@ -319,18 +320,39 @@ class Stash:
         copied, self._waiting.copied = self._waiting.copied, None
         if not waiting:
             return
+        if op.endswith(AGAIN) and not self._derives(op.removesuffix(AGAIN), arguments[0]):
+            op = op.removesuffix(AGAIN)
         saver = self._trace.call(op, arguments)
         asks = self._asks.get(saver)
         if asks is None:
             asks = self._asks[saver] = self._policy.asks_for(saver)
-        addresses = {tensor.untyped_storage()._cdata for tensor in strided(arguments)} if asks else ()
+        addresses, numbers = set[int](), dict[tuple[Any, ...], int]()
+        for number, tensor in enumerate(strided(arguments) if asks else ()):
+            addresses.add(tensor.untyped_storage()._cdata)
+            numbers.setdefault(_place(tensor), number)
         first = len(waiting) if copied is None or not asks or not writes(op) else copied
         with self._lock, _apart():
             for place, one in enumerate(waiting):
                 if one.saved is not None:  # else the backward pass was first
-                    saves = place >= first or one.saved.values.untyped_storage()._cdata in addresses
-                    self._settle(one, saver if saves else "")
+                    values = one.saved.values
+                    which = numbers.get(_place(values)) if numbers else None
+                    name = saver if which is None else f"{saver}.{which}"
+                    saves = place >= first or values.untyped_storage()._cdata in addresses
+                    self._settle(one, name if saves else "")
             waiting.clear()
+
+    def _derives(self, op: str, first: torch.Tensor) -> bool:
+        """Whether the rules have both results of an operation derived; by the tensor it is given first."""
+        module = self._trace.module
+        for result, dtype in ((op, name_of(first.dtype)), (f"{op}.1", "float32")):
+            facts = result, module, dtype, first.numel()
+            if facts not in self._derived_by_rule:
+                fitting = (rule.keep for rule in self._policy.rules if rule.fits(*facts))
+                keep = next((keep for keep in fitting if keep != "bits"), "raw")
+                self._derived_by_rule[facts] = keep == "derive"
+            if not self._derived_by_rule[facts]:
+                return False
+        return True
 
     def _settle(self, waiting: Waiting, saved_by: str) -> Raw | Packed:
         if waiting.packed is None:
@@ -494,6 +516,11 @@ class Stash:
     ) -> tuple[backends.Backend | BitsCodec | Derived | None, str]:
         """What compresses a tensor, or derives it, or None; and what the report says of it."""
         if region.count < self._min_values:
+            # What goes with another result is made with it: log-sum-exps, of the outputs of attention.
+            recipe, first = saved.origin.recipe, rules[0].keep if rules else "raw"
+            goes_along = recipe is not None and recipe.operation.makes and first == "derive"
+            if goes_along and (entry := self._derive(saved)) is not None:
+                return entry, DERIVED
             return None, self._too_small
         tensor, may_be_mask = saved.values, not saved.requires_grad
         for rule in rules:
@@ -570,6 +597,11 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its sizes; of strided nested tensors, which have none, the number of values."""
     is_ragged = tensor.is_nested and tensor.layout is torch.strided
     return (tensor.numel(),) if is_ragged else tensor.shape
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a tensor among an operation's arguments: where it lies."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _has_infinities(tensor: torch.Tensor, region: Region) -> bool:

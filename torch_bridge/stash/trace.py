@@ -30,6 +30,8 @@ _UNSAFE_VIEW = "_unsafe_view"
 _PRODUCT, _LOG_SOFTMAX = "mul", "_log_softmax"
 # Their second argument is an exponent.
 _POWERS = ("pow", "norm", "linalg_vector_norm")
+# Behind the name of an operation of which all results can be derived.
+AGAIN = "(again)"
 _OWN = ("parameter", "buffer")
 _STRIDED = torch.strided
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -178,7 +180,7 @@ class Trace(TorchDispatchMode):
         """What a rule calls an operation: by its name, in place or not, and what tells it from others alike.
 
         Of powers and norms that is the exponent, "pow(0.5)"; a product with a log-softmax is one:
-        "mul(_log_softmax)".
+        "mul(_log_softmax)". Behind attention that can be done again in the backward pass there is "(again)".
         """
         name = name.removesuffix("_") if writes(name) else name
         if name in _POWERS and len(args) > 1 and isinstance(args[1], int | float):
@@ -198,7 +200,9 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         traits = _TRAITS.get(id(func)) or _traits(func)
         if self.before is not None:
-            self.before(traits.name, (*args, *kwargs.values()) if kwargs else args)
+            arguments = (*args, *kwargs.values()) if kwargs else args
+            is_done_again = len(traits.operations) > 1 and self._records and _fits(traits, args, arguments)
+            self.before(f"{traits.name}{AGAIN}" if is_done_again else traits.name, arguments)
         result = traits.run(*args, **kwargs) if kwargs else traits.run(*args)
         if traits.written:
             # What is written to as ``out`` may be a part of a storage, as in place.
@@ -223,8 +227,12 @@ class Trace(TorchDispatchMode):
                     self._origins.add(storage, source.op or traits.name, constant)
                 else:
                     self._origins.add(storage, f"{traits.name}.{index}" if index else traits.name)
-        if self._records and traits.operation is not None:
-            self._record(traits.operation, args, kwargs or {}, outputs)
+        if self._records and traits.operations:
+            kwargs = kwargs or {}
+            if len(traits.operations) > 1:
+                kwargs = {**kwargs, "left": {}}
+            for operation in traits.operations:
+                self._record(operation, args, kwargs, outputs)
 
     def _note_write(self, tensor: torch.Tensor, name: str) -> None:
         if tensor.layout is not _STRIDED:
@@ -238,10 +246,10 @@ class Trace(TorchDispatchMode):
     def _record(
         self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
     ) -> None:
-        """Note how to make an operation's first result again."""
+        """Note how to make a result of an operation again."""
         if operation.fits is not None and not operation.fits(args):
             return
-        made = outputs[0]
+        made = outputs[operation.makes]
         if made.is_inference():
             return
         taken = list(args) if operation.takes is None else [args[place] for place in operation.takes]
@@ -252,6 +260,11 @@ class Trace(TorchDispatchMode):
                 if not _may_start(value, made):
                     return
                 taken[place] = Operand(self.origin(value), value)
+        for name, value in kwargs.items():
+            if isinstance(value, torch.Tensor):
+                if not _may_start(value, made):
+                    return
+                kwargs = {**kwargs, name: Operand(self.origin(value), value)}
         self.origin(made).recipe = Recipe(operation, taken, kwargs, made)
 
 
@@ -324,6 +337,14 @@ def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
     )
 
 
+def _fits(traits: _Traits, args: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
+    """Whether all results of an operation that can be computed anew can be so with these arguments."""
+    operands = [value for value in arguments if isinstance(value, torch.Tensor)]
+    return all(operation.fits is None or operation.fits(args) for operation in traits.operations) and all(
+        _may_start(operand, operands[0]) for operand in operands
+    )
+
+
 class _Traits:
     """What is known of an operation.
 
@@ -333,10 +354,10 @@ class _Traits:
         written: places and names of the arguments that it writes to.
         is_view: whether it only makes views.
         is_copy: whether its result is its first argument in other memory or another type.
-        operation: how to do it again.
+        operations: how to do it again, for each result that can be made so.
     """
 
-    __slots__ = ("func", "is_copy", "is_view", "name", "operation", "run", "written")
+    __slots__ = ("func", "is_copy", "is_view", "name", "operations", "run", "written")
 
     def __init__(self, func: Any) -> None:
         self.func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
@@ -350,7 +371,7 @@ class _Traits:
         aliases = any(result.alias_info is not None for result in schema.returns) if schema else False
         self.is_view = (aliases and not self.written) or self.name == _UNSAFE_VIEW
         self.is_copy = self.name in _COPIES
-        self.operation = OPERATIONS.get(func)
+        self.operations = OPERATIONS.get(func, ())
 
 
 _TRAITS: dict[int, _Traits] = {}  # by identity: an operation's hash takes longer, and they hold it
