@@ -130,8 +130,7 @@ def _attention(name: str) -> tuple[Operation, ...]:
     dropout = places.index("dropout_p")
 
     def result(place: int) -> Compute:
-        """One of the two; the other, which the same node asks for next, is left for it."""
-        other = 1 - place
+        """One of the two. Both are left for attention's own node, behind one that asks for the outputs."""
 
         def compute(is_exact: bool, *args: Any, left: dict[int, Any], **kwargs: Any) -> torch.Tensor:
             if place in left:
@@ -139,7 +138,10 @@ def _attention(name: str) -> tuple[Operation, ...]:
                 streams.take(written, made)
                 return made
             results = func(*args, **kwargs)[:2]
-            left[other] = results[other], streams.written(results[other].device)
+            written = streams.written(results[0].device)
+            left[0] = results[0], written
+            if place == 0:
+                left[1] = results[1], written
             return results[place]
 
         return compute
