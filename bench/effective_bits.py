@@ -2,7 +2,7 @@
 
 For models that the formats were not tuned on, each after some steps of training: GPT-2 of another width, with
 eager attention and dropout and so with causal zeros, on another text; a Llama; a ViT on images of digits. Of
-all float tensors that autograd saves and the default policy compresses:
+all float tensors that autograd saves and the default policy compresses, queries and keys in the format too:
 
 - effective bits, ``0.5 * log2(variance / mean squared error)`` of each 64 values, at most 24, the mean over
   those that vary, weighted by bytes: the rate at which an ideal code for Gaussian values would do as well;
@@ -33,6 +33,7 @@ from torch_bridge import Policy, backends, compress_activations
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
+from torch_bridge.policy.policy import LOGITS
 
 FORMATS = [
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),
@@ -144,6 +145,15 @@ def main() -> None:
     print(f"written to {OUTPUT}")
 
 
+def everything(fmt: StashFormat) -> Policy:
+    """What the default policy keeps in a format, nothing derived, and queries and keys of attention.
+
+    So it befits a study of formats. It does not befit models that were trained for long, see
+    :data:`torch_bridge.policy.policy.LOGITS`.
+    """
+    return Policy([rule for rule in Policy.default(fmt, derive=False).rules if rule.why != LOGITS])
+
+
 def trained(make: Maker) -> tuple[torch.nn.Module, Batch]:
     """A model after some steps, and its batches by their seed."""
     torch.manual_seed(0)
@@ -199,7 +209,7 @@ def gradient(model: torch.nn.Module, batch: Batch, fmt: StashFormat | None) -> t
     if fmt is None:
         loss = loss_of(model, batch)
     else:
-        with compress_activations(model, Policy.default(fmt, derive=False)):
+        with compress_activations(model, everything(fmt)):
             loss = loss_of(model, batch)
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return torch.cat([one.flatten() for one in found if one is not None])

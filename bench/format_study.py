@@ -43,6 +43,7 @@ from torch_bridge.job import train
 from . import effective_bits
 from .convergence.page import difference
 from .convergence.rows import finished
+from .convergence.runs import Everything
 from .page import fill, write
 
 Row = dict[str, Any]
@@ -323,7 +324,7 @@ def training_rows(rows: list[Row], seeds: list[int]) -> Iterator[Row]:
         for title, bits in TRAINED:
             if (title, bits, seed) in done:
                 continue
-            options = train.Options(scheme="hadamard", steps=STEPS, seed=seed, derive=False)
+            options = Everything(scheme="hadamard", steps=STEPS, seed=seed)
             with simulated(replace(VARIANTS[title], bits=bits)):
                 result = train.run(options, progress=True)
             if result["interrupted"]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Every saved tensor is compressed, but where a name says "derive".
+# Every saved tensor is in the format, queries and keys of attention too. What a name says "derive" of has the
+# default policy, as one has it who asks for nothing else.
 SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
@@ -18,8 +19,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "hadamard 16x": {"scheme": "hadamard", "target": 32},
     "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
-    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64, "derive": True},
-    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32, "derive": True},
+    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64},
+    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,17 +11,29 @@ from torch_bridge import Policy, compress_activations
 from torch_bridge.job import train
 
 from .. import smollm2
-from ..effective_bits import mean, quality, tensors
+from ..effective_bits import everything, mean, quality, tensors
 from ..page import write
 from . import rows
 from .rows import SCHEMES, STUDIES, as_json
 
 
+@dataclass(frozen=True, kw_only=True)
+class Everything(train.Options):
+    """With the policy of :func:`bench.effective_bits.everything`."""
+
+    derive: bool = False
+
+    @property
+    def policy(self) -> Policy:
+        return everything(self.format)
+
+
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
     sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
-    options = {"derive": False} | SCHEMES[scheme]
-    return train.Options(config=model if model in train.CONFIGS else "small", seed=seed, **sizes, **options)
+    options = train.Options if scheme.startswith("derive") else Everything
+    config = model if model in train.CONFIGS else "small"
+    return options(config=config, seed=seed, **sizes, **SCHEMES[scheme])
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:

@@ -122,7 +122,7 @@ class Options:
         if "offload" in self.scheme:
             self.offload_dir.mkdir(parents=True, exist_ok=True)
             offload = Offload(self.offload_dir, amount=self.offload_amount)
-        return Scheme(self.scheme, self.format, self.derive, self.backend, offload, self.rank, self.kernel)
+        return Scheme(self.scheme, self.policy, self.backend, offload, self.rank, self.kernel)
 
     @property
     def policy(self) -> Policy:

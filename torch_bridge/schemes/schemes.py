@@ -35,8 +35,8 @@ class Scheme:
 
     Args:
         name: of these.
-        fmt: what a scheme of ``FORMATS`` compresses to.
-        derive: whether it computes anew what cheap operations made of what it keeps.
+        policy: of a scheme of ``FORMATS``: how it keeps each tensor; a format stands for
+            ``Policy.default(fmt)``.
         backend: of the codec.
         offload: where "offload" goes to.
         rank: of "compact", as of :func:`compact.convert`.
@@ -47,8 +47,7 @@ class Scheme:
     """
 
     name: str
-    fmt: StashFormat | None = None
-    derive: bool = True
+    policy: StashFormat | Policy | None = None
     backend: str = "auto"
     offload: Offload | None = None
     rank: float = 1 / 4
@@ -57,8 +56,8 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise ValueError(f"scheme must be one of {', '.join(NAMES)}, not {self.name!r}")
-        if self.compresses and self.fmt is None:
-            raise ValueError(f"scheme {self.name!r} must have a format, not None")
+        if self.compresses and self.policy is None:
+            raise ValueError(f"scheme {self.name!r} must have a policy or a format, not None")
         if "offload" in self._parts and self.offload is None:
             raise ValueError(f"scheme {self.name!r} must have an Offload, not None")
 
@@ -97,10 +96,7 @@ class Scheme:
             model: that was converted.
             report: yield a stash also where none is needed; it costs time.
         """
-        policy = Policy([])
-        if self.compresses:
-            assert self.fmt is not None
-            policy = Policy.default(self.fmt, derive=self.derive)
+        policy = self.policy if self.compresses and self.policy is not None else Policy([])
         with ExitStack() as stack:
             stash = None
             if self.compresses or "offload" in self._parts or report:
