@@ -538,7 +538,7 @@ def test_closing_gives_everything_back(model, tmp_path):
     for _ in range(2):
         assert same(gradients(model, offload=disk)[0], expected)
     assert open_files(tmp_path) == 1
-    assert threads() == before + 2
+    assert before < threads() <= before + 2  # a pool starts one more only when none is idle
     disk.close()
     assert open_files(tmp_path) == 0
     assert threads() == before

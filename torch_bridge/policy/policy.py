@@ -59,21 +59,15 @@ _MASK_OPS = ("bernoulli_", "div_", "where", "masked_fill", "masked_fill_", "triu
 ATTENTION_MASK = "mask of attention"
 _ATTENTION = "*scaled_dot_product*"
 
-# fmt: off
 # Fused attention keeps the log-sum-exps of its logits, not the logits: the backward pass computes these of
 # queries and keys, and takes the exponential of what errors have made of them. In models that were trained
 # for long they are in the tens; four bits are enough there if outputs and sums are computed anew as well.
 LOGITS = "attention takes the exponential of their products"
-_LOGIT_INPUTS_AGAIN = "_scaled_dot_product_*attention*(again).[01]"
+_LOGIT_INPUTS, _LOGIT_INPUTS_AGAIN = "*attention*.[01]", "*attention*(again).[01]"
+_SUMS_AGAIN = "*attention*.1"
 _LOGIT_BITS_AGAIN = 4
-_SUMS_AGAIN = "_scaled_dot_product_*attention*.1"
-_LOGIT_INPUTS = (
-    "_scaled_dot_product_*attention*.[01]",
-    "_flash_attention_forward.[01]",
-    "_efficient_attention_forward.[01]",
-    "_cudnn_attention_forward.[01]",
-)
 
+# fmt: off
 # Where backward formulas look for a result among the inputs: no format but an exact one has it there again.
 EQUALS = "looked for among the inputs"
 _COMPARED = (
@@ -310,7 +304,7 @@ class Policy:
             keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
             signed += [keeps(op=op) for op in _DIVISOR_RESULTS]
             signed += [keeps(saved_by=op) for op in _DIVISOR_INPUTS]
-            logits += [Rule(planes, saved_by=op, dtype=dtype, why=LOGITS) for op in _LOGIT_INPUTS]
+            logits.append(Rule(planes, saved_by=_LOGIT_INPUTS, dtype=dtype, why=LOGITS))
             if not isinstance(fmt, PlaneFormat):
                 signed += [keeps(op=op) for op in _GATE_RESULTS]
                 signed += [keeps(saved_by=op) for op in _GATE_INPUTS]
