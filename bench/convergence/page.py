@@ -200,6 +200,7 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         axis.axhspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
         axis.axvline(10, color="tab:orange", ls=":", label="the paper's rate, 3.2x")
         axis.set_xscale("log", base=2)
+        axis.set_xlim(0.9, 11.5)
         ticks = [1, 1.6, 2, 3, 4, 5, 10]
         axis.set_xticks(ticks, labels=[f"{bits:g}\n{32 / bits:.3g}x" for bits in ticks])
         # Straight where losses count as the same, logarithmic beyond.
