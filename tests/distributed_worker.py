@@ -81,7 +81,7 @@ def is_exact(tensor: torch.Tensor) -> bool:
 
 # Derives what it can, and keeps the rest as it is.
 FIXED = [rule for rule in stored(COARSE).rules if rule.keep in ("raw", "bits")]
-EXACT = Policy([*FIXED, Rule("derive")])
+EXACT = Policy([Rule("derive", op="*attention*"), *FIXED, Rule("derive")])
 
 HOOKS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
     "bridge": lambda model: compress_activations(model, stored(COARSE), min_values=2),

@@ -57,7 +57,9 @@ def test_every_scheme_trains_gpt2(small, scheme):
 def test_a_scheme_needs_what_its_name_says():
     with pytest.raises(ValueError, match=r"scheme must be one of none, keep, .*, not 'zip'"):
         Scheme("zip")
-    with pytest.raises(ValueError, match="scheme 'planes' must have a policy or a format, not None"):
+    with pytest.raises(
+        ValueError, match="scheme 'planes' must have a format of that name or a Policy, not None"
+    ):
         Scheme("planes")
     with pytest.raises(ValueError, match="scheme 'offload' must have an Offload, not None"):
         Scheme("offload")

@@ -60,11 +60,16 @@ ATTENTION_MASK = "mask of attention"
 _ATTENTION = "*scaled_dot_product*"
 
 # Fused attention keeps the log-sum-exps of its logits, not the logits: the backward pass computes these of
-# queries and keys, and takes the exponential of what errors have made of them. In models that were trained
-# for long they are in the tens; four bits are enough there if outputs and sums are computed anew as well.
+# queries, keys and the bias, and takes the exponential of what errors have made of them. In models that were
+# trained for long they are in the tens; four bits are enough of queries and keys if outputs and sums are
+# computed anew, of what the node holds.
 LOGITS = "attention takes the exponential of their products"
-_LOGIT_INPUTS, _LOGIT_INPUTS_AGAIN = "*attention*.[01]", "*attention*(again).[01]"
-_SUMS_AGAIN = "*attention*.1"
+BIAS = "attention takes its exponential"
+AGAIN = "(again)"  # behind the name of an attention of which that is so
+_LOGIT_INPUTS, _LOGIT_INPUTS_AGAIN, _BIAS = "*attention*.[01]", f"*attention*{AGAIN}.[01]", "*attention*.3"
+# Otherwise values and outputs need them as well: the difference of what they say vanishes where one key has
+# all the attention.
+_VALUES, _VALUES_AGAIN, _OUTPUTS = "*attention*.2", f"*attention*{AGAIN}.2", "*attention*"
 _LOGIT_BITS_AGAIN = 4
 
 # fmt: off
@@ -129,7 +134,7 @@ _LOG_SOFTMAX_BITS = 12
 
 
 # How what an operation saves, or a pattern of it, ends that says which of its tensors it is.
-_PLACE = re.compile(r"\.(\d+|\[\d+\])$")
+_PLACE = re.compile(r"\.(\d+|\[!?[\d-]+\])$")
 
 
 def _named(saved_by: str) -> str:
@@ -151,9 +156,10 @@ class Rule:
             ("*_norm.1").
         saved_by: name of the operation that saves one of its inputs, in place or not: "div", "pow(0.5)" or
             "norm(inf)", of powers and norms with the exponent, of a product with a log-softmax
-            "mul(_log_softmax)"; a shell pattern. Behind a point, at its end, the number of the tensor among
-            those that the operation is given: "div.1", "*attention*.[01]". A tensor that such a rule
-            fits shares nothing with what another rule stashed of its storage.
+            "mul(_log_softmax)", of attention that is done again with "(again)" behind it, which may be left
+            out; a shell pattern. Behind a point, at its end, the number of the tensor among those that the
+            operation is given: "div.1", "*attention*.[01]". A tensor that such a rule fits shares nothing
+            with what another rule stashed of its storage.
         module: name of the module in whose forward pass it is saved, as in ``model.named_modules()``; a
             shell pattern ("transformer.h.0.*").
         dtype: "float32", "bfloat16", "bool", ...; a shell pattern.
@@ -193,6 +199,11 @@ class Rule:
         for name in ("op", "saved_by", "module", "dtype"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a name or a shell pattern, not {getattr(self, name)!r}")
+        if "." in re.sub(r"\(.*\)|\(.*$", "", _named(self.saved_by)):
+            raise ValueError(
+                "saved_by must end with the number of a tensor if there is a point in it, as 'div.1' or "
+                f"'div.[01]', not {self.saved_by!r}"
+            )
         if not any(fnmatchcase(name, self.dtype) for name in _dtypes()):
             raise ValueError(f"dtype must be one of torch's, as 'float32', or fit one, not {self.dtype!r}")
         if not isinstance(self.least, int) or self.least < 0:
@@ -215,10 +226,22 @@ class Rule:
             self.least <= values
             and (self.most is None or values <= self.most)
             and fnmatchcase(op, self.op)
-            and fnmatchcase(saved_by if _PLACE.search(self.saved_by) else _named(saved_by), self.saved_by)
+            and fnmatchcase(self._comparable(saved_by), self.saved_by)
             and fnmatchcase(module, self.module)
             and fnmatchcase(dtype, self.dtype)
         )
+
+    def _comparable(self, saved_by: str) -> str:
+        """What saves a tensor, as far as ``saved_by`` of the rule goes into it."""
+        known = saved_by if AGAIN in self.saved_by else saved_by.replace(AGAIN, "")
+        return known if _PLACE.search(self.saved_by) else _named(known)
+
+    def asks_for(self, saver: str) -> bool:
+        """Whether it tells what this operation saves from what none does."""
+        pattern = _named(self.saved_by)
+        known = saver if AGAIN in pattern else saver.replace(AGAIN, "")
+        is_of_none = fnmatchcase("", pattern) and pattern == self.saved_by
+        return fnmatchcase(known, pattern) != is_of_none
 
 
 @dataclass(frozen=True)
@@ -261,9 +284,13 @@ class Policy:
         value or more, so that its distance to 1 comes back as well, where gradients vanish and logarithms do
         not. A tanh is derived where it can be, and without ``derive`` in the format itself.
 
-        Queries and keys of fused attention are kept in planes of ten bits a value or more, as the backward
-        pass takes the exponential of their products; so is what backward formulas divide by, or take roots
-        or logarithms of: what division, sqrt, log, exp, powers with negative and fractional exponents save.
+        The backward pass of fused attention takes the exponential of products of queries and keys. Where it
+        is done again, so that outputs and log-sum-exps are derived, these two have four bits a value or more,
+        in planes ten. Elsewhere, with dropout or without ``derive``, they have ten bits, in planes, and so
+        have values and outputs. What attention adds to the products has ten bits everywhere.
+
+        So has what backward formulas divide by, or take roots or logarithms of: what division, sqrt, log,
+        exp, powers with negative and fractional exponents save.
         Formats other than planes lose the sign and the zeros of single values: what formulas compare is kept
         likewise then, as what ReLU, clamp, max pooling and abs save. A softmax may be large, and is not among
         them: use log_softmax where its logarithm is taken. Where values are mixed, tensors of two values that
@@ -295,28 +322,31 @@ class Policy:
         losses = [Rule("raw", saved_by=op, why=NEAR_TARGET) for op in _LOSSES]
         signed = [Rule("raw", op=op, why=SINGULAR) for op in _SINGULAR_RESULTS]
         signed += [Rule("raw", saved_by=op, why=SINGULAR) for op in _SINGULAR_INPUTS]
-        logits = []
+        logits, values = [], []
+        if not isinstance(fmt, PlaneFormat):
+            logits.append(Rule("bits", op="", saved_by=_ATTENTION))
+            logits.append(Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK))
+        logits.append(Rule("bits", saved_by=_BIAS))
         if derive and not isinstance(fmt, PlaneFormat):
             logits.append(Rule(_with_logits(fmt), saved_by=_LOGIT_INPUTS_AGAIN, why=LOGITS))
+            values.append(Rule(fmt, saved_by=_VALUES_AGAIN))
         for dtype, planes in _fine(fmt):
             if planes == format_for(fmt, TORCH_DTYPES[planes.dtype]):
                 continue  # it has as many bits itself
             keeps = partial(Rule, planes, dtype=dtype, why=SIGNS_AND_ZEROS)
             signed += [keeps(op=op) for op in _DIVISOR_RESULTS]
             signed += [keeps(saved_by=op) for op in _DIVISOR_INPUTS]
+            logits.append(Rule(planes, op=_OUTPUTS, dtype=dtype, why=LOGITS))
             logits.append(Rule(planes, saved_by=_LOGIT_INPUTS, dtype=dtype, why=LOGITS))
+            values.append(Rule(planes, saved_by=_VALUES, dtype=dtype, why=LOGITS))
+            logits.append(Rule(planes, saved_by=_BIAS, dtype=dtype, why=BIAS))
             if not isinstance(fmt, PlaneFormat):
                 signed += [keeps(op=op) for op in _GATE_RESULTS]
                 signed += [keeps(saved_by=op) for op in _GATE_INPUTS]
-        if not isinstance(fmt, PlaneFormat):
-            signed += [
-                Rule("bits", op="", saved_by=_ATTENTION),
-                Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK),
-            ]
         squashed = list(_squashed(fmt, derive))
-        sums, derived = ([Rule("derive", op=_SUMS_AGAIN)], [Rule("derive")]) if derive else ([], [])
-        first = *masks, *sums, *exact, *losses, *logs, *equal, *squashed
-        return cls([*first, *logits, *signed, *derived, Rule(fmt)])
+        again, derived = ([Rule("derive", op=_OUTPUTS)], [Rule("derive")]) if derive else ([], [])
+        first = *masks, *again, *exact, *losses, *logs, *equal, *squashed
+        return cls([*first, *logits, *signed, *derived, *values, Rule(fmt)])
 
     @property
     def derives(self) -> bool:
@@ -340,8 +370,7 @@ class Policy:
 
     def asks_for(self, saver: str) -> bool:
         """Whether any rule tells what this operation saves from what none does."""
-        patterns = {_named(rule.saved_by) for rule in self.rules}
-        return any(fnmatchcase(saver, pattern) != fnmatchcase("", pattern) for pattern in patterns)
+        return any(rule.asks_for(saver) for rule in self.rules)
 
     def table(self) -> Table:
         """The rules as a table of rich."""

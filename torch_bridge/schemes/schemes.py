@@ -35,7 +35,7 @@ class Scheme:
 
     Args:
         name: of these.
-        policy: of a scheme of ``FORMATS``: how it keeps each tensor; a format stands for
+        policy: of a scheme of ``FORMATS``: how it keeps each tensor; a format of that name stands for
             ``Policy.default(fmt)``.
         backend: of the codec.
         offload: where "offload" goes to.
@@ -43,7 +43,7 @@ class Scheme:
         kernel: of "pool": pixels, and tokens of linear layers.
 
     Raises:
-        ValueError: there is no such scheme.
+        ValueError: there is no such scheme, or it lacks what it needs.
     """
 
     name: str
@@ -56,8 +56,13 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise ValueError(f"scheme must be one of {', '.join(NAMES)}, not {self.name!r}")
-        if self.compresses and self.policy is None:
-            raise ValueError(f"scheme {self.name!r} must have a policy or a format, not None")
+        scheme = getattr(self.policy, "scheme", self._parts[0])
+        if self.compresses and (
+            not isinstance(self.policy, StashFormat | Policy) or scheme != self._parts[0]
+        ):
+            raise ValueError(
+                f"scheme {self.name!r} must have a format of that name or a Policy, not {self.policy!r}"
+            )
         if "offload" in self._parts and self.offload is None:
             raise ValueError(f"scheme {self.name!r} must have an Offload, not None")
 

@@ -11,6 +11,9 @@ No tensor is more than ``MOST_OPERATIONS`` operations from what is stored, nor d
 It holds its starting points; recipes only say which they are, by states of storages. A starting point that
 stays as it is raises autograd's own error if it was written to since.
 
+What attention gives is made of what its own node holds instead, whatever that takes; other tensors may start
+from it, and are not made of it otherwise.
+
 After Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174): what is cheap is
 computed anew. Compiled graphs choose what to start from by a minimal cut, before they run (PyTorch's
 ``min_cut_rematerialization_partition``).
@@ -28,6 +31,7 @@ import torch
 from ..backends import streams
 from .entries import Entry, Memory, Raw, Source
 from .layout import Geometry, Region, region_of
+from .node import Node
 from .origin import Operand, Origin, Recipe
 from .report import Sums
 from .trace import Trace
@@ -59,6 +63,7 @@ class Redone:
     Args:
         recipe: of the operation.
         inputs: by the places or names of arguments: what each operand is part of, and where it lies in it.
+        others: further arguments by name.
 
     Attributes:
         operations, work: done in all, and values that these compute.
@@ -71,8 +76,9 @@ class Redone:
         *("cost", "is_exact", "operations", "work"),
     )
 
-    def __init__(self, recipe: Recipe, inputs: list[Input]) -> None:
-        self._operation, self._args, self._kwargs = recipe.operation, list(recipe.args), dict(recipe.kwargs)
+    def __init__(self, recipe: Recipe, inputs: list[Input], **others: Any) -> None:
+        self._operation, self._args = recipe.operation, list(recipe.args)
+        self._kwargs = recipe.kwargs | others
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
         self.cost = 1 if recipe.operation.is_light else _LIGHT + 1
@@ -140,7 +146,10 @@ class Redone:
         if self._over is not None:
             made = compute(self.is_exact, *args, out=args[self._over], **kwargs)
             return made.clamp_(-_LARGEST_HALF, _LARGEST_HALF) if self._may_overflow else made
-        made = compute(self.is_exact, *args, **kwargs)
+        return self.finish(compute(self.is_exact, *args, **kwargs))
+
+    def finish(self, made: torch.Tensor) -> torch.Tensor:
+        """What the operation gave, with finite values and strides as it had."""
         if self._may_overflow:
             made = made.clamp(-_LARGEST_HALF, _LARGEST_HALF)
         if made.stride() != self._geometry.stride:
@@ -210,12 +219,40 @@ class Derived(Entry):
         began = perf_counter()
         with _BELOW_AUTOGRAD(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
             made = self.redone.run(memories)
-        values = made.as_strided((self.region.count,), (1,), made.storage_offset())
         self.sums.seconds += perf_counter() - began
+        return self._put_into(memory, made, where)
+
+    def _put_into(self, memory: torch.Tensor | None, made: torch.Tensor, where: Memory) -> torch.Tensor:
+        values = made.as_strided((self.region.count,), (1,), made.storage_offset())
         if memory is None:
             return values
         where.view(memory, self.region).copy_(values)
         return memory
+
+
+class Further(Derived):
+    """A further result of an operation that is done again for its node, made with the outputs.
+
+    Args:
+        node: which that is; others as of :class:`Derived`.
+    """
+
+    def __init__(
+        self, source: Source, region: Region, values: torch.Tensor, redone: Redone, sums: Sums, node: Node
+    ) -> None:
+        super().__init__(source, region, values, redone, sums)
+        self._node = node
+
+    @property
+    def needs(self) -> list[Entry]:
+        outputs = self._node.outputs
+        return super().needs if outputs is None else [outputs]
+
+    def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
+        made = self._node.take()
+        if made is None:
+            return super().write_to(memory, where)
+        return self._put_into(memory, self.redone.finish(made), where)
 
 
 class Planner:
@@ -246,8 +283,23 @@ class Planner:
             return None
         return redone, whole
 
+    def plan_for(self, node: Node, tensor: torch.Tensor, recipe: Recipe) -> tuple[Redone, Region] | None:
+        """What makes a result of a node's own operation of what the node holds, and all of its memory."""
+        region, whole = region_of(tensor), recipe.geometry.region
+        if whole.has_gaps or not region.is_within(whole):
+            return None
+        places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
+        operands = [(place, operand) for place, operand in places if type(operand) is Operand]
+        inputs: list[Input] = [
+            (place, held, operand.geometry)
+            for (place, operand), held in zip(operands, node.held, strict=True)
+        ]
+        return Redone(recipe, inputs, node=node), whole
+
     def _redo(self, recipe: Recipe, small: float, origin: Origin) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
+        if recipe.operation.for_its_node:
+            return None
         inputs: list[Input] = []
         operands: list[Operand] = []
         places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]

@@ -133,13 +133,14 @@ class Memory:
         regions: that have a place in it. What lies between them is undefined.
         kept: the memory, if it is to stay for nodes to come.
         is_light: whether its values take no longer to make anew than to read and write them.
+        is_awaited: whether a node needs its values that others have asked for before.
     """
 
     def __init__(self, start: int, count: int) -> None:
         self.start, self.count = start, count
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
-        self.is_light = False
+        self.is_light = self.is_awaited = False
         self._storage: StorageRef | None = None
         self._counts: torch.Tensor | None = None  # the memory's versions, once it is not kept any more
         self._times = 0  # that it was made

@@ -29,9 +29,7 @@ class Operation:
     """An operation of which a result can be computed anew.
 
     Attributes:
-        compute: that result, from whether all tensors are exact, and the operation's arguments. Where there
-            are several of one operation, "left" is an argument too: a dictionary, theirs alone, for what one
-            has computed that is the other's result.
+        compute: that result, from whether all tensors are exact, and the operation's arguments.
         fits: whether it holds for these arguments.
         takes: places of the arguments that it is computed from; all if None.
         results: places of further results that it is computed from; they are arguments behind the others.
@@ -40,6 +38,8 @@ class Operation:
         is_light: whether it takes no longer than to read and write its tensors.
         may_cancel: whether its result may be small beside what it is computed from.
         saturates: whether its result nears an end and never passes it.
+        for_its_node: whether that is done for the operation's own node in the graph alone, all results of
+            what this holds of the arguments. ``compute`` is given a :class:`Node` then, as "node".
     """
 
     compute: Compute
@@ -51,6 +51,7 @@ class Operation:
     is_light: bool = False
     may_cancel: bool = False
     saturates: bool = False
+    for_its_node: bool = False
 
 
 class Origin:

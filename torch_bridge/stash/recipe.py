@@ -1,16 +1,17 @@
 """Which operations can be done again in the backward pass, and how.
 
 Recorded are operations that cost no more than to read and write their tensors, draw no random numbers, and
-under which a small error of what they are given stays a small one: a matrix product, an exponential or a
-quotient of two tensors is never computed anew. They are recorded below autograd and autocast, with the sizes
+under which a small error of what they are given stays a small one: not a matrix product, an exponential, nor
+a quotient of two tensors. They are recorded below autograd and autocast, with the sizes
 and strides of their arguments, and computed anew like that, so that the same arguments give the same bits.
 
 Of a sum or difference that is small beside what is added an error does not stay small: ``derive.py`` looks at
 its size.
 
-Attention is done again as well, a small part of the work of a layer (3 % in GPT-2 with 1024 tokens). Its
-backward pass takes differences of what queries, keys, values, outputs and log-sum-exps say of the same
-probabilities, and little is right of these unless they belong together.
+Attention is done again as well, a small part of the work of a layer (3 % in GPT-2 with 1024 tokens), but
+for its own node alone. That takes differences of what queries, keys, values, outputs and log-sum-exps say of
+the same probabilities, and little is right of these unless they belong together: so outputs and sums are made
+of what the node itself holds, whatever others have stashed of the same tensors.
 
 Norms take the statistics of the forward pass from where these are kept. From decompressed values new ones
 would be too large, as noise raises every variance.
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..backends import streams
+from .node import Node
 from .origin import Compute, Operation
 
 _ATEN = torch.ops.aten
@@ -129,27 +130,18 @@ def _attention(name: str) -> tuple[Operation, ...]:
     places = [argument.name for argument in func._schema.arguments]
     dropout = places.index("dropout_p")
 
-    def result(place: int) -> Compute:
-        """One of the two. Both are left for attention's own node, behind one that asks for the outputs."""
+    def outputs(is_exact: bool, *args: Any, node: Node, **kwargs: Any) -> torch.Tensor:
+        made, sums = func(*args, **kwargs)[:2]
+        node.leave(sums)
+        return made
 
-        def compute(is_exact: bool, *args: Any, left: dict[int, Any], **kwargs: Any) -> torch.Tensor:
-            if place in left:
-                made, written = left.pop(place)
-                streams.take(written, made)
-                return made
-            results = func(*args, **kwargs)[:2]
-            written = streams.written(results[0].device)
-            left[0] = results[0], written
-            if place == 0:
-                left[1] = results[1], written
-            return results[place]
-
-        return compute
+    def sums(is_exact: bool, *args: Any, node: Node, **kwargs: Any) -> torch.Tensor:
+        return func(*args, **kwargs)[1]
 
     def fits(args: tuple[Any, ...]) -> bool:
         return not any(args[dropout : dropout + 1])
 
-    return Operation(result(0), fits), Operation(result(1), fits, makes=1)
+    return Operation(outputs, fits, for_its_node=True), Operation(sums, fits, makes=1, for_its_node=True)
 
 
 # Activations in all their spellings are made of these, and of what follows.

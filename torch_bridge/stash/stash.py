@@ -18,16 +18,17 @@ from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
 from ..backends.dtypes import StashFormat, float_name
 from ..offload import Handle, Offload, Step
-from ..policy import Policy, Rule
+from ..policy import AGAIN, Keep, Policy, Rule
 from .codecs import Codecs
-from .derive import Derived, Planner
+from .derive import Derived, Further, Planner
 from .entries import Entry, Joint, Memory, Packed, Raw, Source
 from .layout import Geometry, Region, is_plain, local_of
+from .node import Node
 from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
 from .saved import Saved, Sharded, Waiting, name_of, node_of
-from .trace import AGAIN, Trace, strided, writes
+from .trace import Trace, strided, writes
 from .uncompiled import tell_compiler, uncompiled
 
 # What the report says of a tensor that was saved inside keep_activations.
@@ -141,7 +142,7 @@ def _compressing(
     watches = policy.names_operations or policy.derives or trace.follows_modules or trace.has_unseen_copies
     step = offload.begin() if offload is not None else None
     stash = Stash(policy, codecs, trace, min_values, verify, step, by_module)
-    if policy.names_savers:
+    if stash.waits:
         trace.before = stash.settle
     hooks = torch.autograd.graph.saved_tensors_hooks(stash.pack, stash.unpack)
     with trace if watches else nullcontext(), hooks, _opt_out.set(False):
@@ -198,6 +199,7 @@ class _Waiting(threading.local):
     def __init__(self) -> None:
         self.tensors: list[Waiting] = []
         self.copied: int | None = None  # how many they were when something was cloned
+        self.node: Node | None = None  # of what runs just now, if that is done again for it
 
 
 def _apart() -> AbstractContextManager[None]:
@@ -237,10 +239,10 @@ class Stash:
         self._min_values, self._verify, self._step = min_values, verify, step
         self._rules: dict[tuple[str, str, torch.dtype, int, str], tuple[list[Rule], bool]] = {}
         self._asks: dict[str, bool] = {}  # for what an operation saves
-        self._derived_by_rule: dict[tuple[str, str, str, int], bool] = {}  # results of operations
+        self._first_keeps: dict[tuple[str, str, str, int], Keep] = {}  # of results of operations
         self._tally = Tally()
         self._module = ""  # where what is stashed just now was saved
-        self._waits = policy.names_savers
+        self.waits = policy.names_savers or policy.derives
         self._too_small = f"under {min_values} values"
         self._planner = Planner(trace)
         self._decompressed: list[weakref.ref[Memory]] = []
@@ -301,28 +303,33 @@ class Stash:
         with self._lock, _apart():
             # Within an operation, where what waits is settled, a detached tensor counts versions for itself.
             saved = Saved(tensor, tensor.detach(), self._trace.origin(tensor), self._trace.module)
-            if stays or not self._waits:
+            if (node := self._waiting.node) is not None and (packed := self._pack_for(node, saved)):
+                return packed
+            if stays or not self.waits:
                 return self._pack(saved, "", stays)
         waiting = Waiting(saved)
         self._waiting.tensors.append(waiting)
         return waiting
 
-    def settle(self, op: str = "", arguments: tuple[Any, ...] = ()) -> None:
+    def settle(self, op: str = "", arguments: tuple[Any, ...] = (), may_be_again: bool = False) -> bool:
         """Stash what this thread saved before an operation, which has saved no more than its arguments.
 
         One that writes to its argument saves a clone of it, made when others are saved already: what waits
         for a clone waits for the next operation.
+
+        Returns:
+            Whether the operation, if it may be, is done again in the backward pass for its own node.
         """
         waiting = self._waiting.tensors
+        self._waiting.node = None
         if op == _CLONE:
             self._waiting.copied = len(waiting)
-            return
+            return False
         copied, self._waiting.copied = self._waiting.copied, None
         if not waiting:
-            return
-        if op.endswith(AGAIN) and not self._derives(op.removesuffix(AGAIN), arguments[0]):
-            op = op.removesuffix(AGAIN)
-        saver = self._trace.call(op, arguments)
+            return False
+        is_again = may_be_again and self._is_again(op, list(strided(arguments)))
+        saver = self._trace.call(f"{op}{AGAIN}" if is_again else op, arguments)
         asks = self._asks.get(saver)
         if asks is None:
             asks = self._asks[saver] = self._policy.asks_for(saver)
@@ -331,6 +338,7 @@ class Stash:
             addresses.add(tensor.untyped_storage()._cdata)
             numbers.setdefault(_place(tensor), number)
         first = len(waiting) if copied is None or not asks or not writes(op) else copied
+        held: dict[tuple[Any, ...], Entry | Raw] = {}
         with self._lock, _apart():
             for place, one in enumerate(waiting):
                 if one.saved is not None:  # else the backward pass was first
@@ -338,21 +346,34 @@ class Stash:
                     which = numbers.get(_place(values)) if numbers else None
                     name = saver if which is None else f"{saver}.{which}"
                     saves = place >= first or values.untyped_storage()._cdata in addresses
-                    self._settle(one, name if saves else "")
+                    packed = self._settle(one, name if saves else "")
+                    if is_again:
+                        held[_place(values)] = packed if isinstance(packed, Raw) else packed.entry
             waiting.clear()
+        if is_again:
+            self._waiting.node = Node([held[_place(tensor)] for tensor in strided(arguments)])
+        return is_again
 
-    def _derives(self, op: str, first: torch.Tensor) -> bool:
-        """Whether the rules have both results of an operation derived; by the tensor it is given first."""
+    def _is_again(self, op: str, operands: list[torch.Tensor]) -> bool:
+        """Whether attention is done again for its node: if that holds all it needs, and the rules agree."""
+        waiting = {_place(one.saved.values) for one in self._waiting.tensors if one.saved is not None}
+        if not torch.is_grad_enabled() or not waiting.issuperset(map(_place, operands)):
+            return False
+        query, _, value, *_ = operands
+        rows = query.numel() // max(1, query.shape[-1])
         module = self._trace.module
-        for result, dtype in ((op, name_of(first.dtype)), (f"{op}.1", "float32")):
-            facts = result, module, dtype, first.numel()
-            if facts not in self._derived_by_rule:
-                fitting = (rule.keep for rule in self._policy.rules if rule.fits(*facts))
-                keep = next((keep for keep in fitting if keep != "bits"), "raw")
-                self._derived_by_rule[facts] = keep == "derive"
-            if not self._derived_by_rule[facts]:
-                return False
-        return True
+        outputs = op, module, name_of(query.dtype), rows * value.shape[-1]
+        return all(
+            self._first_keep(facts) == "derive" for facts in (outputs, (f"{op}.1", module, "float32", rows))
+        )
+
+    def _first_keep(self, facts: tuple[str, str, str, int]) -> Keep:
+        """What rules say of an operation's result, which is not in two values."""
+        keep = self._first_keeps.get(facts)
+        if keep is None:
+            fitting = (rule.keep for rule in self._policy.rules if rule.fits(*facts))
+            keep = self._first_keeps[facts] = next((keep for keep in fitting if keep != "bits"), "raw")
+        return keep
 
     def _settle(self, waiting: Waiting, saved_by: str) -> Raw | Packed:
         if waiting.packed is None:
@@ -443,6 +464,26 @@ class Stash:
         source = origin.source(tensor, tensor._version)
         return Derived(source, whole, tensor, step, self._count(tensor, saved.op, None, DERIVED, 0, 0))
 
+    def _pack_for(self, node: Node, saved: Saved) -> Packed | None:
+        """A result of attention, as its own node saves it; None if it is none."""
+        tensor, origin, recipe = saved.values, saved.origin, saved.origin.recipe
+        if recipe is None or not recipe.operation.for_its_node:
+            return None
+        origin.recipe = None
+        planned = self._planner.plan_for(node, tensor, recipe)
+        if planned is None:
+            return None
+        redone, whole = planned
+        self._module = saved.module if self._by_module else ""
+        source = origin.source(tensor, tensor._version)
+        sums = self._count(tensor, saved.op, None, DERIVED, 0, 0)
+        if recipe.operation.makes:
+            entry: Derived = Further(source, whole, tensor, redone, sums, node)
+        else:
+            entry = node.outputs = Derived(source, whole, tensor, redone, sums)
+        self._count_more(entry, Geometry.of(tensor).region)
+        return Packed(entry, Geometry.of(tensor))
+
     def _count_more(self, entry: Derived, region: Region) -> None:
         """Count what was not saved before of a region that is derived."""
         if count := entry.save(region):
@@ -516,11 +557,6 @@ class Stash:
     ) -> tuple[backends.Backend | BitsCodec | Derived | None, str]:
         """What compresses a tensor, or derives it, or None; and what the report says of it."""
         if region.count < self._min_values:
-            # What goes with another result is made with it: log-sum-exps, of the outputs of attention.
-            recipe, first = saved.origin.recipe, rules[0].keep if rules else "raw"
-            goes_along = recipe is not None and recipe.operation.makes and first == "derive"
-            if goes_along and (entry := self._derive(saved)) is not None:
-                return entry, DERIVED
             return None, self._too_small
         tensor, may_be_mask = saved.values, not saved.requires_grad
         for rule in rules:
@@ -586,8 +622,10 @@ class Stash:
             return
         kept = [one for ref in known if (one := ref()) is not None and one is not memory]
         kept.append(memory)
-        if len(kept) > _KEEP_DECOMPRESSED:
-            given_up = next((one for one in kept if one.is_light), kept[0])
+        awaited = [one for one in kept if one.is_awaited][-1:]
+        others = [one for one in kept if one not in awaited]
+        if len(others) > _KEEP_DECOMPRESSED:
+            given_up = next((one for one in others if one.is_light), others[0])
             given_up.give_up()
             kept.remove(given_up)
         self._decompressed = [weakref.ref(one) for one in kept]

@@ -30,8 +30,6 @@ _UNSAFE_VIEW = "_unsafe_view"
 _PRODUCT, _LOG_SOFTMAX = "mul", "_log_softmax"
 # Their second argument is an exponent.
 _POWERS = ("pow", "norm", "linalg_vector_norm")
-# Behind the name of an operation of which all results can be derived.
-AGAIN = "(again)"
 _OWN = ("parameter", "buffer")
 _STRIDED = torch.strided
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -82,7 +80,7 @@ class Trace(TorchDispatchMode):
         self.follows_modules = follow_modules
         self._under_way = threading.local()
         self._hooks: list[RemovableHandle] = []
-        self.before: Callable[[str, tuple[Any, ...]], None] | None = None
+        self.before: Callable[[str, tuple[Any, ...], bool], bool] | None = None
         modules = _modules(module)
         gathered = _gathered(modules)
         self.has_unseen_copies = False
@@ -180,7 +178,7 @@ class Trace(TorchDispatchMode):
         """What a rule calls an operation: by its name, in place or not, and what tells it from others alike.
 
         Of powers and norms that is the exponent, "pow(0.5)"; a product with a log-softmax is one:
-        "mul(_log_softmax)". Behind attention that can be done again in the backward pass there is "(again)".
+        "mul(_log_softmax)".
         """
         name = name.removesuffix("_") if writes(name) else name
         if name in _POWERS and len(args) > 1 and isinstance(args[1], int | float):
@@ -199,10 +197,11 @@ class Trace(TorchDispatchMode):
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         traits = _TRAITS.get(id(func)) or _traits(func)
+        is_done_again = False
         if self.before is not None:
             arguments = (*args, *kwargs.values()) if kwargs else args
-            is_done_again = len(traits.operations) > 1 and self._records and _fits(traits, args, arguments)
-            self.before(f"{traits.name}{AGAIN}" if is_done_again else traits.name, arguments)
+            may_be = traits.for_its_node and self._records and _fits(traits, args, arguments)
+            is_done_again = self.before(traits.name, arguments, may_be)
         result = traits.run(*args, **kwargs) if kwargs else traits.run(*args)
         if traits.written:
             # What is written to as ``out`` may be a part of a storage, as in place.
@@ -213,6 +212,9 @@ class Trace(TorchDispatchMode):
                     self._note_write(tensor, name)
         elif not traits.is_view:
             self._note_results(traits, result, args, kwargs)
+            if self._records and traits.for_its_node == is_done_again:
+                for operation in traits.operations:
+                    self._record(operation, args, kwargs or {}, result)
         return result
 
     def _note_results(self, traits: _Traits, result: Any, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -227,12 +229,6 @@ class Trace(TorchDispatchMode):
                     self._origins.add(storage, source.op or traits.name, constant)
                 else:
                     self._origins.add(storage, f"{traits.name}.{index}" if index else traits.name)
-        if self._records and traits.operations:
-            kwargs = kwargs or {}
-            if len(traits.operations) > 1:
-                kwargs = {**kwargs, "left": {}}
-            for operation in traits.operations:
-                self._record(operation, args, kwargs, outputs)
 
     def _note_write(self, tensor: torch.Tensor, name: str) -> None:
         if tensor.layout is not _STRIDED:
@@ -244,11 +240,12 @@ class Trace(TorchDispatchMode):
             origin.constant, origin.parameter = before.constant, before.parameter
 
     def _record(
-        self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+        self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Note how to make a result of an operation again."""
         if operation.fits is not None and not operation.fits(args):
             return
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
         made = outputs[operation.makes]
         if made.is_inference():
             return
@@ -355,9 +352,10 @@ class _Traits:
         is_view: whether it only makes views.
         is_copy: whether its result is its first argument in other memory or another type.
         operations: how to do it again, for each result that can be made so.
+        for_its_node: whether these are for the operation's own node alone.
     """
 
-    __slots__ = ("func", "is_copy", "is_view", "name", "operations", "run", "written")
+    __slots__ = ("for_its_node", "func", "is_copy", "is_view", "name", "operations", "run", "written")
 
     def __init__(self, func: Any) -> None:
         self.func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
@@ -372,6 +370,7 @@ class _Traits:
         self.is_view = (aliases and not self.written) or self.name == _UNSAFE_VIEW
         self.is_copy = self.name in _COPIES
         self.operations = OPERATIONS.get(func, ())
+        self.for_its_node = any(operation.for_its_node for operation in self.operations)
 
 
 _TRAITS: dict[int, _Traits] = {}  # by identity: an operation's hash takes longer, and they hold it
