@@ -25,7 +25,10 @@ from torch_bridge.backends.memory_engine import DRAM, MemoryEngine, library_path
 from torch_bridge.backends.region_backend import region_of
 from torch_bridge.job import train
 
-OPTIONS = train.Options(scheme="hadamard", derive=False, steps=1, batch=1, validations=1, backend="memory")
+from .convergence.runs import Everything
+
+# Everything in one format: how far bandwidth goes is a question of its ratio.
+OPTIONS = Everything(scheme="hadamard", steps=1, batch=1, validations=1, backend="memory")
 # Engines, and the cycles from one beat of memory to the next.
 ENGINES, INTERVALS = ("gpt2-fp32-memory-64", "gpt2-fp32-memory-16"), (1, 2, 4)
 FOLDER = Path("docs")
