@@ -18,6 +18,7 @@ from torch_bridge.policy.policy import LOGITS
 from torch_bridge.stash.derive import Derived
 from torch_bridge.stash.recipe import OPERATIONS
 
+from .overwriting import Sine
 from .plain_stash import NOTHING
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -168,19 +169,6 @@ def test_values_that_are_derived_take_part():
     found, stash = step(Policy.default(FORMATS[1]), forward)
     assert kept(stash)[f"{FLASH}.1"] == "derived"
     assert relative(found, exact) < 0.5
-
-
-class Sine(torch.autograd.Function):
-    """Its node writes its result over what it saved."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.saved_tensors[0].cos_().mul_(grad)
 
 
 def test_outputs_that_a_node_wrote_over_are_made_once_more():

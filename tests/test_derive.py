@@ -23,6 +23,7 @@ from torch_bridge.stash.entries import Entry
 from torch_bridge.stash.origin import Recipe
 from torch_bridge.stash.recipe import OPERATIONS as RECIPES
 
+from .overwriting import Sine
 from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
 
 FOUR_BITS = HadamardFormat("fp32", 128, 64)
@@ -398,16 +399,6 @@ def test_a_starting_point_that_was_written_to_past_its_version_is_none():
 
 def test_a_node_may_write_over_what_it_saved():
     """What others are derived from is made anew then."""
-
-    class Sine(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.sin()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return ctx.saved_tensors[0].cos_().mul_(grad)
 
     def step(context):
         x = leaf(64, 64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -20,10 +19,12 @@ from ..backends.dtypes import StashFormat, float_name
 from ..offload import Handle, Offload, Step
 from ..policy import AGAIN, Keep, Policy, Rule
 from .codecs import Codecs
+from .decompressed import Decompressed
 from .derive import Derived, Further, Planner
-from .entries import Entry, Joint, Memory, Packed, Raw, Source
+from .entries import Entry, Joint, Packed, Raw, Source
 from .layout import Geometry, Region, is_plain, local_of
 from .node import Node
+from .opt_out import OPTED_OUT, opt_out
 from .origin import Origin
 from .report import Report, Sums, Tally
 from .rows import BITS, COMPRESSED, DERIVED
@@ -31,8 +32,6 @@ from .saved import Saved, Sharded, Waiting, name_of, node_of
 from .trace import Trace, strided, writes
 from .uncompiled import tell_compiler, uncompiled
 
-# What the report says of a tensor that was saved inside keep_activations.
-OPTED_OUT = "keep_activations"
 # What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
 INFINITIES = "infinities, or numbers in their place"
 # What it says of what was copied so that others can be derived from it.
@@ -42,11 +41,6 @@ STARTING_POINT = "starting point"
 _AS_INFINITE = 1e3
 
 _CLONE = "clone"
-
-# Decompressed storages that are kept until others are needed: nodes that follow each other in the backward
-# pass often need the same one, and what is derived later may start from it. More would give back the memory
-# that compressing saved.
-_KEEP_DECOMPRESSED = 2
 
 
 def compress_activations(
@@ -145,7 +139,7 @@ def _compressing(
     if stash.waits:
         trace.before = stash.settle
     hooks = torch.autograd.graph.saved_tensors_hooks(stash.pack, stash.unpack)
-    with trace if watches else nullcontext(), hooks, _opt_out.set(False):
+    with trace if watches else nullcontext(), hooks, opt_out.set(False):
         try:
             yield stash
         finally:
@@ -154,43 +148,6 @@ def _compressing(
             trace.forget()
     if step is not None:
         step.end_forward()
-
-
-@contextmanager
-def keep_activations() -> Iterator[None]:
-    """Leave what is saved inside as it is; goes into a :func:`compress_activations`, also in a forward pass.
-
-    It holds for the thread that enters it; a ``compress_activations`` inside it compresses. What is stashed
-    already, and is saved once more inside, is kept as it is as well. Without a stash around it, it does
-    nothing. ``torch.compile`` leaves what is inside uncompiled. A decorator as well.
-
-    Example:
-        >>> class Router(torch.nn.Linear):
-        ...     @keep_activations()
-        ...     def forward(self, x):
-        ...         return super().forward(x).softmax(-1)
-    """
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()  # what a graph saves is packed when all of it has run
-    with _opt_out.set(True):
-        yield
-
-
-class _OptOut(threading.local):
-    """Whether what a thread saves is to stay as it is."""
-
-    holds = False
-
-    @contextmanager
-    def set(self, holds: bool) -> Iterator[None]:
-        before, self.holds = self.holds, holds
-        try:
-            yield
-        finally:
-            self.holds = before
-
-
-_opt_out = _OptOut()
 
 
 class _Waiting(threading.local):
@@ -245,7 +202,7 @@ class Stash:
         self.waits = policy.names_savers or policy.derives
         self._too_small = f"under {min_values} values"
         self._planner = Planner(trace)
-        self._decompressed: list[weakref.ref[Memory]] = []
+        self._decompressed = Decompressed()
         self._lock = threading.RLock()
         self._waiting = _Waiting()
 
@@ -297,7 +254,7 @@ class Stash:
         return Sharded(tensor, self._pack_plain(local))
 
     def _pack_plain(self, tensor: torch.Tensor) -> Raw | Packed | Waiting:
-        stays = _opt_out.holds
+        stays = opt_out.holds
         if stays:
             self.settle()  # what was saved before does not stay
         with self._lock, _apart():
@@ -399,7 +356,7 @@ class Stash:
                 self._step.advance()
             if isinstance(packed, Raw):
                 return packed.tensor()
-            return packed.entry.memory.view(self._values(packed.entry), packed.geometry)
+            return packed.entry.memory.view(self._decompressed.values(packed.entry), packed.geometry)
 
     def _pack(self, saved: Saved, saved_by: str, stays: bool = False) -> Raw | Packed:
         self._module = saved.module if self._by_module else ""
@@ -475,14 +432,14 @@ class Stash:
             return None
         redone, whole = planned
         self._module = saved.module if self._by_module else ""
-        source = origin.source(tensor, tensor._version)
+        source, geometry = origin.source(tensor, tensor._version), Geometry.of(tensor)
         sums = self._count(tensor, saved.op, None, DERIVED, 0, 0)
         if recipe.operation.makes:
             entry: Derived = Further(source, whole, tensor, redone, sums, node)
         else:
             entry = node.outputs = Derived(source, whole, tensor, redone, sums)
-        self._count_more(entry, Geometry.of(tensor).region)
-        return Packed(entry, Geometry.of(tensor))
+        self._count_more(entry, geometry.region)
+        return Packed(entry, geometry)
 
     def _count_more(self, entry: Derived, region: Region) -> None:
         """Count what was not saved before of a region that is derived."""
@@ -601,34 +558,6 @@ class Stash:
         sums = self._tally.sums(op, _shape(tensor), dtype, kept, counted, self._module)
         self._tally.add(sums, raw, stored, counted)
         return sums
-
-    def _values(self, entry: Entry) -> torch.Tensor:
-        """The memory that has an entry's values; the last few are kept."""
-        memory = entry.memory
-        values = memory.find(entry)
-        if values is None:
-            parts = [self._values(part) for part in entry.needs]  # they stay until it is computed
-            values = memory.of(entry)
-            del parts
-        if entry.is_made_anew:
-            self._keep(memory, values, entry.is_light)
-        return values
-
-    def _keep(self, memory: Memory, values: torch.Tensor, is_light: bool) -> None:
-        """Keep a few decompressed storages, and let go of a light one, or of the one used longest ago."""
-        memory.keep(values, is_light)
-        known = self._decompressed
-        if known and known[-1]() is memory:
-            return
-        kept = [one for ref in known if (one := ref()) is not None and one is not memory]
-        kept.append(memory)
-        awaited = [one for one in kept if one.is_awaited][-1:]
-        others = [one for one in kept if one not in awaited]
-        if len(others) > _KEEP_DECOMPRESSED:
-            given_up = next((one for one in others if one.is_light), others[0])
-            given_up.give_up()
-            kept.remove(given_up)
-        self._decompressed = [weakref.ref(one) for one in kept]
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
