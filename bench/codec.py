@@ -35,8 +35,8 @@ from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 from torch_bridge.job.activations import gpt2_activations
 
-RAW_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
-RUNS = {"cpu": 5, "cuda": 20}
+RAW_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
+RUNS = {"cpu": 15, "cuda": 20}
 BLOCK, RATIOS = 64, (3.2, 2.0)  # of planes
 HADAMARD_BLOCK, HADAMARD_BITS = 128, (2, 3, 4)  # bits a value
 SIMULATED = 1 << 19  # values, as a simulation is slow
