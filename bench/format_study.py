@@ -35,9 +35,10 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from golden import HadamardFormat
+from golden import HadamardFormat, PlaneFormat
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, LEVELS, THRESHOLDS
 from torch_bridge import backends
+from torch_bridge.backends.base import Backend
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.job import train
 
@@ -185,24 +186,23 @@ def _short(mean: torch.Tensor) -> torch.Tensor:
     return _rounded(mean.abs(), 1) * mean.sign()
 
 
-class Simulated:
+class Simulated(Backend):
     """Stands in for a backend of the Hadamard format, but what it stores is what would come back."""
 
     def __init__(self, variant: Variant) -> None:
+        super().__init__(PlaneFormat("fp32", 64, 256))  # that would store as much
         self._variant, self._generator = variant, torch.Generator().manual_seed(0)
 
-    def compress(self, values: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         block = self._variant.block
-        rows = torch.cat([values.float(), torch.zeros(-len(values) % block)]).view(-1, block)
+        rows = torch.cat([values, torch.zeros(-len(values) % block)]).view(-1, block)
         signs = self.signs(first, len(rows)).expand(len(rows), block)
         pieces = zip(rows.split(_PIECE), signs.split(_PIECE), strict=True)
-        return torch.cat([decoded(piece, self._variant, of_it) for piece, of_it in pieces]).view(torch.uint8)
+        back = torch.cat([decoded(piece, self._variant, of_it) for piece, of_it in pieces]).view(-1, 64)
+        return back[: self.fmt.blocks(len(values))].view(torch.uint8)
 
-    def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         return stored.view(torch.float32).view(-1)[:count]
-
-    def check(self) -> None:
-        """Nothing is left to check."""
 
     def signs(self, first: int, blocks: int) -> torch.Tensor:
         block = self._variant.block
@@ -223,7 +223,7 @@ def simulated(variant: Variant) -> Iterator[None]:
     """The variant in place of every Hadamard format."""
     get = backends.get
 
-    def stand_in(name: str, fmt: StashFormat) -> backends.Backend | Simulated:
+    def stand_in(name: str, fmt: StashFormat) -> Backend:
         return Simulated(variant) if isinstance(fmt, HadamardFormat) else get(name, fmt)
 
     with mock.patch.object(backends, "get", stand_in):
