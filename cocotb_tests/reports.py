@@ -364,9 +364,8 @@ def _with_newer(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
             before = found.get(_engine_of(row), {})
             if row["ecp5_mhz"] is None and before.get("kge") == round(row["kge"], 1):
                 row |= {name: before[name] for name in ("ecp5_luts", "ecp5_mhz")}
-            found[_engine_of(row)] = row | {
-                name: round(row[name], 1) for name in ("kge", "kge_per_byte_per_cycle")
-            }
+            digits = {"kge": 1, "kge_per_byte_per_cycle": 2}
+            found[_engine_of(row)] = row | {name: round(row[name], places) for name, places in digits.items()}
     presets = list(PRESETS)
     return sorted(
         found.values(), key=lambda row: (presets.index(row["preset"]), row["bus_bytes"], row["part"])

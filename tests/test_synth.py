@@ -99,6 +99,16 @@ def test_gates_are_counted_as_the_table_says(tmp_path):
     assert found.modules == {"top": pytest.approx(found.kge, rel=0.1)}
 
 
+def test_a_table_of_constants_is_no_memory(tmp_path):
+    entries = "".join(f"{n}: q <= {n * n % 251}; " for n in range(64))
+    ports = "input clk, input [5:0] n, output reg [7:0] q"
+    verilog = f"module top({ports}); always @(posedge clk) case (n) {entries}endcase endmodule"
+    found = gates.measure_gates(verilog, "top", tmp_path)
+    assert found.memory_bits == 0
+    assert found.flip_flops == 8
+    assert found.kge > 0.1
+
+
 def test_levels_are_those_of_yosys_ltp(tmp_path):
     found = gates.measure_gates(TINY, "tiny", tmp_path)
     assert found.nand_levels == max(Netlist(tmp_path / "flat.json").levels().values())

@@ -33,7 +33,7 @@ class Gates:
         kge: thousands of gate equivalents.
         plain_kge: the same with each enable and reset as gates in front of a plain flip-flop: an upper bound.
         flip_flops: bits of state, those of memories included, but not of delay memories.
-        memory_bits: of memories of either kind.
+        memory_bits: of memories of either kind, but of no tables of constants, which are gates.
         nand_levels: gates on the longest path between registers or ports.
         modules: kGE of each submodule, without those in it, when none is optimised across its border.
         paths: the longest into each of the deepest registers.
@@ -62,7 +62,7 @@ def nand_script(top: str, folder: Path) -> list[str]:
         f"read_verilog {folder}/source.v",
         f"hierarchy -check -top {top}",
         "design -save source",
-        *("proc -noopt", "flatten", f"tee -q -o {folder}/memories.json stat -json"),
+        *("proc -noopt -norom", "flatten", f"tee -q -o {folder}/memories.json stat -json"),
         *("memory_collect", "memory_map", "techmap", f"write_json {folder}/named.json"),
         "design -load source",
         *(f"synth -flatten -top {top}", *mapped("gates"), f"write_json {folder}/flat.json"),
