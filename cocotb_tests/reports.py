@@ -95,7 +95,10 @@ class Report:
 
     def table(self) -> str:
         """The table as Markdown."""
-        cells = [[row[name] for name in self.columns] for row in self.rows()]
+        cells = [
+            [f"{row[name]:.2f}" if name == "kge_per_byte_per_cycle" else row[name] for name in self.columns]
+            for row in self.rows()
+        ]
         return as_markdown(list(self.columns.values()), cells)
 
 
