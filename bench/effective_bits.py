@@ -2,7 +2,8 @@
 
 For models that the formats were not tuned on, each after some steps of training: GPT-2 of another width, with
 eager attention and dropout and so with causal zeros, on another text; a Llama; a ViT on images of digits. Of
-all float tensors that autograd saves and the default policy compresses, queries and keys in the format too:
+all float tensors that autograd saves and the default policy compresses, each in the format, as queries, keys
+and softmaxes, which that policy has finer:
 
 - effective bits, ``0.5 * log2(variance / mean squared error)`` of each 64 values, at most 24, the mean over
   those that vary, weighted by bytes: the rate at which an ideal code for Gaussian values would do as well;
@@ -33,7 +34,7 @@ from torch_bridge import Policy, backends, compress_activations
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
-from torch_bridge.policy.policy import LOGITS
+from torch_bridge.policy.policy import LOGITS, PROBABILITIES
 
 FORMATS = [
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),
@@ -146,12 +147,13 @@ def main() -> None:
 
 
 def everything(fmt: StashFormat) -> Policy:
-    """What the default policy keeps in a format, nothing derived, and queries and keys of attention.
+    """What the default policy keeps in a format, nothing derived, and what attention has finer by default.
 
     So it befits a study of formats. It does not befit models that were trained for long, see
     :data:`torch_bridge.policy.policy.LOGITS`.
     """
-    return Policy([rule for rule in Policy.default(fmt, derive=False).rules if rule.why != LOGITS])
+    rules = Policy.default(fmt, derive=False).rules
+    return Policy([rule for rule in rules if rule.why not in (LOGITS, PROBABILITIES)])
 
 
 def trained(make: Maker) -> tuple[torch.nn.Module, Batch]:

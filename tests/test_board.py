@@ -20,7 +20,7 @@ from gen.__main__ import main
 from gen.board import bitstream, command, simulation
 from gen.board.check import Found, check_compression, check_decompression
 from gen.board.device import About, Device
-from gen.board.files import compress_array, decompress_array, read_array, read_compressed
+from gen.board.files import Compressed, compress_array, decompress_array, read_array, read_compressed
 from gen.board.link import Link, LinkError, Request, decode, encode, open_port
 from gen.board.selftest import hostile, selftest, spoil
 from golden import HadamardFormat, PlaneFormat
@@ -192,7 +192,7 @@ class Answers:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"hello", "the design must say what it is, not b'hello'"),
+        (b"hello", "the design must say what it is, not b'hello': another .*, or the port echoes"),
         (json.dumps({"name": "blinky", "version": "1"}).encode(), "must be 'bitstash', not 'blinky'"),
         (
             ABOUT.text().replace(ABOUT.version.encode(), b"0.0.1"),
@@ -301,10 +301,16 @@ def test_a_port_without_a_board_is_an_error_that_says_so():
 
 
 def test_formats_that_the_board_has_not_are_named(device, tmp_path):
-    with pytest.raises(ValueError, match="has, fp16 in planes, fp32 in hadamard, not float64"):
+    with pytest.raises(ValueError, match="has, float16, float32, not float64"):
         compress_array(device, np.zeros(3), tmp_path / "x.npz", None, QUIET)
-    with pytest.raises(LinkError, match="another bitstream has it"):
-        device.format_index(PlaneFormat("bf16", 64, 80))
+    fmt = PlaneFormat("bf16", 64, 80)
+    with pytest.raises(
+        ValueError, match="hadamard of 64 fp32 in 16 bytes, not planes of 64 bf16 in 80 bytes"
+    ):
+        decompress_array(device, Compressed(fmt, np.zeros((1, 80), np.uint8), (64,)), tmp_path / "y", QUIET)
+    device.about = replace(device.about, formats=(HADAMARD,))
+    with pytest.raises(ValueError, match="--scheme must be one that the board has, hadamard, not 'planes'"):
+        compress_array(device, np.zeros(3, np.float32), tmp_path / "x.npz", "planes", QUIET)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -345,6 +351,8 @@ def files(tmp_path, monkeypatch):
     """A folder of files of all kinds, from which no board is to be reached."""
     np.save(tmp_path / "array.npy", np.zeros(4, np.float32))
     np.save(tmp_path / "objects.npy", np.array([{}]))
+    for dtype in ("float64", ">f4"):
+        np.save(tmp_path / f"{np.dtype(dtype).str[1:]}.npy", np.zeros(4, dtype))
     np.savez(tmp_path / "other.npz", blocks=np.zeros((1, 20), np.uint8))
     written = {"scheme": "hadamard", "dtype": "fp32", "block": 128, "target": 32}
     invalid = np.zeros((3, 32), np.uint8)
@@ -358,6 +366,7 @@ def files(tmp_path, monkeypatch):
         "rows.npz": {"shape": np.array([129])},
         "shape.npz": {"shape": np.array([-1.5])},
         "target.npz": {"target": 1000},
+        "64.npz": {"block": 64, "blocks": np.zeros((2, 32), np.uint8)},
     }.items():
         whole = {"blocks": np.zeros((1, 32), np.uint8), "shape": np.array([128])} | written | changed
         np.savez(tmp_path / name, **whole)
@@ -405,6 +414,17 @@ NUMPYS = "file must be NumPy's, with arrays of numbers, not "
             "--output must be in a folder that can be written to, not '/proc/x.npz': "
             "No such file or directory",
         ),
+        ("compress f8.npy", "array must be of a type that the board has, float32, not float64"),
+        (
+            "compress f4.npy",
+            "array must be of a type that the board has, float32, "
+            "not float32 with its bytes in the other order",
+        ),
+        (
+            "decompress 64.npz",
+            "file must be of a format that the board has, planes of 64 fp32 in 80 bytes, "
+            "hadamard of 128 fp32 in 32 bytes, not hadamard of 64 fp32 in 32 bytes",
+        ),
         ("build ulx3s-85f", "--port must not be given with build, not '/dev/none'"),
         ("load ulx3s-85f", "--port must not be given with load, not '/dev/none'"),
         ("selftest --blocks 0", "--blocks must be at least 1, not 0"),
@@ -439,6 +459,24 @@ def test_reports_say_what_they_were_made_with(device, tmp_path, monkeypatch):
         written = command.ROOT / name
         assert json.loads(written.read_text())
         assert provenance.read(written).keys() == {"commit", "tools"}
+
+
+def test_a_selftest_that_fails_leaves_no_report_of_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command.ROOT.mkdir(parents=True)
+    left, of_others = command.ROOT / "selftest-64-hadamard.json", command.ROOT / "selftest.json"
+    for path in (left, of_others):
+        path.write_text('{"mismatches": 0}')
+
+    @contextmanager
+    def silent(port, about):
+        raise LinkError("the self-test has not answered")
+        yield
+
+    monkeypatch.setattr(command, "connected", silent)
+    with pytest.raises(SystemExit, match="has not answered"):
+        main(["board", "--bus-bytes", "64", "selftest", "--port", "/dev/none", "--engines", "hadamard"])
+    assert [path.exists() for path in (left, of_others)] == [False, True]
 
 
 def test_both_make_targets_take_the_options_of_every_action():

@@ -86,6 +86,36 @@ def test_queries_and_keys_are_finer_where_attention_is_not_done_again(fmt):
     assert error(Trained(), Policy([rule for rule in policy.rules if rule.why != LOGITS])) > 1
 
 
+class Eager(Trained):
+    """The same without an operation for it."""
+
+    def forward(self, x):
+        for projection in self.projections:
+            q, k, v = (part.view(2, 96, 2, 32).transpose(1, 2) for part in projection(x).split(64, -1))
+            y = (4 * q @ (4 * k).transpose(-1, -2) / 32**0.5).softmax(-1) @ v
+            x = x + y.transpose(1, 2).reshape(2, 96, 64)
+        return x
+
+
+@pytest.mark.parametrize("derive", [True, False])
+@pytest.mark.parametrize("fmt", [TWO_BITS, QuantFormat("fp32", 2)], ids=str)
+def test_probabilities_of_eager_attention_are_finer(fmt, derive):
+    model = Eager()
+
+    def of_queries_and_keys(policy):
+        found, stash = gradient(model, policy)
+        return found.view(2, -1)[:, : 128 * 64], stash  # rows of the projections' weights
+
+    exact, _ = of_queries_and_keys(None)
+    found, stash = of_queries_and_keys(Policy.default(fmt, derive=derive))
+    (row,) = [row for row in stash.report().rows if row.op == "_softmax"]
+    assert 4 / 32 <= row.stored_bytes / row.raw_bytes < 4.5 / 32
+    coarse, _ = of_queries_and_keys(
+        Policy([Rule(fmt, op="_softmax"), *Policy.default(fmt, derive=derive).rules])
+    )
+    assert (found - exact).norm() < 0.7 * (coarse - exact).norm()
+
+
 @pytest.mark.parametrize("after", [torch.sum, lambda y: nn.Linear(32, 8)(y).sum()], ids=["sum", "linear"])
 def test_attention_is_done_again_once(after):
     x = torch.randn(2, 2, 96, 32, requires_grad=True)

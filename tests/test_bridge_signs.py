@@ -25,6 +25,8 @@ NEEDY = {
     "hardswish": functional.hardswish,
     "clamp": lambda x: x.clamp(-0.5, 0.5),
     "abs": torch.abs,
+    "sign": lambda x: x * x.sign(),
+    "sign, of zeros too": lambda x: x * (x - x.clamp(-0.3, 0.3)).sign(),
     "maximum": lambda x: torch.maximum(x, 0.3 * x.detach().roll(1)),
     "amax": lambda x: x.view(-1, 4).amax(1),
     "max_pool": lambda x: functional.max_pool1d(x.view(1, 8, -1), 2),

@@ -29,8 +29,6 @@ def main() -> None:
     parser.add_argument("--threads", type=at_least(0), default=0, help="of each (default: cores over jobs)")
     parser.add_argument("--document", action="store_true", help="run nothing, write docs/ from what there is")
     given = parser.parse_args()
-    if given.jobs < 1:
-        parser.error(f"--jobs must be at least 1, not {given.jobs}")
     models = given.model or [model for model in STUDIES if model != "smollm2" or smollm2.installed()]
     names = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
     rank, ranks, ranks_here = (int(os.environ.get(name, number)) for name, number in names)

@@ -136,12 +136,15 @@ def findings(rows: list[dict[str, Any]]) -> str:
 
 FINDINGS = {
     "The plane format, the paper's with a code for zero": ("planes 3.2x", "planes 6.4x"),
-    "The Hadamard format": ("hadamard 8x", "hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
+    "The Hadamard format": (
+        *("hadamard 8x", "hadamard 10.7x", "hadamard 12.8x"),
+        *("hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
+    ),
     "The same, and what can be [derived](training.md#what-is-derived) is not stored": (
         "derive, hadamard 8x",
         "derive, hadamard 16x",
     ),
-    "The step format of release 0.1": ("step 8x", "step 12.8x", "step 16x"),
+    "The step format of release 0.1": ("step 8x", "step 10.7x", "step 12.8x", "step 16x"),
     "Group quantisation": ("quant, 4 bits", "quant, 3 bits", "quant, 2 bits"),
 }
 

@@ -16,6 +16,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "planes 3.2x": {"scheme": "planes", "target": 80},
     "planes 6.4x": {"scheme": "planes", "target": 40},
     "hadamard 8x": {"scheme": "hadamard", "target": 64},
+    "hadamard 10.7x": {"scheme": "hadamard", "target": 48},
+    "hadamard 12.8x": {"scheme": "hadamard", "target": 40},
     "hadamard 16x": {"scheme": "hadamard", "target": 32},
     "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
@@ -52,11 +54,12 @@ class Study:
 
 FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if scheme != "compact")
 FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x", "derive, hadamard 16x")
+_OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
 STUDIES = {
     "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH),
     "medium": Study(
         "GPT-2, 6 layers of 384",
-        tuple(scheme for scheme in FROM_SCRATCH if scheme not in ("hadamard 32x", "quant, 3 bits")),
+        tuple(scheme for scheme in FROM_SCRATCH if scheme not in _OF_SMALL),
     ),
     "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium"),
     "smollm2": Study(

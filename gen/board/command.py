@@ -22,7 +22,15 @@ from ..config import PRESETS
 from . import bitstream, simulation
 from .check import Found
 from .device import About, Device
-from .files import Compressed, compress_array, decompress_array, read_array, read_compressed
+from .files import (
+    Compressed,
+    check_format,
+    compress_array,
+    decompress_array,
+    format_for,
+    read_array,
+    read_compressed,
+)
 from .link import Link, LinkError, open_port
 from .selftest import selftest
 
@@ -35,19 +43,7 @@ SUFFIXES = {"compress": ".npz", "decompress": ".out.npy"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--port", help=f"the board's serial port, or {SIMULATION}: Verilator instead of a board"
-    )
-    parser.add_argument(
-        "--bus-bytes",
-        type=int,
-        default=_NARROW,
-        choices=BUS_BYTES,
-        help=f"of what is built or loaded (default: {_NARROW})",
-    )
-    parser.add_argument(
-        "--engines", choices=SCHEMES, help="in what is built or loaded, those of one format (default: both)"
-    )
+    _add_options(parser)
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (("build", "build a bitstream"), ("load", "load it over the board's cable")):
         on_board = actions.add_parser(name, help=text)
@@ -64,6 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, on_file in (("compress", compress), ("decompress", decompress)):
         default = f"default: the file's name with {SUFFIXES[action]}"
         on_file.add_argument("-o", "--output", type=Path, help=default)
+    for action_parser in actions.choices.values():  # options may stand behind the action, too
+        _add_options(action_parser, default=argparse.SUPPRESS)
+
+
+def _add_options(parser: argparse.ArgumentParser, **default: Any) -> None:
+    """What every action takes."""
+    text = f"the board's serial port, or {SIMULATION}: Verilator instead of a board"
+    parser.add_argument("--port", help=text, **default)
+    text = f"of what is built, loaded or simulated (default: {_NARROW})"
+    default_bus = {"default": _NARROW} | default
+    parser.add_argument("--bus-bytes", type=int, choices=BUS_BYTES, help=text, **default_bus)
+    text = "in what is built, loaded or simulated, those of one format (default: both)"
+    parser.add_argument("--engines", choices=SCHEMES, help=text, **default)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -84,7 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if not arguments.port:
         raise ValueError(f"--port must be given: the board's, or {SIMULATION}")
-    work = _work(arguments)
+    work = _work(arguments, about)
     with connected(arguments.port, about) as device, Progress(console=Console(stderr=True)) as progress:
         found = work(device, progress)
         errors = device.link.errors
@@ -93,19 +102,24 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _work(arguments: argparse.Namespace) -> Callable[[Device, Progress], Found]:
+def _work(arguments: argparse.Namespace, about: About) -> Callable[[Device, Progress], Found]:
     """What is to be done with the board; its file is read, and what is wrong is said, before there is one."""
     if arguments.action == "selftest":
         if arguments.blocks < 1:
             raise ValueError(f"--blocks must be at least 1, not {arguments.blocks}")
-        return lambda device, progress: _selftest(device, arguments, progress)
+        path = ROOT / f"{_name('selftest', arguments)}.json"
+        path.unlink(missing_ok=True)
+        return lambda device, progress: _selftest(device, arguments, path, progress)
     source: Path = arguments.file
     read = read_array if arguments.action == "compress" else read_compressed
     content = read(source)
     target = arguments.output or source.with_suffix(SUFFIXES[arguments.action])
     _check_output(target, source)
+    formats = about.formats if arguments.port == SIMULATION else FORMATS  # of some bitstream at least
     if isinstance(content, Compressed):
+        check_format(formats, content.fmt)
         return lambda device, progress: decompress_array(device, content, target, progress)
+    format_for(formats, content.dtype, arguments.scheme)
     return lambda device, progress: compress_array(device, content, target, arguments.scheme, progress)
 
 
@@ -138,12 +152,20 @@ def connected(port: str, about: About) -> Iterator[Device]:
         yield Device(Link(opened, simulation.PATIENCE))
 
 
+def _others(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options that are not as they are by default, which have a place of their own in :data:`ROOT`."""
+    given = {"--bus-bytes": arguments.bus_bytes, "--engines": arguments.engines}
+    return {option: value for option, value in given.items() if value not in (None, _NARROW)}
+
+
+def _name(what: str, arguments: argparse.Namespace) -> str:
+    return "-".join([what, *map(str, _others(arguments).values())])
+
+
 def _on_board(arguments: argparse.Namespace, about: About) -> None:
-    others = {"--bus-bytes": arguments.bus_bytes, "--engines": arguments.engines}
-    others = {option: value for option, value in others.items() if value not in (None, _NARROW)}
-    name = "-".join([arguments.board, *map(str, others.values())])
+    name = _name(arguments.board, arguments)
     if arguments.action == "load":
-        options = " ".join(f"{option} {value}" for option, value in others.items())
+        options = " ".join(f"{option} {value}" for option, value in _others(arguments).items())
         bitstream.load(arguments.board, ROOT / name, options)
         return
     path = ROOT / f"{name}.json"
@@ -157,7 +179,7 @@ def _on_board(arguments: argparse.Namespace, about: About) -> None:
     )
 
 
-def _selftest(device: Device, arguments: argparse.Namespace, progress: Progress) -> Found:
+def _selftest(device: Device, arguments: argparse.Namespace, path: Path, progress: Progress) -> Found:
     found = selftest(device, arguments.blocks, progress)
     total, rows = Found(), []
     for fmt, part in found.items():
@@ -168,7 +190,7 @@ def _selftest(device: Device, arguments: argparse.Namespace, progress: Progress)
         total.mismatches += part.mismatches
     report: dict[str, Any] = {"simulated": arguments.port == SIMULATION, "bus_bytes": device.bus_bytes}
     report |= {"blocks": total.blocks, "mismatches": total.mismatches, "link_errors": device.link.errors}
-    _write(report | {"formats": rows}, ROOT / "selftest.json")
+    _write(report | {"formats": rows}, path)
     return total
 
 

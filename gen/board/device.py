@@ -62,7 +62,7 @@ class About:
             fields: dict[str, Any] = json.loads(text)
             name, found = fields["name"], fields["version"]
         except (ValueError, KeyError, TypeError):
-            raise LinkError(f"the design must say what it is, not {text[:40]!r}: it is another one") from None
+            raise LinkError(_another(text)) from None
         if name != NAME:
             raise LinkError(f"the design must be {NAME!r}, not {name!r}: another bitstream is loaded")
         if found != VERSION:
@@ -84,6 +84,13 @@ class About:
                 f"the bitstream must describe itself as this source does, not by {error}: build and load it "
                 "anew"
             ) from None
+
+
+def _another(text: bytes) -> str:
+    return (
+        f"the design must say what it is, not {text[:40]!r}: another bitstream is loaded, or the port echoes "
+        "what it is sent"
+    )
 
 
 @dataclass(frozen=True)
@@ -117,21 +124,13 @@ class Device:
         size = len(head)
         length = 2 + int.from_bytes(head[:2], "little")
         if length > FRAME_BYTES:
-            raise LinkError(f"the design must say what it is, not {head!r}: it is another one")
+            raise LinkError(_another(head))
         text = self._words(Place.ABOUT, 0, -(-length // size))
         self.about = About.read(text[2:length])
 
     @property
     def bus_bytes(self) -> int:
         return self.about.bus_bytes
-
-    def format_index(self, fmt: Format) -> int:
-        """Which of its formats one is; raises LinkError if it has no such engines."""
-        if fmt not in self.about.formats:
-            raise LinkError(
-                f"format must be one of {self.about.formats}, not {fmt}: another bitstream has it"
-            )
-        return self.about.formats.index(fmt)
 
     def write(self, place: Place, content: bytes) -> None:
         """Bytes to a memory, filled up to whole words with zeros."""
@@ -162,9 +161,8 @@ class Device:
         """
         count = -(-size // self.bus_bytes)
         empty = -size % self.bus_bytes
-        self.link.ask(
-            Request(Command.RUN, place, self.format_index(fmt), empty=empty, count=count, **of_request)
-        )
+        index = self.about.formats.index(fmt)
+        self.link.ask(Request(Command.RUN, place, index, empty=empty, count=count, **of_request))
         ends = time.monotonic() + _LONGEST_RUN
         while (verdict := self.verdict()).busy:
             if time.monotonic() > ends:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod
@@ -97,10 +97,10 @@ def compress_array(
         progress: to be shown.
 
     Raises:
-        ValueError: the board has no format for the array's type.
+        ValueError: the board has no such scheme, or no format for the array's type.
         gen.board.link.LinkError: the board does not answer.
     """
-    fmt = _format_for(device, values.dtype, scheme)
+    fmt = format_for(device.about.formats, values.dtype, scheme)
     flat = np.ascontiguousarray(values).reshape(-1)
     flat = np.pad(flat, (0, -len(flat) % fmt.block))
     found, step = Found(), batch_blocks(device, fmt) * fmt.block
@@ -124,10 +124,11 @@ def decompress_array(device: Device, source: Compressed, target: Path, progress:
     """Decompress on the board what :func:`read_compressed` has read, to a .npy file.
 
     Raises:
-        gen.board.link.LinkError: the board does not answer, or has no such format.
+        ValueError: the board has no such format.
+        gen.board.link.LinkError: the board does not answer.
     """
     fmt, blocks, shape = source.fmt, source.blocks, source.shape
-    device.format_index(fmt)
+    check_format(device.about.formats, fmt)
     found, step = Found(), batch_blocks(device, fmt)
     pieces = [
         check_decompression(device, fmt, blocks[start : start + step], start, found)
@@ -151,10 +152,35 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def _format_for(device: Device, dtype: np.dtype, scheme: str | None) -> Format:
-    for fmt in device.about.formats:
-        if fmt.float_type.array == dtype and scheme in (None, fmt.scheme):
+def format_for(formats: Sequence[Format], dtype: np.dtype, scheme: str | None) -> Format:
+    """The first of some formats for an array's type.
+
+    Args:
+        formats: to choose from.
+        dtype: the array's.
+        scheme: of the format; any by default.
+
+    Raises:
+        ValueError: there is none.
+    """
+    of_scheme = [fmt for fmt in formats if scheme in (None, fmt.scheme)]
+    if not of_scheme:
+        have = ", ".join(dict.fromkeys(fmt.scheme for fmt in formats))
+        raise ValueError(f"--scheme must be one that the board has, {have}, not {scheme!r}")
+    for fmt in of_scheme:
+        if fmt.float_type.array == dtype:
             return fmt
-    have = ", ".join(f"{fmt.dtype} in {fmt.scheme}" for fmt in device.about.formats)
-    wanted = f"{dtype} in {scheme}" if scheme else str(dtype)
-    raise ValueError(f"array must be of a type that the board has, {have}, not {wanted}")
+    have = ", ".join(dict.fromkeys(np.dtype(fmt.float_type.array).name for fmt in of_scheme))
+    found = str(dtype) if dtype.isnative else f"{dtype.name} with its bytes in the other order"
+    raise ValueError(f"array must be of a type that the board has, {have}, not {found}")
+
+
+def check_format(formats: Sequence[Format], fmt: Format) -> None:
+    """Raises ValueError if a format is none of these."""
+    if fmt not in formats:
+        have = ", ".join(map(_said, formats))
+        raise ValueError(f"file must be of a format that the board has, {have}, not {_said(fmt)}")
+
+
+def _said(fmt: Format) -> str:
+    return f"{fmt.scheme} of {fmt.block} {fmt.dtype} in {fmt.target} bytes"

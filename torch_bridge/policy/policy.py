@@ -71,6 +71,10 @@ _LOGIT_INPUTS, _LOGIT_INPUTS_AGAIN, _BIAS = "*attention*.[01]", f"*attention*{AG
 # all the attention.
 _VALUES, _VALUES_AGAIN, _OUTPUTS = "*attention*.2", f"*attention*{AGAIN}.2", "*attention*"
 _LOGIT_BITS_AGAIN = 4
+# Eager attention has its probabilities from a softmax, whose backward pass takes differences of what they
+# weigh: at two bits the gradients of queries and keys are off by their own size.
+PROBABILITIES = "a softmax takes differences of what it weighs"
+_PROBABILITIES = ("_softmax", "_safe_softmax")
 
 # fmt: off
 # Where backward formulas look for a result among the inputs: no format but an exact one has it there again.
@@ -86,6 +90,7 @@ _COMPARED = (
 # gradients were compared with exact ones; an input's operation stands for the one in place too.
 SIGNS_AND_ZEROS = "sign and zeros of each value"
 SINGULAR = "near where a formula has no value"
+_SIGN = "sign"  # of bits where there is no zero
 # fmt: off
 _GATE_RESULTS = (
     "relu", "relu_", "threshold*", "leaky_relu*", "hardtanh*", "elu*", "celu*", "rrelu*", "copysign*",
@@ -292,9 +297,9 @@ class Policy:
         So has what backward formulas divide by, or take roots or logarithms of: what division, sqrt, log,
         exp, powers with negative and fractional exponents save.
         Formats other than planes lose the sign and the zeros of single values: what formulas compare is kept
-        likewise then, as what ReLU, clamp, max pooling and abs save. A softmax may be large, and is not among
-        them: use log_softmax where its logarithm is taken. Where values are mixed, tensors of two values that
-        need no gradient become bits.
+        likewise then, as what ReLU, clamp, max pooling and abs save. A softmax, which may be large, has four
+        bits a value or more: use log_softmax where its logarithm is taken. Where values are mixed, tensors of
+        two values that need no gradient become bits, as do signs.
 
         Args:
             fmt: of everything else.
@@ -327,9 +332,12 @@ class Policy:
             logits.append(Rule("bits", op="", saved_by=_ATTENTION))
             logits.append(Rule("raw", op="", saved_by=_ATTENTION, why=ATTENTION_MASK))
         logits.append(Rule("bits", saved_by=_BIAS))
-        if derive and not isinstance(fmt, PlaneFormat):
-            logits.append(Rule(_with_logits(fmt), saved_by=_LOGIT_INPUTS_AGAIN, why=LOGITS))
-            values.append(Rule(fmt, saved_by=_VALUES_AGAIN))
+        if not isinstance(fmt, PlaneFormat):
+            signed.append(Rule("bits", op=_SIGN))
+            values += [Rule(_with_logits(fmt), op=op, why=PROBABILITIES) for op in _PROBABILITIES]
+            if derive:
+                logits.append(Rule(_with_logits(fmt), saved_by=_LOGIT_INPUTS_AGAIN, why=LOGITS))
+                values.append(Rule(fmt, saved_by=_VALUES_AGAIN))
         for dtype, planes in _fine(fmt):
             if planes == format_for(fmt, TORCH_DTYPES[planes.dtype]):
                 continue  # it has as many bits itself
@@ -341,7 +349,7 @@ class Policy:
             values.append(Rule(planes, saved_by=_VALUES, dtype=dtype, why=LOGITS))
             logits.append(Rule(planes, saved_by=_BIAS, dtype=dtype, why=BIAS))
             if not isinstance(fmt, PlaneFormat):
-                signed += [keeps(op=op) for op in _GATE_RESULTS]
+                signed += [keeps(op=op) for op in (_SIGN, *_GATE_RESULTS)]
                 signed += [keeps(saved_by=op) for op in _GATE_INPUTS]
         squashed = list(_squashed(fmt, derive))
         again, derived = ([Rule("derive", op=_OUTPUTS)], [Rule("derive")]) if derive else ([], [])
@@ -400,7 +408,7 @@ def _squashed(fmt: StashFormat, derive: bool) -> Iterator[Rule]:
 
 
 def _with_logits(fmt: StashFormat) -> StashFormat:
-    """The format, or the next one that is enough for queries and keys if attention is done again."""
+    """The format, or the next one that is enough for queries and keys of attention that is done again."""
     if isinstance(fmt, HadamardFormat):
         return replace(fmt, target=max(fmt.target, fmt.block * _LOGIT_BITS_AGAIN // 8))
     if isinstance(fmt, QuantFormat):
