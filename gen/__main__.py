@@ -64,13 +64,18 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="of a memory engine: regions can merge parts of blocks",
     )
-    make.add_argument("--memories", action="store_true", default=None, help="delay lines as memories")
+    make.add_argument(
+        "--memories",
+        action="store_true",
+        default=None,
+        help="delay lines as memories (all presets: in build/verilog-memories)",
+    )
     make.add_argument("--part", choices=parts.KINDS, help="a register slice or the FIFO instead of engines")
     make.add_argument("--width", type=int, help="of a part: bits of a word, with all that travels with it")
     make.add_argument("--depth", type=int, help="of the FIFO: words, a power of two (default: 8)")
     make.add_argument("--preset", choices=[*PRESETS, *memory.PRESETS], help="one preset instead of a format")
     make.add_argument(
-        "-o", "--output", type=Path, help="file.v (default: build/verilog/NAME.v; all presets: manifest.json)"
+        "-o", "--output", type=Path, help="file.v (default: build/verilog/NAME.v; all presets: all of them)"
     )
 
     build = commands.add_parser(
@@ -224,6 +229,8 @@ def _verilog(arguments: argparse.Namespace, given: set[str]) -> Path:
         config = replace(config, memories=has_memories)
         path = arguments.output or folder / f"{config.name}.v"
         return _alone(path, project.write(config, path))
+    if has_memories:  # a folder's manifest has all that is in it
+        folder = folder.with_name(f"{folder.name}-memories")
     return project.write_all(folder, **release.presets(has_memories))
 
 
@@ -250,7 +257,11 @@ def main(argv: list[str] | None = None) -> None:
     of_whole = _OF_ENGINE if arguments.command in ("verilog", "library") else {"scheme", *OF_FORMAT}
     format_given = not given.isdisjoint(of_whole)
     if format_given and "preset" in given:
-        parser.error("--preset stands for a whole format: give one or the other")
+        option = min(f"--{name.replace('_', '-')}" for name in given & of_whole)
+        parser.error(
+            f"{option} must not be given with --preset, which stands for all of an engine: "
+            "give --scheme and what else is another"
+        )
     try:
         with interruptible():
             _run(arguments, given, format_given)

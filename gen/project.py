@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from .verilog import (
     DELAY_MEMORY_TEXT,
     Ports,
     bytes_per_cycle,
+    delay_memories,
     engines_text,
     geometry,
     module_name,
@@ -316,10 +318,18 @@ def manifest_entry(config: Config, path: Path) -> dict[str, Any]:
                 "ports": ports(config, part),
                 "uncompressed_bytes_per_cycle": bytes_per_cycle(config),
                 "latency_cycles": component.latency(engine),
+                **(_delay_memories(config, part) if config.memories else {}),
             }
             for part, component in parts(config).items()
         },
     }
+
+
+def _delay_memories(config: Config, part: str) -> dict[str, Any]:
+    """The sizes of a part's delay memories, and how many it has of each."""
+    sizes = Counter(delay_memories(engines_text(config, part)))
+    found = [{"width": width, "depth": depth, "count": count} for (width, depth), count in sizes.items()]
+    return {"delay_memories": found}
 
 
 def of_format(fmt: Format) -> dict[str, Any]:

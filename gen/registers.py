@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from peakrdl_cheader.exporter import CHeaderExporter
@@ -62,10 +61,5 @@ def write(folder: Path) -> None:
     c_header = folder / f"{NAME}.h"
     CHeaderExporter().export(top, str(c_header))
     c_header.write_text(project.header("//", _ABOUT) + c_header.read_text())
-    HTMLExporter().export(top, str(folder / "html"))
-    for page in (folder / "html").rglob("*.html"):
-        text = page.read_text()
-        for made in re.findall(r"BUILD_TS = (\d+)", text):  # when: the same map is to be the same page
-            text = text.replace(made, "0")
-        page.write_text(f"<!--\n{project.header('', _ABOUT)}-->\n{text}")
+    HTMLExporter().export(top, str(folder / "html"))  # with PeakRDL's own scripts and fonts
     PythonExporter().export(top, str(folder), skip_test_case_generation=True)

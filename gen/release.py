@@ -29,9 +29,9 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 Sections = Mapping[str, Iterable[tuple[str, project.Writer]]]
 
 
-def presets(memories: bool = False) -> Sections:
-    """All files that there are by default, for :func:`gen.project.write_all`; ``memories``: see Config."""
-    configs = [replace(config, memories=memories) for config in PRESETS.values()]
+def presets(*memories: bool) -> Sections:
+    """All files of the presets, for :func:`gen.project.write_all`; ``memories``: see Config."""
+    configs = [replace(config, memories=has) for has in memories for config in PRESETS.values()]
     return {"configs": [*project.writers(configs), *memory.writers()], "parts": parts.writers()}
 
 
@@ -39,11 +39,11 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
     """Write bitstash-VERSION.tar.gz to a folder and return its path.
 
     It has a page to begin with, Verilog with what stands beside it, the manifest, the memory engine's
-    registers as SystemRDL, C header and page, the datasheets, license and version.
+    registers as SystemRDL and C header, the datasheets, license and version.
 
     Args:
         folder: where.
-        sections: the Verilog; by default all presets.
+        sections: the Verilog; by default all presets, their delay lines in registers and in memories.
 
     Raises:
         gen.toolchain.ToolError: the linter has a complaint.
@@ -53,15 +53,14 @@ def write(folder: Path, sections: Sections | None = None) -> Path:
     archive = folder / f"{name}.tar.gz"
     with tempfile.TemporaryDirectory(dir=folder) as made:
         verilog = Path(made)
-        project.write_all(verilog, **(presets() if sections is None else sections))
+        project.write_all(verilog, **(presets(False, True) if sections is None else sections))
         files = {f"verilog/{path.name}": path.read_bytes() for path in verilog.iterdir()}
     files["README.md"] = _readme(json.loads(files["verilog/manifest.json"])).encode()
     with tempfile.TemporaryDirectory(dir=folder) as made:
         written = Path(made)
         registers.write(written)
-        places = [written / f"{registers.NAME}{end}" for end in (".rdl", ".h")]
-        places += [path for path in (written / "html").rglob("*") if path.is_file()]
-        files |= {f"registers/{path.relative_to(written)}": path.read_bytes() for path in places}
+        for path in (written / f"{registers.NAME}{end}" for end in (".rdl", ".h")):
+            files[f"registers/{path.name}"] = path.read_bytes()
     files |= {document: (_ROOT / document).read_bytes() for document in _DOCUMENTS}
     for kind in ("svg", "json"):
         waves = (_ROOT / "docs/waves").glob(f"*.{kind}")
@@ -103,7 +102,7 @@ Begin with [docs/hardware.md](docs/hardware.md), the engines' datasheet: ports, 
 | [verilog/](verilog) | engines and parts. Beside `x.v`: `x.vlt`, lint waivers; `x.sdc`, constraints |
 | | `x.core`, for FuseSoC; `x_tb.sv`, a self-checking bench, which memory engines have not |
 | [verilog/manifest.json](verilog/manifest.json) | every module's ports, parameters, latency and rate |
-| [registers/](registers) | the memory engine's registers: SystemRDL, C header, `html/index.html` |
+| [registers/](registers) | the memory engine's registers: SystemRDL, C header |
 | [docs/format.md](docs/format.md) | what the compressed bytes mean |
 | [docs/verification.md](docs/verification.md) | what was verified, and how |
 | [CHANGELOG.md](CHANGELOG.md), [VERSION](VERSION) | what changed, and which version this is |
@@ -120,12 +119,23 @@ The target `sim` runs the bench. With Verilator alone:
 ```sh
 verilator --lint-only -Wall --top-module {top} verilog/{stem}.vlt verilog/{stem}.v
 ```
-
-An engine with `-memories` in its name needs `verilog/bitstash_delay_memory.v` as well.
+{_OF_MEMORIES if any(_has_memories(entry) for entry in entries) else ""}
+Where the pages name `make` or programs in Python, these are of the project's sources.
 
 | file in verilog/ | modules |
 | --- | --- |
 {rows}"""
+
+
+_OF_MEMORIES = """
+An engine with `-memories` in its name has its delay lines in memories, and needs
+`verilog/bitstash_delay_memory.v` as well, or a macro in its place: `delay_memories` in the manifest has
+their sizes.
+"""
+
+
+def _has_memories(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("parameters", {}).get("memories"))
 
 
 def _modules(entry: dict[str, Any]) -> dict[str, str]:

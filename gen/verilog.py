@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -54,8 +55,16 @@ DELAY_MEMORY_TEXT = f"""module {DELAY_MEMORY} #(
   end
 endmodule
 """
+_DELAY_MEMORY_INSTANCE = re.compile(
+    rf"{DELAY_MEMORY} #\(.*?\.DEPTH\(32'd(\d+)\).*?\.WIDTH\(32'd(\d+)\)", re.DOTALL
+)
 # The same as a box that synthesis leaves alone.
 DELAY_MEMORY_BOX = f"(* blackbox *) {DELAY_MEMORY_TEXT.partition('  reg')[0]}endmodule\n"
+
+
+def delay_memories(verilog: str) -> list[tuple[int, int]]:
+    """Width and depth of each delay memory that a design has an instance of."""
+    return [(int(width), int(depth)) for depth, width in _DELAY_MEMORY_INSTANCE.findall(verilog)]
 
 
 def parts(config: Config) -> dict[str, Any]:

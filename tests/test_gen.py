@@ -409,7 +409,7 @@ def test_an_unknown_format_is_named(command, capsys):
 def test_a_preset_and_a_format_exclude_each_other(arguments, capsys):
     with pytest.raises(SystemExit):
         main(arguments.split())
-    assert "--preset stands for a whole format" in capsys.readouterr().err
+    assert "must not be given with --preset, which stands for all of an engine" in capsys.readouterr().err
 
 
 def test_a_missing_compiler_is_one_clear_line(monkeypatch):

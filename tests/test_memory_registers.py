@@ -22,9 +22,8 @@ def test_the_header_has_every_field_and_the_compiler_no_complaint(tmp_path):
     assert "PARAMETERS__REGIONS_reset" not in header  # it is another in each engine
     assert "TIMEOUT__VALUE_reset 0x1000" in header
     written = [tmp_path / "bitstash_memory.rdl", tmp_path / "bitstash_memory.h"]
-    pages = [*(tmp_path / "html").rglob("*.html")]
-    assert tmp_path / "html" / "index.html" in pages
-    for file in (*written, *pages):
+    assert (tmp_path / "html" / "index.html").exists()
+    for file in written:
         assert f"{project.LICENSE}\n" in file.read_text()
         assert f"bitstash {project.VERSION}, " in file.read_text()
     assert (tmp_path / "bitstash_memory" / "reg_model").exists()

@@ -12,6 +12,7 @@ from typing import Any
 from rtl.stream import DELAY_MEMORY
 
 from ..toolchain import ToolError
+from ..verilog import delay_memories
 from ..yosys import run_yosys
 from . import paths
 from .paths import LongestPath, Netlist, longest_paths
@@ -95,7 +96,8 @@ def measure_gates(verilog: str, top: str, folder: Path) -> Gates:
         kge=kilogates(flat),
         plain_kge=kilogates(stat("plain")["design"]["num_cells_by_type"]),
         flip_flops=sum(count for cell, count in flat.items() if "DFF" in cell),
-        memory_bits=stat("memories")["design"]["num_memory_bits"] + delay_memory_bits(verilog),
+        memory_bits=stat("memories")["design"]["num_memory_bits"]
+        + sum(width * depth for width, depth in delay_memories(verilog)),
         nand_levels=longest[0].levels,
         modules={
             name.removeprefix(f"\\{top}").removeprefix(".") or "top": kilogates(module["num_cells_by_type"])
@@ -104,14 +106,6 @@ def measure_gates(verilog: str, top: str, folder: Path) -> Gates:
         },
         paths=longest[:PATHS],
     )
-
-
-def delay_memory_bits(verilog: str) -> int:
-    """Bits of the delay memories that a design has instances of."""
-    sizes = re.findall(
-        rf"{DELAY_MEMORY} #\(.*?\.DEPTH\(32'd(\d+)\).*?\.WIDTH\(32'd(\d+)\)", verilog, re.DOTALL
-    )
-    return sum(int(depth) * int(width) for depth, width in sizes)
 
 
 def kilogates(cells: Mapping[str, int]) -> float:
