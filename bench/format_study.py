@@ -365,7 +365,6 @@ def document(rows: list[Row]) -> None:
     for row in finished():
         if row["model"] == "small":
             small[row["scheme"]].append(row)
-    base = small["none"]
     trained = {("the format", bits): small[scheme] for bits, scheme in SAME.items()}
     for title, bits in TRAINED:
         of_variant = [row for row in rows if "seed" in row and (row["variant"], row["bits"]) == (title, bits)]
@@ -373,11 +372,25 @@ def document(rows: list[Row]) -> None:
     cells = {}
     for (title, bits), runs in trained.items():
         if runs:
-            middle, half, seeds = difference(runs, base)
-            interval = f" ± {half:.4f}" if half < math.inf else ""
-            cells[f"{title}, {bits:g} bits"] = [str(seeds), f"{middle:+.4f}{interval}"]
-    headings = ["", "seeds", "validation loss, less that without compression"]
+            seeds = {row["seed"] for row in runs}
+            same = [row for row in trained["the format", bits] if row["seed"] in seeds]
+            cells[f"{title}, {bits:g} bits"] = [
+                str(len(seeds)),
+                _added(runs, small["none"]),
+                "" if title == "the format" else _added(same, small["none"]),
+            ]
+    headings = [
+        "",
+        "seeds",
+        "validation loss, less that without compression",
+        "the format's, of the same seeds",
+    ]
     fill(PAGE, "training", _table(headings, cells) if cells else "No run is finished yet.")
+
+
+def _added(runs: list[Row], base: list[Row]) -> str:
+    middle, half, _ = difference(runs, base)
+    return f"{middle:+.4f}" + (f" ± {half:.4f}" if half < math.inf else "")
 
 
 def choices(rows: list[Row]) -> str:
