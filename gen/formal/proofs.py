@@ -70,6 +70,13 @@ SWITCHED = Config(
     preset="bf16_n16_t20_or_fp32_n16_t24_b16",
 )
 HADAMARD = Config(HadamardFormat("bf16", block=64, target=16), bus_bytes=16)
+SWITCHED_HADAMARD = Config(
+    HadamardFormat("bf16", block=64, target=16),
+    bus_bytes=16,
+    interface="runtime",
+    further=(HadamardFormat("fp32", block=64, target=32),),
+    preset="bf16_n64_t16_or_fp32_n64_t32_hadamard_b16",
+)
 
 NUMBER = "number, latency"
 
@@ -213,7 +220,7 @@ def _of_engines() -> Iterator[Proof]:
         for config in engines:
             yield _engine_contract(config, part)
     for axi in (AxiStreamCompressor, AxiStreamDecompressor):
-        for config in (presets[0], SMALL):
+        for config in (presets[0], SMALL, HADAMARD):
             yield _axi_contract(axi, config)
     order = _orders_blocks(TinyFormat(block=16, target=8), 16)
     yield from (order, _reached(order, order.depth))
@@ -267,41 +274,46 @@ def _axi_contract(engine: type[wiring.Component], config: Config) -> Proof:
 
 def _of_runtime() -> Iterator[Proof]:
     """Engines that are switched between formats: the switch, and each format by itself."""
-    for engine in (RuntimeCompressor, RuntimeDecompressor):
-        yield _switched_contract(engine)
-        yield _takes_configurations(engine)
-        yield _reached(_takes_configurations(engine), 20)
-        for number in range(len(SWITCHED.formats)):
-            yield _counts_switched(engine, number, bypass=False)
-        yield _counts_switched(engine, 0, bypass=True)
+    for config in (SWITCHED, SWITCHED_HADAMARD):
+        for engine in (RuntimeCompressor, RuntimeDecompressor):
+            yield _contract(engine.__name__, config.name, partial(engine, config.formats, config.bus_bytes))
+            between = _takes_configurations(engine, config)
+            yield from (between, _reached(between, between.depth))
+            for number in range(len(config.formats)):
+                yield _counts_switched(engine, config, number, bypass=False)
+            yield _counts_switched(engine, config, 0, bypass=True)
 
 
-def _switched_contract(engine: type[wiring.Component]) -> Proof:
-    return _contract(engine.__name__, SWITCHED.name, lambda: engine(SWITCHED.formats, SWITCHED.bus_bytes))
-
-
-def _takes_configurations(engine: type[wiring.Component]) -> Proof:
+def _takes_configurations(engine: type[wiring.Component], config: Config) -> Proof:
     def harness():
-        return AtBoundary(engine(SWITCHED.formats, SWITCHED.bus_bytes))
+        return AtBoundary(engine(config.formats, config.bus_bytes))
 
-    return Proof("block boundary", engine.__name__, SWITCHED.name, harness, SEARCH, 20, mode="bmc")
+    depth = _switched_depth(engine, config)
+    return Proof("block boundary", engine.__name__, config.name, harness, SEARCH, depth, mode="bmc")
 
 
-def _counts_switched(engine: type[wiring.Component], number: int, bypass: bool) -> Proof:
-    fmt, bus = SWITCHED.formats[number], SWITCHED.bus_bytes
+def _switched_depth(engine: type[wiring.Component], config: Config) -> int:
+    """Cycles until beyond the second word that is given."""
+    part = "compressor" if engine is RuntimeCompressor else "decompressor"
+    return max(20, parts(config)[part].latency(geometry(config)) + 3 * geometry(config).words)
+
+
+def _counts_switched(engine: type[wiring.Component], config: Config, number: int, bypass: bool) -> Proof:
+    fmt, bus = config.formats[number], config.bus_bytes
     assert fmt.target is not None
     compressed, raw = Rate(bus, fmt.raw_bytes, fmt.target, bus), Rate(bus, fmt.target, fmt.raw_bytes, bus)
     rate = compressed if engine is RuntimeCompressor else raw
 
     def harness():
-        runtime = engine(SWITCHED.formats, bus)
+        runtime = engine(config.formats, bus)
         configured = Configured(runtime, number, bypass)
         if bypass:
             return Tally(configured, Rate(bus, 1, 1, bus), latency=1)
         return Tally(configured, rate, runtime.latency, whole_blocks=True)
 
-    parameters = f"{SWITCHED.name}, {'bypass' if bypass else f'format {number}'}"
-    return Proof(NUMBER, engine.__name__, parameters, harness, SEARCH, 20, mode="bmc")
+    parameters = f"{config.name}, {'bypass' if bypass else f'format {number}'}"
+    depth = 20 if bypass else _switched_depth(engine, config)
+    return Proof(NUMBER, engine.__name__, parameters, harness, SEARCH, depth, mode="bmc")
 
 
 def _orders_blocks(fmt: TinyFormat, bus_bytes: int) -> Proof:
