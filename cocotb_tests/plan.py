@@ -77,6 +77,8 @@ def _made() -> str:
         made = report.made()
         tools = ", ".join(f"{name} {version}" for name, version in made.get("tools", {}).items())
         commit = f"`{made['commit']}`" if made else "not recorded" if report.rows() else "not run to its end"
+        if "further" in made:
+            commit += f"; some since, {', '.join(f'`{one}`' for one in made['further'])}"
         rows.append([f"`{report.command}`", commit, str(made.get("seed", "")), tools])
     return as_markdown(["command", "commit", "seed", "tools"], rows)
 

@@ -57,7 +57,7 @@ class Report:
 
     def show(self, rows: Sequence[Row]) -> None:
         """Print the table of its rows among these."""
-        rows = self._own(rows)
+        rows = self.own(rows)
         table = Table(title=self.title)
         for name, heading in self.columns.items():
             is_number = all(isinstance(row[name], int | float) for row in rows)
@@ -82,10 +82,11 @@ class Report:
         """The rows, without lists, that a run has left in build/; None if it was not a whole one."""
         if not self.path.exists() or provenance.read(self.path).get("only"):
             return None
-        rows = self._own(json.loads(self.path.read_text()))
+        rows = self.own(json.loads(self.path.read_text()))
         return [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in rows]
 
-    def _own(self, rows: Sequence[Row]) -> list[Row]:
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of rows that are of this report."""
         return [row for row in rows if self.columns.keys() <= row.keys()]
 
     def section(self) -> str:
@@ -332,12 +333,23 @@ def take() -> None:
         rows = report.left()
         if rows:
             records[report.name] = {"made": provenance.read(report.path), "rows": rows}
+    if FORMAL.path.exists() and FORMAL.left() is None:
+        records[FORMAL.name] = _with_further(records.get(FORMAL.name, {}))
     if SYNTH.path.exists():
         records[SYNTH.name] = {"rows": _with_newer(SYNTH.rows(), SYNTH.left() or [])}
     submodules = _submodules()
     if submodules:
         records[SUBMODULES.name] = {"rows": submodules}
     RECORDS.write_text(_as_json(records))
+
+
+def _with_further(record: dict[str, Any]) -> dict[str, Any]:
+    """The record of :data:`FORMAL` with what a run of some proofs has found; its commit stands by itself."""
+    rows = [*record.get("rows", ()), *FORMAL.own(json.loads(FORMAL.path.read_text()))]
+    found = {(row["claim"], row["component"], row["parameters"], row["extent"]): row for row in rows}
+    commits = [*record.get("made", {}).get("further", ()), provenance.read(FORMAL.path)["commit"]]
+    further = {"further": [*dict.fromkeys(commits)]} if len(found) > len(record.get("rows", ())) else {}
+    return {"made": record.get("made", {}) | further, "rows": [*found.values()]}
 
 
 def _records() -> dict[str, Any]:

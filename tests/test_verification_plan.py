@@ -125,6 +125,17 @@ def test_a_run_of_some_engines_takes_nothing_away(reported):
     assert plan.page() == before
 
 
+def test_further_proofs_are_added_with_their_commit(reported):
+    before = reports.FORMAL.rows()
+    write(
+        reports.FORMAL, [proof("contract", "AxiStreamCompressor", "gpt2-fp32-3.2x")], only=["contract-Axi*"]
+    )
+    reports.take()
+    assert reports.FORMAL.rows() == [*before, further]
+    assert f"; some since, `{provenance.read(reports.FORMAL.path)['commit']}` |" in plan.page()
+    assert reports.FORMAL.made()["commit"]
+
+
 def test_one_command_run_again_leaves_the_others(reported):
     write(reports.SIM, [sim("gpt2-bf16-2x", "compressor")], seed=10)
     reports.FORMAL.path.unlink()
