@@ -127,9 +127,8 @@ def test_a_run_of_some_engines_takes_nothing_away(reported):
 
 def test_further_proofs_are_added_with_their_commit(reported):
     before = reports.FORMAL.rows()
-    write(
-        reports.FORMAL, [proof("contract", "AxiStreamCompressor", "gpt2-fp32-3.2x")], only=["contract-Axi*"]
-    )
+    further = proof("contract", "AxiStreamCompressor", "gpt2-fp32-3.2x")
+    write(reports.FORMAL, [further], only=["contract-Axi*"])
     reports.take()
     assert reports.FORMAL.rows() == [*before, further]
     assert f"; some since, `{provenance.read(reports.FORMAL.path)['commit']}` |" in plan.page()
