@@ -259,4 +259,4 @@ def test_all_schemes_have_the_bits_that_their_names_say():
             assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[-1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-    assert len(rows.wanted(rows.STUDIES)) == 5 * (12 + 10) + 2 * 5 + 3 * 7
+    assert len(rows.wanted(rows.STUDIES)) == 5 * (14 + 10) + 2 * 5 + 3 * 7

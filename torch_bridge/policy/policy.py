@@ -298,8 +298,8 @@ class Policy:
         exp, powers with negative and fractional exponents save.
         Formats other than planes lose the sign and the zeros of single values: what formulas compare is kept
         likewise then, as what ReLU, clamp, max pooling and abs save. A softmax, which may be large, has four
-        bits a value or more: use log_softmax where its logarithm is taken. Where values are mixed, tensors of
-        two values that need no gradient become bits, as do signs.
+        bits a value or more, without ``derive`` ten, in planes: use log_softmax where its logarithm is taken.
+        Where values are mixed, tensors of two values that need no gradient become bits, as do signs.
 
         Args:
             fmt: of everything else.
@@ -334,8 +334,8 @@ class Policy:
         logits.append(Rule("bits", saved_by=_BIAS))
         if not isinstance(fmt, PlaneFormat):
             signed.append(Rule("bits", op=_SIGN))
-            values += [Rule(_with_logits(fmt), op=op, why=PROBABILITIES) for op in _PROBABILITIES]
             if derive:
+                values += [Rule(_with_logits(fmt), op=op, why=PROBABILITIES) for op in _PROBABILITIES]
                 logits.append(Rule(_with_logits(fmt), saved_by=_LOGIT_INPUTS_AGAIN, why=LOGITS))
                 values.append(Rule(fmt, saved_by=_VALUES_AGAIN))
         for dtype, planes in _fine(fmt):
@@ -351,6 +351,8 @@ class Policy:
             if not isinstance(fmt, PlaneFormat):
                 signed += [keeps(op=op) for op in (_SIGN, *_GATE_RESULTS)]
                 signed += [keeps(saved_by=op) for op in _GATE_INPUTS]
+                if not derive:  # of another format than fmt there are planes, as for queries and keys
+                    values += [Rule(planes, op=op, dtype=dtype, why=PROBABILITIES) for op in _PROBABILITIES]
         squashed = list(_squashed(fmt, derive))
         again, derived = ([Rule("derive", op=_OUTPUTS)], [Rule("derive")]) if derive else ([], [])
         first = *masks, *again, *exact, *losses, *logs, *equal, *squashed
