@@ -35,6 +35,7 @@ from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 from torch_bridge.job.activations import gpt2_activations
 
+# Of 32 MiB on, glibc takes an array from the kernel and gives it back: then its pages are what is measured.
 RAW_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
 RUNS = {"cpu": 15, "cuda": 20}
 BLOCK, RATIOS = 64, (3.2, 2.0)  # of planes

@@ -2,8 +2,8 @@
 
 For models that the formats were not tuned on, each after some steps of training: GPT-2 of another width, with
 eager attention and dropout and so with causal zeros, on another text; a Llama; a ViT on images of digits. Of
-all float tensors that autograd saves and the default policy compresses, each in the format, as queries, keys
-and softmaxes, which that policy has finer:
+all float tensors that autograd saves and the default policy compresses; queries, keys and softmaxes, which
+that policy has finer, are in the format too:
 
 - effective bits, ``0.5 * log2(variance / mean squared error)`` of each 64 values, at most 24, the mean over
   those that vary, weighted by bytes: the rate at which an ideal code for Gaussian values would do as well;

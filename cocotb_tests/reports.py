@@ -345,10 +345,11 @@ def take() -> None:
 
 def _with_further(record: dict[str, Any]) -> dict[str, Any]:
     """The record of :data:`FORMAL` with what a run of some proofs has found; its commit stands by itself."""
-    rows = [*record.get("rows", ()), *FORMAL.own(json.loads(FORMAL.path.read_text()))]
+    further_rows = FORMAL.own(json.loads(FORMAL.path.read_text()))
+    rows = [*record.get("rows", ()), *further_rows]
     found = {(row["claim"], row["component"], row["parameters"], row["extent"]): row for row in rows}
     commits = [*record.get("made", {}).get("further", ()), provenance.read(FORMAL.path)["commit"]]
-    further = {"further": [*dict.fromkeys(commits)]} if len(found) > len(record.get("rows", ())) else {}
+    further = {"further": [*dict.fromkeys(commits)]} if further_rows else {}
     return {"made": record.get("made", {}) | further, "rows": [*found.values()]}
 
 

@@ -410,7 +410,7 @@ def _squashed(fmt: StashFormat, derive: bool) -> Iterator[Rule]:
 
 
 def _with_logits(fmt: StashFormat) -> StashFormat:
-    """The format, or the next one that is enough for queries and keys of attention that is done again."""
+    """The format, or the next one that is enough for queries, keys and softmaxes where things are derived."""
     if isinstance(fmt, HadamardFormat):
         return replace(fmt, target=max(fmt.target, fmt.block * _LOGIT_BITS_AGAIN // 8))
     if isinstance(fmt, QuantFormat):
