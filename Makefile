@@ -72,7 +72,7 @@ board: setup ## A bitstream of the self-test (BOARD=ulx3s-85f or ecpix5-85f; ARG
 board-sim: setup ## The same self-test in Verilator, behind a pseudo-terminal (ARGS likewise)
 	$(RUN) gen board $(ARGS) --port simulation selftest
 
-release: setup ## All that a chip project takes, as one archive, in build/release
+release: setup ## All that a chip project takes, as one archive, in build/release (20 minutes)
 	$(RUN) gen release
 
 train: setup ## Train the small GPT-2; ARGS="--help" says how
