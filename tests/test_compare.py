@@ -5,13 +5,16 @@ import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.convergence import __main__ as command
 from bench.convergence import page, rows, runs
-from torch_bridge.job import compare
+from torch_bridge import Policy
+from torch_bridge.job import compare, train
 from torch_bridge.job.cli import main
 from torch_bridge.offload import transfers
 
@@ -259,4 +262,22 @@ def test_all_schemes_have_the_bits_that_their_names_say():
             assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[-1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-    assert len(rows.wanted(rows.STUDIES)) == 5 * (14 + 10) + 2 * 5 + 3 * 7
+    assert len(rows.wanted(rows.STUDIES)) == 5 * (15 + 11) + 2 * 5 + 3 * 8
+
+
+def test_calibrated_rates_take_as_many_bytes_as_one_rate(monkeypatch):
+    monkeypatch.setattr(runs, "CALIBRATED_AT", 2)
+    options = replace(runs.options_of("small", "derive, calibrated 16x", 1), batch=1)
+    before = torch.random.get_rng_state()
+    chosen, default = options.policy, Policy.default(options.format)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    subject = train.subject_of(options)
+    tokens = runs.batch_of(subject, options)
+    sizes = [runs.stashed_bytes(subject, options, policy, tokens) for policy in (chosen, default)]
+    assert 0.9 * sizes[1] < sizes[0] <= 1.01 * sizes[1]
+    exact = runs.gradient(subject.model, options, tokens, compress=False)
+    errors = []
+    for one in (options, replace(runs.options_of("small", "derive, hadamard 16x", 1), batch=1)):
+        found = runs.gradient(subject.model, one, tokens, compress=True)
+        errors.append(float((found - exact).norm()))
+    assert errors[0] < errors[1]

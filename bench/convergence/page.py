@@ -22,7 +22,7 @@ from ..page import fill, write
 from .rows import DOCS, EARLIER, SCHEMES, STUDIES, as_json, is_earlier, wanted
 
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
-COLOURS |= {"derive, hadamard": "tab:olive"}
+COLOURS |= {"derive, hadamard": "tab:olive", "derive, calibrated": "tab:pink"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
 LIMIT = 0.02  # of a loss that counts as the same
 # MB that the models save of a batch of 8, as they are and with GELU as one operation.
@@ -143,6 +143,9 @@ FINDINGS = {
     "The same, and what can be [derived](training.md#what-is-derived) is not stored": (
         "derive, hadamard 8x",
         "derive, hadamard 16x",
+    ),
+    "Derived, and [calibrated](training.md#calibration) rates that take as many bytes": (
+        "derive, calibrated 16x",
     ),
     "The step format of release 0.1": ("step 8x", "step 10.7x", "step 12.8x", "step 16x"),
     "Group quantisation": ("quant, 4 bits", "quant, 3 bits", "quant, 2 bits"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 # Every saved tensor is in the format, queries and keys of attention too. What a name says "derive" of has the
-# default policy, as one has it who asks for nothing else.
+# default policy, as one has it who asks for nothing else; "calibrated" what takes as many bytes.
 SCHEMES: dict[str, dict[str, Any]] = {
     "none": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
@@ -23,6 +23,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
     "derive, hadamard 8x": {"scheme": "hadamard", "target": 64},
     "derive, hadamard 16x": {"scheme": "hadamard", "target": 32},
+    "derive, calibrated 16x": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
@@ -63,7 +64,13 @@ STUDIES = {
     ),
     "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium"),
     "smollm2": Study(
-        "SmolLM2-135M, pretrained", (*FEW, "derive, hadamard 8x", "compact"), (1, 2, 3), 60, 1, 3, "medium"
+        "SmolLM2-135M, pretrained",
+        (*FEW, "derive, hadamard 8x", "derive, calibrated 16x", "compact"),
+        (1, 2, 3),
+        60,
+        1,
+        3,
+        "medium",
     ),
 }
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
-from torch_bridge import Policy, compress_activations
+from torch_bridge import Policy, calibrate, compress_activations
 from torch_bridge.job import train
 
 from .. import smollm2
@@ -28,12 +29,62 @@ class Everything(train.Options):
         return everything(self.format)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Calibrated(train.Options):
+    """With the policy of :func:`calibrated`; ``model`` is a name of ``STUDIES``."""
+
+    model: str
+
+    @property
+    def policy(self) -> Policy:
+        return calibrated(self)
+
+
+# Steps of the model on which rates are calibrated, if it is not pretrained, and batches.
+CALIBRATED_AT, CALIBRATED_ON = 60, 2
+
+
+@cache
+def calibrated(options: Calibrated) -> Policy:
+    """What ``bitstash.calibrate`` chooses for the bytes that the default policy takes in the options' format.
+
+    It sees the pretrained model, or one that was trained without compression for a fifth of the steps.
+    """
+    with torch.random.fork_rng():
+        subject = subject_of(options.model, options)
+        if options.model in train.CONFIGS:
+            plain = train.Options(
+                **{name: getattr(options, name) for name in ("config", "seed", "batch", "device")},
+                steps=CALIBRATED_AT,
+                validations=1,
+            )
+            train.run(plain, subject=subject)
+        generator = torch.Generator().manual_seed(98)
+        batches = [
+            train.draw(subject.seen, options.batch, subject.length, generator).to(options.torch_device)
+            for _ in range(CALIBRATED_ON)
+        ]
+        default = Policy.default(options.format)
+        budget = max(stashed_bytes(subject, options, default, batch) for batch in batches)
+
+        def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return train.loss_of(model, options, batch)
+
+        return calibrate(subject.model, batches, budget=budget, loss=loss)
+
+
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
     sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
+    sizes["config"] = model if model in train.CONFIGS else "small"
+    if "calibrated" in scheme:
+        return Calibrated(model=model, seed=seed, **sizes, **SCHEMES[scheme])
     options = train.Options if scheme.startswith("derive") else Everything
-    config = model if model in train.CONFIGS else "small"
-    return options(config=config, seed=seed, **sizes, **SCHEMES[scheme])
+    return options(seed=seed, **sizes, **SCHEMES[scheme])
+
+
+def subject_of(model: str, options: train.Options) -> train.Subject:
+    return smollm2.subject() if model == "smollm2" else train.subject_of(options)
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
@@ -43,9 +94,9 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     torch.set_float32_matmul_precision(STUDIES[model].products)
     options = replace(options_of(model, scheme, seed), device=device)
     torch.manual_seed(seed)
-    subject = smollm2.subject() if model == "smollm2" else train.subject_of(options)
+    subject = subject_of(model, options)
     compressed = options.make_scheme().compresses
-    raw_bytes = saved_bytes(subject, options)
+    raw_bytes = stashed_bytes(subject, options, Policy([]), batch_of(subject, options))
 
     def watch(step: int, net: torch.nn.Module) -> list[float | None]:
         """Of one batch: the gradient error, and in the end effective bits."""
@@ -54,7 +105,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
         tokens = batch_of(subject, options)
         exact, found = (gradient(net, options, tokens, compress) for compress in (False, True))
         effective = None
-        if step == options.steps:
+        if step == options.steps and not isinstance(options, Calibrated):  # which has many formats
             kinds = tensors(net, lambda: train.loss_of(net, options, tokens))
             effective = mean(quality(options.format, kinds))
             net.zero_grad(set_to_none=True)
@@ -90,10 +141,12 @@ def batch_of(subject: train.Subject, options: train.Options) -> torch.Tensor:
     return train.draw(subject.text, options.batch, subject.length, generator).to(options.torch_device)
 
 
-def saved_bytes(subject: train.Subject, options: train.Options) -> int:
-    """What autograd saves of one batch if nothing is done about it."""
-    with compress_activations(subject.model, Policy([])) as stash:
-        train.loss_of(subject.model, options, batch_of(subject, options))
+def stashed_bytes(
+    subject: train.Subject, options: train.Options, policy: Policy, tokens: torch.Tensor
+) -> int:
+    """What a policy keeps of one batch."""
+    with compress_activations(subject.model, policy) as stash:
+        train.loss_of(subject.model, options, tokens)
     return stash.stored_bytes
 
 
