@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from amaranth import Module, Signal
+from amaranth import ClockDomain, ClockSignal, DomainRenamer, Module, Signal
 from amaranth.back import verilog
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -176,6 +176,26 @@ def test_a_design_is_placed_behind_registers(tmp_path):
     assert found["path"]
     netlist = (tmp_path / "ecp5.json").read_text()
     assert netlist.count('"type": "TRELLIS_FF"') == 4 + 4 + 4 + 1  # state, i, o, reset
+
+
+class ClockedInverter(wiring.Component):
+    aclk: In(1)
+    i: In(4)
+    o: Out(4)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.domains.axis = ClockDomain(local=True, reset_less=True)
+        m.d.comb += ClockSignal("axis").eq(self.aclk)
+        m.submodules.inverter = inverter = DomainRenamer("axis")(Inverter())
+        m.d.comb += [inverter.i.eq(self.i), self.o.eq(inverter.o)]
+        return m
+
+
+def test_a_design_with_a_clock_of_its_own_is_placed_with_one_clock(tmp_path):
+    found = ecp5.place(verilog.convert(ecp5.BehindRegisters(ClockedInverter()), name=ecp5.TOP), tmp_path, [1])
+    assert found["mhz"] > 100
+    assert (tmp_path / "ecp5.json").read_text().count('"type": "TRELLIS_FF"') == 4 + 4 + 4
 
 
 def test_registers_around_a_design_delay_it_by_two_cycles():

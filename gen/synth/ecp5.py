@@ -27,7 +27,7 @@ class BehindRegisters(wiring.Component):
     """A component with a register at each port, its reset included, so that every path in it is timed.
 
     Args:
-        component: one with a reset in the domain ``sync``.
+        component: one with a reset in the domain ``sync``, or with a clock of its own, ``aclk``.
     """
 
     def __init__(self, component: wiring.Component):
@@ -44,6 +44,9 @@ class BehindRegisters(wiring.Component):
         m.d.comb += inner.rst.eq(reset)
         ports = zip(self.signature.flatten(self), self.signature.flatten(self._component), strict=True)
         for (path, member, outer), (_, _, port) in ports:
+            if path == ("aclk",):  # the registers' clock as well: behind one of them it would be another
+                m.d.comb += port.eq(ClockSignal())
+                continue
             register = Signal(member.shape, name="__".join(map(str, path)) + "_register", reset_less=True)
             source, sink = (outer, port) if member.flow == In else (port, outer)
             m.d.sync += register.eq(source)
