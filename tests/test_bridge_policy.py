@@ -15,6 +15,7 @@ from torch_bridge.backends import checksum
 from torch_bridge.backends.bits import BitsCodec
 from torch_bridge.backends.checksum import checksums
 from torch_bridge.calibration import Calibration
+from torch_bridge.calibration.calibration import FORMATS
 from torch_bridge.stash.entries import Entry
 
 FMT = PlaneFormat("fp32", block=64, target=80)
@@ -360,7 +361,7 @@ def gradients(model, batch, policy):
 def test_a_calibrated_policy_fits_the_budget_with_less_error_than_one_rate():
     model, batches = calibrated_model()
     exact, _ = gradients(model, batches[0], Policy([]))
-    uniform, stash = gradients(model, batches[0], FMT)
+    uniform, stash = gradients(model, batches[0], PlaneFormat("fp32", 64, 48))
     policy = calibrate(model, batches, budget=stash.stored_bytes, loss=cross_entropy)
     chosen, calibrated = gradients(model, batches[0], policy)
     assert calibrated.stored_bytes <= stash.stored_bytes
@@ -461,13 +462,27 @@ def test_calibration_spares_what_backward_formulas_compare():
     assert relu.raw_bytes / relu.stored_bytes == pytest.approx(3.2, rel=0.01)
 
 
-def test_calibration_keeps_logarithms_out_of_the_hadamard_format():
+@pytest.mark.parametrize(
+    ("formats", "bits"),
+    [
+        (FORMATS, 10),
+        ([PlaneFormat("fp32", 64, 88), PlaneFormat("fp32", 64, 40)], 11),
+        ([HadamardFormat()], 12),
+    ],
+    ids=["all", "planes", "hadamard"],
+)
+def test_calibration_leaves_a_log_softmax_ten_bits_or_what_it_has_by_default(formats, bits):
     model, batches = calibrated_model()
-    model = torch.nn.Sequential(*model[:-1], torch.nn.Linear(64, 64), torch.nn.LogSoftmax(1))
-    calibration = Calibration(model, batches[0], loss=lambda model, batch: model(batch[0])[:, 0].mean())
+    model = torch.nn.Sequential(*model[:-1], torch.nn.Linear(64, 8192), torch.nn.LogSoftmax(1))
+    calibration = Calibration(
+        model, batches[0], formats, loss=lambda model, batch: model(batch[0])[:, 0].mean()
+    )
     policy = calibration.policy(calibration.least)
-    (rule,) = [rule for rule in policy.rules if rule.op == "_log_softmax" and "gradient" in rule.why]
-    assert isinstance(rule.keep, PlaneFormat)
+    assert any("gradient" in rule.why for rule in policy.rules)
+    with compress_activations(model, policy) as stash:
+        model(batches[0][0])
+    (row,) = [row for row in stash.report().rows if row.op == "_log_softmax"]
+    assert 32 * row.stored_bytes / row.raw_bytes == pytest.approx(bits, rel=0.01)
 
 
 @pytest.mark.parametrize("formats", [[], [PlaneFormat("fp32", 64, None)], FMT, None, ["planes"]], ids=str)

@@ -36,6 +36,9 @@ FORMATS: tuple[Format, ...] = (
 )
 _MEASURED_BITS = 8  # a value, at which a tensor's effect on the gradient is measured
 _MIN_VALUES = 1024
+# The fewest of a log-softmax, in planes. Its errors are alike in every step, for probabilities made of it no
+# longer add up to one: one gradient's error hides what they do to training.
+_LOG_SOFTMAX_BITS = 10
 
 
 @dataclass
@@ -103,7 +106,8 @@ def calibrate(
         batch: one batch, or a list of several, whose errors are averaged.
         budget: bytes that the stash of each batch may have, with all that stays raw.
         formats: to choose from, all with a target; by default planes of 5 to 16 bits a value, and Hadamard
-            formats of 4, 3, 2 and 1.625.
+            formats of 4, 3, 2 and 1.625. A log-softmax has planes of ten bits or more; where there are none,
+            what it has by :meth:`Policy.default`.
         loss: computes a batch's loss; by default ``model(**batch).loss``.
 
     Returns:
@@ -172,8 +176,6 @@ class Calibration:
             if not is_finite or not any(bool(gradient.any()) for gradient in own):
                 raise ValueError(f"loss must have a gradient, finite and not zero; not so on batch {number}")
         for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
-            if not kind.options:
-                continue
             measured = min(kind.options, key=lambda fmt: abs(_bits(fmt) - _MEASURED_BITS))
             error = _mean_error(runs, before, Policy([*settled, kind.rule(measured)]))
             noise, power = kind.noise_of(measured), float(kind.power.mean())
@@ -274,8 +276,10 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
         kind.raw_bytes[number] += values.nbytes
         kind.power[number] += float(values.double().square().nan_to_num().sum())
         for fmt in formats:
-            if saved.op == "_log_softmax" and isinstance(fmt, HadamardFormat):
-                continue  # its backward formula takes the exponential, which small errors are blown up by
+            if saved.op == "_log_softmax" and (
+                isinstance(fmt, HadamardFormat) or _bits(fmt) < _LOG_SOFTMAX_BITS
+            ):
+                continue
             backend = backends.get("auto", format_for(fmt, dtype))
             stored = backend.compress(values)
             lost = backend.decompress(stored, len(values)).double() - values
@@ -288,7 +292,7 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
 
 
 def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_Kind]:
-    """The kinds of which anything has to be stored, with the bytes of that; the others are derived."""
+    """The kinds of which anything has to be stored and there is a choice, with the bytes of that."""
     names = {str(number): kind for number, kind in enumerate(kinds)}
     policy = Policy([*settled, *(replace(kind.rule(None), why=name) for name, kind in names.items())])
     found = {name: np.zeros(len(runs)) for name in names}
@@ -298,7 +302,7 @@ def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_
                 found[row.kept][number] += row.raw_bytes
     for name, kind in names.items():
         kind.keep(found[name] / np.maximum(kind.raw_bytes, 1))
-    return [kind for kind in kinds if kind.raw_bytes.any()]
+    return [kind for kind in kinds if kind.raw_bytes.any() and kind.options]
 
 
 @dataclass
