@@ -1,0 +1,302 @@
+"""Calibration writes rules: the least gradient error that fits a budget."""
+
+import re
+
+import pytest
+import torch
+
+from golden import HadamardFormat, PlaneFormat
+from torch_bridge import Policy, Rule, calibrate, compress_activations
+from torch_bridge.calibration import Calibration
+from torch_bridge.calibration.calibration import FORMATS
+
+FMT = PlaneFormat("fp32", block=64, target=80)
+
+
+def leaf(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+def calibrated_model():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64),
+        torch.nn.BatchNorm1d(64),
+        torch.nn.GELU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(64, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 8),
+    )
+    batches = [(torch.randn(200, 32), torch.randint(8, (200,))) for _ in range(2)]
+    return model, batches
+
+
+def cross_entropy(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def gradients(model, batch, policy):
+    torch.manual_seed(7)
+    with compress_activations(model, policy) as stash:
+        loss = cross_entropy(model, batch)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), stash
+
+
+def test_a_calibrated_policy_fits_the_budget_with_less_error_than_one_rate():
+    model, batches = calibrated_model()
+    exact, _ = gradients(model, batches[0], Policy([]))
+    uniform, stash = gradients(model, batches[0], PlaneFormat("fp32", 64, 48))
+    policy = calibrate(model, batches, budget=stash.stored_bytes, loss=cross_entropy)
+    chosen, calibrated = gradients(model, batches[0], policy)
+    assert calibrated.stored_bytes <= stash.stored_bytes
+    assert (chosen - exact).norm() < 0.8 * (uniform - exact).norm()
+    assert any("gradient error" in rule.why for rule in policy.rules)
+    assert "gradient error" in str(policy)
+
+
+def test_calibration_leaves_everything_as_it_was():
+    model, batches = calibrated_model()
+    cross_entropy(model, batches[0]).backward()
+    before = [(p.clone(), p.grad.clone()) for p in model.parameters()] + [
+        (b.clone(),) for b in model.buffers()
+    ]
+    random = torch.random.get_rng_state()
+    policy = calibrate(model, batches, budget=100_000, loss=cross_entropy)
+    after = [(p, p.grad) for p in model.parameters()] + [(b,) for b in model.buffers()]
+    assert all(
+        torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    assert torch.equal(random, torch.random.get_rng_state())
+    assert policy == calibrate(model, batches, budget=100_000, loss=cross_entropy)
+
+
+def test_calibration_runs_no_hook_of_an_optimizer_and_gives_inputs_no_gradient():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def step(parameter):
+        parameter.data.sub_(parameter.grad)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    x = leaf(64, 64)
+    calibrate(model, x, budget=1 << 20, loss=lambda model, x: model(x).square().mean())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert x.grad is None
+
+
+class Counting(torch.nn.Module):
+    """Counts its steps in a buffer that it assigns, and keeps its first input in one that was None."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("first", None)
+
+    def forward(self, x):
+        self.steps = self.steps + 1
+        if self.first is None:
+            self.first = x
+        return self.linear(x * self.steps).tanh().square().mean()
+
+
+def test_calibration_puts_back_buffers_that_a_model_assigns():
+    model = Counting()
+    steps = model.steps
+    calibrate(model, torch.randn(64, 64), budget=1 << 20, loss=lambda model, x: model(x))
+    assert model.steps is steps
+    assert model.steps == 0
+    assert model.first is None
+
+
+class Tables(torch.nn.Module):
+    """Saves sparse and jagged tensors, and has a sparse gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(50, 64, sparse=True)
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, tokens):
+        x = self.linear(self.rows(tokens)).tanh()
+        x = torch.sparse.mm(torch.eye(64).to_sparse(), x)
+        jagged = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 10, 64]))
+        return (jagged * 2).sin().values().square().mean()
+
+
+def test_calibration_leaves_tensors_that_are_more_than_memory_as_they_are():
+    model, tokens = Tables(), torch.arange(64) % 50
+    policy = calibrate(model, tokens, budget=1 << 20, loss=lambda model, x: model(x))
+    tight = Calibration(model, tokens, loss=lambda model, x: model(x))
+    assert any(rule.module == "linear" for rule in policy.rules)
+    assert tight.stashed_bytes(tight.policy(tight.least)) == tight.least < tight.most
+    assert 0 < tight.error(tight.policy(tight.least)) < 1
+
+
+def test_calibration_spares_what_backward_formulas_compare():
+    model, batches = calibrated_model()
+    model = torch.nn.Sequential(model[0], torch.nn.ReLU(), *model[2:])
+    policy = calibrate(model, batches[0], budget=30_000, loss=cross_entropy)
+    kept_as = {rule.keep for rule in policy.rules if "gradient error" in rule.why}
+    assert any(isinstance(fmt, HadamardFormat) for fmt in kept_as)
+    _, stash = gradients(model, batches[0], policy)
+    relu = next(row for row in stash.report().rows if row.op == "relu")
+    assert relu.raw_bytes / relu.stored_bytes == pytest.approx(3.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("formats", "bits"),
+    [
+        (FORMATS, 10),
+        ([PlaneFormat("fp32", 64, 88), PlaneFormat("fp32", 64, 40)], 11),
+        ([HadamardFormat()], 12),
+    ],
+    ids=["all", "planes", "hadamard"],
+)
+def test_calibration_leaves_a_log_softmax_ten_bits_or_what_it_has_by_default(formats, bits):
+    model, batches = calibrated_model()
+    model = torch.nn.Sequential(*model[:-1], torch.nn.Linear(64, 8192), torch.nn.LogSoftmax(1))
+    calibration = Calibration(
+        model, batches[0], formats, loss=lambda model, batch: model(batch[0])[:, 0].mean()
+    )
+    policy = calibration.policy(calibration.least)
+    assert any("gradient" in rule.why for rule in policy.rules)
+    with compress_activations(model, policy) as stash:
+        model(batches[0][0])
+    (row,) = [row for row in stash.report().rows if row.op == "_log_softmax"]
+    assert 32 * row.stored_bytes / row.raw_bytes == pytest.approx(bits, rel=0.01)
+
+
+@pytest.mark.parametrize("formats", [[], [PlaneFormat("fp32", 64, None)], FMT, None, ["planes"]], ids=str)
+def test_calibration_needs_formats_of_a_fixed_size(formats):
+    model, batches = calibrated_model()
+    message = f"formats must be a list of some with a target, not {formats!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        calibrate(model, batches, budget=100_000, formats=formats, loss=cross_entropy)
+
+
+def test_calibration_takes_formats_of_a_generator():
+    model, batches = calibrated_model()
+    found, expected = (
+        calibrate(model, batches[0], budget=60_000, formats=formats, loss=cross_entropy)
+        for formats in ((fmt for fmt in [FMT]), [FMT])
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("budget", [0, -1, float("nan"), None, "1GB"])
+def test_calibration_needs_a_budget_in_bytes(budget):
+    message = f"budget must be a positive number of bytes, not {budget!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        calibrate(torch.nn.Linear(64, 64), torch.ones(64, 64), budget=budget)
+
+
+def test_calibration_needs_a_batch_and_a_gradient():
+    model = torch.nn.Linear(64, 64)
+    with pytest.raises(ValueError, match=r"batch must be one batch or a list of some, not \[\]"):
+        calibrate(model, [], budget=1 << 20, loss=lambda model, x: model(x).sum())
+    for x in (torch.zeros(64, 64), torch.full((64, 64), torch.nan)):
+        with pytest.raises(ValueError, match="a gradient, finite and not zero; not so on batch 0"):
+            calibrate(model, x, budget=1 << 20, loss=lambda model, x: (x * model.weight).sum())
+    with pytest.raises(ValueError, match="model must have a parameter that is trained, not none"):
+        calibrate(
+            torch.nn.Identity(), torch.ones(64, 64), budget=1 << 20, loss=lambda model, x: model(x).sum()
+        )
+
+
+def test_what_is_no_model_or_format_is_named():
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not None"):
+        calibrate(None, torch.ones(2), budget=1000)
+    with pytest.raises(ValueError, match="fmt must be a format, as PlaneFormat, not 'planes'"):
+        Policy.default("planes")
+    with pytest.raises(ValueError, match="of must be one of values, logit, atanh, not 'exp'"):
+        Rule(FMT, of="exp")
+    with pytest.raises(ValueError, match="of must be 'values' where no format is kept, not 'logit'"):
+        Rule("raw", of="logit")
+
+
+def test_a_large_budget_keeps_everything_raw():
+    model, batches = calibrated_model()
+    policy = calibrate(model, batches[0], budget=1 << 30, loss=cross_entropy)
+    _, stash = gradients(model, batches[0], policy)
+    assert all(row.kept != "compressed" for row in stash.report().rows)
+
+
+def test_a_budget_that_cannot_be_met_names_the_least():
+    model, batches = calibrated_model()
+    with pytest.raises(ValueError, match=r"budget must be at least [\d,]+ bytes for this batch, not 1,000"):
+        calibrate(model, batches, budget=1000, loss=cross_entropy)
+
+
+class Towers(torch.nn.Module):
+    """Two inputs, each with layers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.towers = torch.nn.ModuleList(
+            torch.nn.Sequential(
+                *(layer for _ in range(3) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh()))
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, inputs):
+        first, second = (tower(x).square().mean() for tower, x in zip(self.towers, inputs, strict=True))
+        return 10 * first + 0.1 * second
+
+
+def test_every_batch_fits_the_budget_wherever_its_bytes_are():
+    torch.manual_seed(0)
+    model = Towers()
+    batches = [[torch.randn(rows, 64) for rows in sizes] for sizes in ((512, 8), (8, 500))]
+    calibration = Calibration(model, batches, loss=lambda model, batch: model(batch))
+    assert isinstance(calibration.least, int)
+    for i in range(6):
+        budget = calibration.least + (calibration.most - calibration.least) * i // 5
+        assert calibration.stashed_bytes(calibration.policy(budget)) <= budget
+    # Only the first batch is over, and only its tower can help.
+    compressed = [
+        rule.module for rule in calibration.policy(calibration.most - 1).rules if "error" in rule.why
+    ]
+    assert {module.split(".")[1] for module in compressed} == {"0"}
+    with pytest.raises(ValueError, match=f"at least {calibration.least:,} bytes for this batch, not"):
+        calibration.policy(calibration.least - 1)
+
+
+@pytest.mark.parametrize("rows", [100, 128, 135])
+def test_the_least_budget_can_be_met(rows):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()
+    )
+    batches = [torch.randn(rows + 13 * i, 64) for i in range(3)]
+    calibration = Calibration(model, batches, loss=lambda model, x: model(x).square().mean())
+    assert calibration.stashed_bytes(calibration.policy(calibration.least)) == calibration.least
+
+
+class Part(torch.nn.Module):
+    """Saves some of the rows that it is given."""
+
+    def __init__(self, rows, scale):
+        super().__init__()
+        self.rows, self.scale = rows, scale
+
+    def forward(self, x):
+        return self.scale * x[self.rows].square().sum()
+
+
+def test_modules_that_share_rows_of_a_tensor_fit_the_budget():
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Linear(64, 64), Part(slice(10, 60), 0.01), Part(slice(0, 100), 1)])
+
+    def loss(model, x):
+        y = model[0](x)
+        return model[1](y) + model[2](y)
+
+    calibration = Calibration(model, torch.randn(100, 64), loss=loss)
+    for i in range(11):
+        budget = calibration.least + (calibration.most - calibration.least) * i // 10
+        assert calibration.stashed_bytes(calibration.policy(budget)) <= budget
