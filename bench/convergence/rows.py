@@ -65,12 +65,20 @@ STUDIES = {
     "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium"),
     "smollm2": Study(
         "SmolLM2-135M, pretrained",
-        (*FEW, "derive, hadamard 8x", "derive, calibrated 16x", "compact"),
+        (*FEW, "derive, hadamard 8x", "compact"),
         (1, 2, 3),
         60,
         1,
         3,
         "medium",
+    ),
+    "smollm2-fp32": Study(
+        "SmolLM2-135M, pretrained, all products in fp32",
+        ("none", "derive, hadamard 16x", "derive, calibrated 16x"),
+        (1, 2, 3),
+        60,
+        1,
+        3,
     ),
 }
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.

@@ -84,7 +84,7 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
 
 
 def subject_of(model: str, options: train.Options) -> train.Subject:
-    return smollm2.subject() if model == "smollm2" else train.subject_of(options)
+    return train.subject_of(options) if model in train.CONFIGS else smollm2.subject()
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
