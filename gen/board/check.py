@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ from golden import Format
 from rtl.selftest import Place
 
 from .device import Device, Verdict
+from .signature import signature_of
 
 
 @dataclass
@@ -115,8 +115,9 @@ def _words_of(device: Device, fmt: Format, chosen: np.ndarray) -> int:
 def _agrees(device: Device, verdict: Verdict, stored: np.ndarray, given: np.ndarray, errors: int = 0) -> bool:
     """Whether the checker on the chip has seen what the golden model makes, and so many errors."""
     words = [content.tobytes() + bytes(-content.nbytes % device.bus_bytes) for content in (stored, given)]
-    expected = [len(content) // device.bus_bytes for content in words] + [zlib.crc32(c) for c in words]
-    seen = [verdict.stored, verdict.given, verdict.stored_crc, verdict.given_crc]
+    counts = [len(content) // device.bus_bytes for content in words]
+    expected = counts + [signature_of(content, device.bus_bytes) for content in words]
+    seen = [verdict.stored, verdict.given, verdict.stored_signature, verdict.given_signature]
     return seen == expected and verdict.errors == errors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -103,9 +103,19 @@ class Verdict:
     stored: int
     given: int
     errors: int
-    stored_crc: int
-    given_crc: int
     lost: int
+    stored_signature: tuple[int, ...]
+    given_signature: tuple[int, ...]
+
+    @classmethod
+    def read(cls, content: bytes) -> Verdict:
+        """That of the layout's bytes."""
+        numbers = np.frombuffer(content, "<u4").tolist()
+        *counts, _, _ = (field.name for field in fields(cls))
+        lanes = (len(numbers) - len(counts)) // 2
+        stored, given = tuple(numbers[-2 * lanes : -lanes]), tuple(numbers[-lanes:])
+        named: dict[str, Any] = dict(zip(counts, numbers, strict=False))
+        return cls(**named, stored_signature=stored, given_signature=given)
 
 
 class Device:
@@ -170,9 +180,8 @@ class Device:
         return verdict
 
     def verdict(self) -> Verdict:
-        size = verdict_layout().size // 8
-        words = self._words(Place.VERDICT, 0, -(-size // self.bus_bytes) if self.bus_bytes < size else 1)
-        return Verdict(*np.frombuffer(words[:size], "<u4").tolist())
+        size = verdict_layout(self.bus_bytes).size // 8
+        return Verdict.read(self._words(Place.VERDICT, 0, -(-size // self.bus_bytes))[:size])
 
     def _words(self, place: Place, address: int, count: int) -> bytes:
         return self.link.ask(Request(Command.READ, place, address=address, count=count))

@@ -4,17 +4,19 @@
 
                         generator ──┐
     rx ── Commands ── raw memory ───┴─ compressor ── stored memory ── decompressor ── raw memory
-    tx ──────┘                                                     └─ CRC          └─ CRC
+    tx ──────┘                                                     └─ signature    └─ signature
 """
 
 from .frames import FrameReceiver, FrameSender
 from .generator import Generator
 from .requests import FRAME_BYTES, Command, Place, request_layout, verdict_layout
 from .selftest import SelfTest
+from .signature import POLYNOMIAL
 from .uart import UartReceiver, UartTransmitter
 
 __all__ = [
     "FRAME_BYTES",
+    "POLYNOMIAL",
     "Command",
     "FrameReceiver",
     "FrameSender",

@@ -4,7 +4,6 @@ from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
 
 from .frames import CRC_BYTES, FrameReceiver, FrameSender
 from .requests import FRAME_BYTES, Command, request_layout
@@ -65,6 +64,8 @@ class Commands(wiring.Component):
     A reply is the request's sequence number and command, and the words that were asked for. A frame that
     comes before the reply to the one before has ended is dropped.
 
+    Words pass a byte at a time, so that wide ones cost no wide registers here.
+
     Args:
         bus_bytes: bytes of a word.
         divisor: cycles of a bit of the UART.
@@ -72,17 +73,17 @@ class Commands(wiring.Component):
     Members:
         rx, tx: the UART.
         request: what is asked for, its address and count those of the word of the moment.
-        found: the word at its address, in the cycle after.
-        word, writes: a word for its address.
+        offset: the byte of the moment in that word.
+        found: that byte, in the cycle after its address and offset.
+        byte, writes: a byte to be put there.
         starts: it is a run, which begins.
         lost: frames that were dropped.
     """
 
     def __init__(self, bus_bytes: int, divisor: int):
-        self._bus_bytes = bus_bytes
         self._divisor = divisor
         members = {"rx": In(1, init=1), "tx": Out(1, init=1), "request": Out(request_layout())}
-        members |= {"found": In(8 * bus_bytes), "word": Out(8 * bus_bytes)}
+        members |= {"offset": Out(range(bus_bytes)), "found": In(8), "byte": Out(8)}
         members |= {"writes": Out(1), "starts": Out(1), "lost": Out(32)}
         super().__init__(members)
 
@@ -106,14 +107,14 @@ class Commands(wiring.Component):
 
         request, is_repetition = self.request, Signal()
         done, size = Signal.like(inbox.size), Signal.like(inbox.size)  # bytes of data, and how many there are
-        m.d.comb += inbox.address.eq(done)
+        m.d.comb += [inbox.address.eq(done), self.byte.eq(inbox.data)]
         with m.FSM():
             with m.State("WAIT"):
                 m.d.comb += awaits.eq(1)
                 with m.If(inbox.arrives):
                     m.d.sync += [
                         *(request.eq(inbox.head), is_repetition.eq(request.sequence == inbox.head.sequence)),
-                        *(done.eq(0), size.eq(inbox.size)),
+                        *(done.eq(0), size.eq(inbox.size), self.offset.eq(0)),
                     ]
                     m.next = "BEGIN"
             with m.State("BEGIN"):
@@ -127,24 +128,19 @@ class Commands(wiring.Component):
         return m
 
     def _states_of_writing(self, m, inbox, done, size):
-        """Bytes of the frame to words: each in two cycles, one in which the inbox reads it."""
+        """The frame's bytes: each in two cycles, one in which the inbox reads it."""
         with m.State("BYTE"):
             m.d.sync += done.eq(done + 1)
-            m.next = "SHIFT"
+            m.next = "WRITE"
             with m.If(done == size):
                 m.next = "SEQUENCE"
-        with m.State("SHIFT"):
-            m.d.sync += self.word.eq(Cat(self.word[8:], inbox.data))
-            m.next = "BYTE"
-            with m.If(done[: exact_log2(self._bus_bytes)] == 0):
-                m.next = "WORD"
-        with m.State("WORD"):
+        with m.State("WRITE"):
             m.d.comb += self.writes.eq(1)
-            m.d.sync += self.request.address.eq(self.request.address + 1)
+            m.d.sync += Cat(self.offset, self.request.address).eq(Cat(self.offset, self.request.address) + 1)
             m.next = "BYTE"
 
     def _states_of_reply(self, m, reply):
-        request, left = self.request, Signal(range(self._bus_bytes + 1))  # bytes of the word
+        request = self.request
         with m.State("SEQUENCE"):
             m.d.comb += [reply.p.data.eq(request.sequence), reply.valid.eq(1)]
             with m.If(reply.ready):
@@ -153,21 +149,20 @@ class Commands(wiring.Component):
             is_last = (request.command != Command.READ) | (request.count == 0)
             m.d.comb += [reply.p.data.eq(request.command), reply.p.last.eq(is_last), reply.valid.eq(1)]
             with m.If(reply.ready):
-                m.next = "LOAD"
+                m.next = "READ"
                 with m.If(is_last):
                     m.next = "WAIT"
-        with m.State("LOAD"):  # the word's address has been out since the cycle before
-            m.d.sync += [
-                *(self.word.eq(self.found), left.eq(self._bus_bytes)),
-                *(request.address.eq(request.address + 1), request.count.eq(request.count - 1)),
-            ]
+        with m.State("READ"):  # the byte comes in the next cycle
             m.next = "SEND"
         with m.State("SEND"):
-            is_last = (left == 1) & (request.count == 0)
-            m.d.comb += [reply.p.data.eq(self.word[:8]), reply.p.last.eq(is_last), reply.valid.eq(1)]
+            ends_word = self.offset.all()
+            is_last = ends_word & (request.count == 1)
+            m.d.comb += [reply.p.data.eq(self.found), reply.p.last.eq(is_last), reply.valid.eq(1)]
             with m.If(reply.ready):
-                m.d.sync += [self.word.eq(self.word >> 8), left.eq(left - 1)]
-                with m.If(left == 1):
-                    m.next = "LOAD"
+                m.d.sync += [
+                    Cat(self.offset, request.address).eq(Cat(self.offset, request.address) + 1),
+                    request.count.eq(request.count - ends_word),
+                ]
+                m.next = "READ"
                 with m.If(is_last):
                     m.next = "WAIT"

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 from amaranth.lib import data
 
+from .signature import signature_layout
+
 __all__ = ["FRAME_BYTES", "Command", "Place", "request_layout", "verdict_layout"]
 
 FRAME_BYTES = 1024  # of data in a frame, at most
@@ -47,16 +49,23 @@ def request_layout() -> data.StructLayout:
     )
 
 
-def verdict_layout() -> data.StructLayout:
+def verdict_layout(bus_bytes: int) -> data.StructLayout:
     """What a run has found.
+
+    Args:
+        bus_bytes: bytes of a word.
 
     Members:
         busy: it is still going on.
         cycles: how long it took.
         taken, stored, given: words into the compressor, into the decompressor, and out of it.
         errors: words that came out with ``error``.
-        stored_crc, given_crc: CRC-32 of the last two.
         lost: frames that were dropped since the start: the CRC wrong, too long, or none was awaited.
+        stored_signature, given_signature: of the words into the decompressor and out of it, see
+            :mod:`rtl.selftest.signature`.
     """
-    names = ("busy", "cycles", "taken", "stored", "given", "errors", "stored_crc", "given_crc", "lost")
-    return data.StructLayout(dict.fromkeys(names, 32))
+    names = ("busy", "cycles", "taken", "stored", "given", "errors", "lost")
+    signature = signature_layout(bus_bytes)
+    return data.StructLayout(
+        dict.fromkeys(names, 32) | {"stored_signature": signature, "given_signature": signature}
+    )

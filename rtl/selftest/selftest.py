@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 
-from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
-from amaranth.lib.crc.catalog import CRC32_ISO_HDLC
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from golden import Format
 
-from ..stream import word_layout
 from .commands import Commands
 from .engines import Engines
 from .generator import Generator
 from .requests import Place, request_layout, verdict_layout
+from .signature import with_word
 
 __all__ = ["SelfTest"]
 
@@ -24,7 +23,7 @@ class SelfTest(wiring.Component):
 
     A run goes at full rate: a word of the generator, or of the raw memory, into a compressor in each cycle;
     what it gives into the stored memory, which is a FIFO then; from there into the decompressor; and what
-    that gives into the raw memory. CRCs are taken of both.
+    that gives into the raw memory. Signatures are taken of both.
 
     Args:
         formats: with a fixed target; each has its own engines.
@@ -56,7 +55,7 @@ class SelfTest(wiring.Component):
         m = Module()
         m.submodules.commands = commands = self._commands
         m.submodules.engines = engines = self._engines
-        job, verdict = Signal(request_layout()), Signal(verdict_layout())
+        job, verdict = Signal(request_layout()), Signal(verdict_layout(self._bus_bytes))
         m.d.comb += [commands.rx.eq(self.rx), self.tx.eq(commands.tx), self.busy.eq(verdict.busy)]
         m.d.comb += [engines.clear.eq(commands.starts), engines.format.eq(job.format)]
         with m.If(commands.starts):
@@ -71,15 +70,20 @@ class SelfTest(wiring.Component):
         return m
 
     def _memories(self, m):
-        """Write and read port of either; while no run goes on the host has them."""
-        ports, request = [], self._commands.request
-        for place, shape in ((Place.RAW, 8 * self._bus_bytes), (Place.STORED, word_layout(self._bus_bytes))):
-            m.submodules[place.name.lower()] = memory = Memory(shape=shape, depth=self._depth, init=[])
-            write, read = memory.write_port(), memory.read_port()
+        """Write and read port of either; while no run goes on the host has them, a byte at a time."""
+        ports, commands = [], self._commands
+        for place in (Place.RAW, Place.STORED):
+            m.submodules[place.name.lower()] = memory = Memory(
+                shape=8 * self._bus_bytes, depth=self._depth, init=[]
+            )
+            write, read = memory.write_port(granularity=8), memory.read_port()
             m.d.comb += [
-                *(write.addr.eq(request.address), read.addr.eq(request.address), read.en.eq(1)),
-                Value.cast(write.data).eq(self._commands.word),
-                write.en.eq(self._commands.writes & (request.place == place)),
+                *(port.addr.eq(commands.request.address) for port in (write, read)),
+                read.en.eq(1),
+                write.data.eq(commands.byte.replicate(self._bus_bytes)),
+                write.en.bit_select(commands.offset, 1).eq(
+                    commands.writes & (commands.request.place == place)
+                ),
             ]
             ports.append((write, read))
         return ports
@@ -107,26 +111,32 @@ class SelfTest(wiring.Component):
         """Compressed words, through the stored memory as a FIFO; or what the host has put there."""
         write, read = memory
         compressed, words = self._engines.compressed, self._engines.stored
+        # What goes with the compressed words; those of the host end with its request.
+        shape = data.StructLayout({"last": 1, "empty": range(self._bus_bytes)})
+        m.submodules.ends = ends = Memory(shape=shape, depth=self._depth, init=[])
+        write_end, read_end = ends.write_port(), ends.read_port()
         written, fetched = Signal(32), Signal(32)
         is_stored = job.place == Place.STORED
-        m.d.comb += compressed.ready.eq(written - fetched != self._depth)
+        m.d.comb += [
+            compressed.ready.eq(written - fetched != self._depth),
+            *(write_end.addr.eq(write.addr), read_end.addr.eq(read.addr), read_end.en.eq(read.en)),
+            *(write_end.data[name].eq(compressed.p[name]) for name in shape.members),
+        ]
         with m.If(self.busy):
-            m.d.comb += [
-                *(write.addr.eq(written), write.data.eq(compressed.payload)),
-                write.en.eq(compressed.valid & compressed.ready),
-            ]
+            m.d.comb += [write.addr.eq(written), write.data.eq(compressed.p.data)]
             with m.If(compressed.valid & compressed.ready):
+                m.d.comb += [write.en.eq(~0), write_end.en.eq(1)]
                 m.d.sync += written.eq(written + 1)
         with m.If(self._commands.starts):
             m.d.sync += written.eq(0)
         is_there = self._fetch(m, read, fetched, Mux(is_stored, job.count, written), words.ready)
         is_end = fetched == job.count
         m.d.comb += [
-            *(words.valid.eq(is_there), words.p.data.eq(read.data.data), words.p.first.eq(job.first)),
-            words.p.last.eq(Mux(is_stored, is_end, read.data.last)),
-            words.p.empty.eq(Mux(is_stored, Mux(is_end, job.empty, 0), read.data.empty)),
+            *(words.valid.eq(is_there), words.p.data.eq(read.data), words.p.first.eq(job.first)),
+            words.p.last.eq(Mux(is_stored, is_end, read_end.data.last)),
+            words.p.empty.eq(Mux(is_stored, Mux(is_end, job.empty, 0), read_end.data.empty)),
         ]
-        self._check(m, words, verdict.stored, verdict.stored_crc)
+        self._check(m, words, verdict.stored, verdict.stored_signature)
 
     def _collect(self, m, memory, verdict):
         """What comes out, into the raw memory; its last word ends the run."""
@@ -134,13 +144,14 @@ class SelfTest(wiring.Component):
         words = self._engines.given
         m.d.comb += words.ready.eq(1)
         with m.If(self.busy):
-            m.d.comb += [write.addr.eq(verdict.given), write.data.eq(words.p.data), write.en.eq(words.valid)]
+            m.d.comb += [write.addr.eq(verdict.given), write.data.eq(words.p.data)]
+            m.d.comb += write.en.eq(words.valid.replicate(self._bus_bytes))
             m.d.sync += verdict.cycles.eq(verdict.cycles + 1)
             with m.If(words.valid):
                 m.d.sync += verdict.errors.eq(verdict.errors + words.p.error)
                 with m.If(words.p.last):
                     m.d.sync += verdict.busy.eq(0)
-        self._check(m, words, verdict.given, verdict.given_crc)
+        self._check(m, words, verdict.given, verdict.given_signature)
 
     def _fetch(self, m, port, number, end, ready):
         """Read a memory's words in order during a run; whether one is at its port.
@@ -160,35 +171,31 @@ class SelfTest(wiring.Component):
             m.d.sync += [is_there.eq(0), number.eq(0)]
         return is_there
 
-    def _check(self, m, words: stream.Interface, count, result):
-        """Count the words that pass on a stream and take their CRC, two cycles later."""
-        m.submodules += (crc := CRC32_ISO_HDLC(data_width=8 * self._bus_bytes).create())
-        passes, register, is_held = Signal(), Signal(8 * self._bus_bytes, reset_less=True), Signal()
+    def _check(self, m, words: stream.Interface, count, signature):
+        """Count the words that pass on a stream and take their signature, a cycle later."""
+        passes, is_held = Signal(), Signal()
+        word = Signal(8 * self._bus_bytes, reset_less=True)
         m.d.comb += passes.eq(words.valid & words.ready & self.busy)
-        m.d.comb += [crc.data.eq(register), crc.valid.eq(is_held), crc.start.eq(self._commands.starts)]
-        m.d.sync += [register.eq(words.p.data), is_held.eq(passes), result.eq(crc.crc)]
+        m.d.sync += [word.eq(words.p.data), is_held.eq(passes)]
         with m.If(passes):
             m.d.sync += count.eq(count + 1)
+        with m.If(is_held):
+            m.d.sync += Value.cast(signature).eq(with_word(signature, word))
 
     def _answer(self, m, raw, stored, verdict):
-        """The word that the host asks for."""
-        request, width = self._commands.request, 8 * self._bus_bytes
+        """The byte that the host asks for, in the cycle after its address and offset."""
+        commands = self._commands
         text = len(self._about).to_bytes(2, "little") + self._about
-        m.submodules.about = about = Memory(
-            shape=width,
-            depth=-(-len(text) // self._bus_bytes),
-            init=[
-                int.from_bytes(text[at : at + self._bus_bytes], "little")
-                for at in range(0, len(text), self._bus_bytes)
-            ],
-        )
+        m.submodules.about = about = Memory(shape=8, depth=len(text), init=text)
         page = about.read_port()
-        bits = Cat(verdict, C(0, -len(Value.cast(verdict)) % width))
-        m.d.comb += [page.addr.eq(request.address), self._commands.found.eq(raw[1].data)]
-        with m.Switch(request.place):
+        m.d.comb += page.addr.eq(Cat(commands.offset, commands.request.address))
+        with m.Switch(commands.request.place):
+            with m.Case(Place.RAW):
+                m.d.comb += commands.found.eq(raw[1].data.word_select(commands.offset, 8))
             with m.Case(Place.STORED):
-                m.d.comb += self._commands.found.eq(stored[1].data.data)
+                m.d.comb += commands.found.eq(stored[1].data.word_select(commands.offset, 8))
             with m.Case(Place.ABOUT):
-                m.d.comb += self._commands.found.eq(page.data)
+                m.d.comb += commands.found.eq(page.data)
             with m.Case(Place.VERDICT):
-                m.d.comb += self._commands.found.eq(bits.word_select(request.address[:4], width))
+                index = Cat(commands.offset, commands.request.address)
+                m.d.comb += commands.found.eq(Value.cast(verdict).word_select(index, 8))
