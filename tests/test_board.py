@@ -23,6 +23,7 @@ from gen.board.device import About, Device
 from gen.board.files import Compressed, compress_array, decompress_array, read_array, read_compressed
 from gen.board.link import Link, LinkError, Request, decode, encode, open_port
 from gen.board.selftest import hostile, selftest, spoil
+from gen.board.signature import signature_of
 from golden import HadamardFormat, PlaneFormat
 from golden.floats import FLOAT_TYPES
 from rtl.selftest import Command, Place
@@ -77,6 +78,23 @@ def test_a_block_that_differs_is_counted(device):
     found = Found()
     check_compression(device, truncating, values, Place.RAW, found)
     assert (found.mismatches, found.blocks) == (1, 8)
+
+
+def test_a_signature_is_the_words_as_a_polynomial_modulo_that_of_crc_32():
+    def reflected(number):
+        return int(f"{number:032b}"[::-1], 2)
+
+    words = np.random.default_rng(6).integers(0, 1 << 32, (40, 4), np.uint32)
+    expected = [0] * 4
+    for word in words.tolist():
+        for lane, bits in enumerate(word):
+            product = expected[lane] << 1
+            expected[lane] = min(product, product ^ 0x104C11DB7) ^ reflected(bits)
+    assert signature_of(words.tobytes(), 16) == tuple(map(reflected, expected))
+    for word, lane in np.ndindex(words.shape):
+        wrong = words.copy()
+        wrong[word, lane] ^= 1 << (5 * word + lane) % 32
+        assert signature_of(wrong.tobytes(), 16) != signature_of(words.tobytes(), 16)
 
 
 @pytest.mark.parametrize("fmt", [PLANES, HADAMARD], ids=lambda fmt: fmt.scheme)
