@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from amaranth import Module, ResetInserter
+from amaranth import Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -55,7 +55,10 @@ class Engines(wiring.Component):
         for index, (compressor, decompressor) in enumerate(self._pairs):
             m.submodules[f"compressor{index}"] = ResetInserter(self.clear)(compressor)
             m.submodules[f"decompressor{index}"] = ResetInserter(self.clear)(decompressor)
-            with m.If(self.format == index):
+            # A cycle late, so that it is no part of the engines' paths: the slices are empty until then.
+            works = Signal(name=f"works{index}")
+            m.d.sync += works.eq(self.format == index)
+            with m.If(works):
                 _join(m, slices["raw"].o, compressor.i)
                 _join(m, compressor.o, slices["compressed"].i)
                 _join(m, slices["stored"].o, decompressor.i)
