@@ -74,7 +74,7 @@ class Commands(wiring.Component):
         rx, tx: the UART.
         request: what is asked for, its address and count those of the word of the moment.
         offset: the byte of the moment in that word.
-        found: that byte, in the cycle after its address and offset.
+        found: that byte, two cycles after its address and offset.
         byte, writes: a byte to be put there.
         starts: it is a run, which begins.
         lost: frames that were dropped.
@@ -152,7 +152,9 @@ class Commands(wiring.Component):
                 m.next = "READ"
                 with m.If(is_last):
                     m.next = "WAIT"
-        with m.State("READ"):  # the byte comes in the next cycle
+        with m.State("READ"):
+            m.next = "FIND"
+        with m.State("FIND"):
             m.next = "SEND"
         with m.State("SEND"):
             ends_word = self.offset.all()

@@ -183,19 +183,19 @@ class SelfTest(wiring.Component):
             m.d.sync += Value.cast(signature).eq(with_word(signature, word))
 
     def _answer(self, m, raw, stored, verdict):
-        """The byte that the host asks for, in the cycle after its address and offset."""
+        """The byte that the host asks for, two cycles after its address and offset."""
         commands = self._commands
         text = len(self._about).to_bytes(2, "little") + self._about
         m.submodules.about = about = Memory(shape=8, depth=len(text), init=text)
         page = about.read_port()
-        m.d.comb += page.addr.eq(Cat(commands.offset, commands.request.address))
+        index = Cat(commands.offset, commands.request.address)
+        m.d.comb += page.addr.eq(index)
         with m.Switch(commands.request.place):
             with m.Case(Place.RAW):
-                m.d.comb += commands.found.eq(raw[1].data.word_select(commands.offset, 8))
+                m.d.sync += commands.found.eq(raw[1].data.word_select(commands.offset, 8))
             with m.Case(Place.STORED):
-                m.d.comb += commands.found.eq(stored[1].data.word_select(commands.offset, 8))
+                m.d.sync += commands.found.eq(stored[1].data.word_select(commands.offset, 8))
             with m.Case(Place.ABOUT):
-                m.d.comb += commands.found.eq(page.data)
+                m.d.sync += commands.found.eq(page.data)
             with m.Case(Place.VERDICT):
-                index = Cat(commands.offset, commands.request.address)
-                m.d.comb += commands.found.eq(Value.cast(verdict).word_select(index, 8))
+                m.d.sync += commands.found.eq(Value.cast(verdict).word_select(index, 8))
