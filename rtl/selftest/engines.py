@@ -55,21 +55,27 @@ class Engines(wiring.Component):
         for index, (compressor, decompressor) in enumerate(self._pairs):
             m.submodules[f"compressor{index}"] = ResetInserter(self.clear)(compressor)
             m.submodules[f"decompressor{index}"] = ResetInserter(self.clear)(decompressor)
-            # A cycle late, so that it is no part of the engines' paths: the slices are empty until then.
+            # A cycle late, so that it is no part of long paths: the slices are empty until then.
             works = Signal(name=f"works{index}")
             m.d.sync += works.eq(self.format == index)
             with m.If(works):
-                _join(m, slices["raw"].o, compressor.i)
-                _join(m, compressor.o, slices["compressed"].i)
-                _join(m, slices["stored"].o, decompressor.i)
-                _join(m, decompressor.o, slices["given"].i)
+                for source, sink in (
+                    *((slices["raw"].o, compressor.i), (slices["stored"].o, decompressor.i)),
+                    *((compressor.o, slices["compressed"].i), (decompressor.o, slices["given"].i)),
+                ):
+                    _offer(m, source, sink)
+                m.d.comb += slices["raw"].o.ready.eq(compressor.i.ready)
+                m.d.comb += slices["stored"].o.ready.eq(decompressor.i.ready)
+            # Those that do not work are empty, and offer nothing.
+            m.d.comb += compressor.o.ready.eq(slices["compressed"].i.ready)
+            m.d.comb += decompressor.o.ready.eq(slices["given"].i.ready)
         return m
 
 
-def _join(m, source, sink):
-    """Connect two streams of words; a field that one of them lacks is left out."""
+def _offer(m, source, sink):
+    """Show one stream's words to another; a field that one of them lacks is left out."""
     shared = source.p.shape().members.keys() & sink.p.shape().members.keys()
     m.d.comb += [
-        *(sink.valid.eq(source.valid), source.ready.eq(sink.ready)),
+        sink.valid.eq(source.valid),
         *(sink.p[name].eq(source.p[name]) for name in sorted(shared)),
     ]
