@@ -35,7 +35,7 @@ CLOCK_HZ = 50_000_000  # at most
 _WIDE = 16  # bytes of a word beyond which the engines fill half of the chip, and the clock is half of it
 _OSCILLATOR_HZ = 600_000_000  # of the PLL, which has to be from 400 to 800 MHz
 # The default placer, told to care for time, meets the clock of narrow engines. Wires of wide ones become 1.4
-# times as long as with the other one, and are not all routed.
+# times as long as with the other one, and were not all routed in a quarter of an hour.
 _PLACERS = {"narrow": ("--placer-heap-timingweight", "25"), "wide": ("--placer", "static")}
 _NO_LIBRARIES = 127  # the status with which Linux' loader ends a program whose libraries it does not find
 _SEEDS = (1, 2, 3)  # of the placer: the next one only if the clock is missed
