@@ -1,6 +1,7 @@
 """The self-test for boards, simulated behind a pseudo-terminal, and the host's commands and files."""
 
 import json
+import re
 import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,10 +31,14 @@ QUIET = Progress(disable=True)
 
 
 @pytest.fixture(scope="module")
-def port(build):
+def program(build):
     folder = build / "board"
     with FileLock(folder.with_suffix(".lock")):
-        program = simulation.build(ABOUT, folder)
+        return simulation.build(ABOUT, folder)
+
+
+@pytest.fixture(scope="module")
+def port(program):
     with simulation.running(program) as name, open_port(name) as opened:
         yield opened
 
@@ -72,8 +77,41 @@ def test_a_block_that_differs_is_counted(device):
         i == 5 for i in range(8)
     ]
     found = Found()
-    check_compression(device, truncating, values, Place.RAW, found)
+    check_compression(device, truncating, values, Place.RAW, found, first=7)
     assert (found.mismatches, found.blocks) == (1, 8)
+    byte = found.first_mismatch.pop("byte")
+    expected, seen = (fmt.compress(values[5])[0] for fmt in (truncating, PLANES))
+    assert found.first_mismatch == {
+        "first": 7,
+        "memory": "stored",
+        "block": 5,
+        "expected": expected.tobytes().hex(),
+        "seen": seen.tobytes().hex(),
+    }
+    assert expected[byte] != seen[byte]
+
+
+def test_what_a_memory_has_not_kept_is_counted_though_the_checker_agrees(device, monkeypatch):
+    values = np.random.default_rng(5).standard_normal((6, 64)).astype(np.float32)
+    stored = np.asarray(HADAMARD.compress(values))
+
+    def read(device, place, size):
+        content = bytearray(board_read(device, place, size))
+        if place == Place.RAW:
+            content[-1] ^= 1
+        return bytes(content)
+
+    board_read = Device.read
+    monkeypatch.setattr(Device, "read", read)
+    for check, of_check in (
+        (check_compression, (values, Place.RAW)),
+        (check_decompression, (stored, 0)),
+    ):
+        found = Found()
+        check(device, HADAMARD, *of_check, found)
+        assert (found.mismatches, found.blocks) == (1, 6)
+        where = [found.first_mismatch[name] for name in ("memory", "block", "byte")]
+        assert where == ["raw", 5, 255]
 
 
 def test_a_signature_is_the_words_as_a_polynomial_modulo_that_of_crc_32():
@@ -146,7 +184,7 @@ class Noisy:
     def read(self, size=1):
         content = bytearray(self._port.read(size))
         self._read += len(content)
-        if content and self._read > 900:
+        if content and self._read > 1500:
             self._read = 0
             content[-1] ^= 1
         return bytes(content)
@@ -324,7 +362,7 @@ def test_a_scheme_that_there_is_not_is_named_before_the_link_is_opened(files, ca
 
 def test_reports_say_what_they_were_made_with(device, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    built = {"luts": 9, "luts_of": 100, "mhz": 60.0, "clock_mhz": 50.0}
+    built = {"luts": 9, "luts_of": 100, "block_rams": 4, "block_rams_of": 20, "mhz": 60.0, "clock_mhz": 50.0}
     monkeypatch.setattr(bitstream, "build", lambda *_: built)
     main(["board", "build", "ulx3s-85f"])
 
@@ -333,29 +371,101 @@ def test_reports_say_what_they_were_made_with(device, tmp_path, monkeypatch):
         yield device
 
     monkeypatch.setattr(command, "connected", connected)
-    main(["board", "--port", "/dev/none", "selftest", "--blocks", "1"])
-    for name in ("ulx3s-85f.json", "selftest.json"):
+    for port, name in (("/dev/none", "selftest-on-board"), ("simulation", "selftest")):
+        main(["board", "--port", port, "selftest", "--blocks", "1"])
+        assert json.loads((command.ROOT / f"{name}.json").read_text())["simulated"] == (port == "simulation")
+    for name in ("ulx3s-85f.json", "selftest.json", "selftest-on-board.json"):
         written = command.ROOT / name
         assert json.loads(written.read_text())
         assert provenance.read(written).keys() == {"commit", "tools"}
 
 
-def test_a_selftest_that_fails_leaves_no_report_of_the_one_before(tmp_path, monkeypatch):
+def test_a_selftest_that_breaks_off_leaves_no_report_of_the_one_before(device, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command.ROOT.mkdir(parents=True)
-    left, of_others = command.ROOT / "selftest-64-hadamard.json", command.ROOT / "selftest.json"
-    for path in (left, of_others):
+    names = ("selftest-on-board-64-hadamard", "selftest-on-board", "selftest-64-hadamard")
+    of_board, *of_others = (command.ROOT / f"{name}.json" for name in names)
+    for path in (of_board, *of_others):
         path.write_text('{"mismatches": 0}')
+    device.about = About.of((HADAMARD,), 64, 2048)
 
     @contextmanager
     def silent(port, about):
         raise LinkError("the self-test has not answered")
         yield
 
+    @contextmanager
+    def connected(port, about):
+        yield device
+
+    def breaks_off(*_):
+        raise LinkError("the port must stay open")
+
     monkeypatch.setattr(command, "connected", silent)
     with pytest.raises(SystemExit, match="has not answered"):
-        main(["board", "--bus-bytes", "64", "selftest", "--port", "/dev/none", "--engines", "hadamard"])
-    assert [path.exists() for path in (left, of_others)] == [False, True]
+        main(["board", "selftest", "--port", "/dev/none"])
+    assert of_board.exists()  # no board has answered
+    monkeypatch.setattr(command, "connected", connected)
+    monkeypatch.setattr(command, "selftest", breaks_off)
+    with pytest.raises(SystemExit, match="must stay open"):
+        main(["board", "selftest", "--port", "/dev/none"])
+    assert not of_board.exists()
+    assert all(path.exists() for path in of_others)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--bus-bytes 64", "--bus-bytes must be the board's, 16, not 64"),
+        ("--engines planes", "--engines must be the board's, planes and hadamard, not 'planes'"),
+    ],
+)
+def test_engines_that_the_board_has_not_are_named(device, options, message, tmp_path, monkeypatch):
+    @contextmanager
+    def connected(port, about):
+        yield device
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "connected", connected)
+    with pytest.raises(SystemExit) as stop:
+        main(["board", "--port", "/dev/none", "selftest", *options.split()])
+    assert str(stop.value) == f"python -m gen: {message}"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_commands_reach_the_board_behind_a_port(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "FORMATS", ABOUT.formats)
+    values = np.random.default_rng(7).standard_normal((5, 70)).astype(np.float32)
+    np.save("x.npy", values)
+    with simulation.running(program) as port:
+        for line in ("selftest --blocks 20", "compress x.npy", "decompress x.npz"):
+            main(["board", "--port", port, *line.split()])
+            *_, verdict = capsys.readouterr().out.splitlines()
+            assert re.fullmatch(r"0 mismatches in \d+ blocks, 0 frames sent again", verdict)
+    given = np.load("x.out.npy")
+    assert given.tobytes() == HADAMARD.decompress(HADAMARD.compress(values), values.shape).tobytes()
+
+
+def test_a_block_that_is_wrong_ends_the_command_and_is_told(program, tmp_path, monkeypatch, capsys):
+    def read(device, place, size):
+        content = bytearray(board_read(device, place, size))
+        if place == Place.STORED:
+            content[3] ^= 0x10
+        return bytes(content)
+
+    board_read = Device.read
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Device, "read", read)
+    np.save("x.npy", np.ones(64, np.float32))
+    with simulation.running(program) as port, pytest.raises(SystemExit) as stop:
+        main(["board", "--port", port, "compress", "x.npy"])
+    assert stop.value.code == 1
+    *_, verdict, where = capsys.readouterr().out.splitlines()
+    assert verdict == "1 mismatches in 1 blocks, 0 frames sent again"
+    assert where.startswith(
+        "the first of them: block 0 behind the first, 0, byte 3 in memory 'stored': it must"
+    )
 
 
 def test_both_make_targets_take_the_options_of_every_action():

@@ -15,13 +15,16 @@ ABOUT = About.of(
 
 def report(achieved, constraint=50.0):
     clock = {"achieved": achieved, "constraint": constraint}
-    return {"fmax": {"clk": clock}, "utilization": {"TRELLIS_COMB": {"used": 9, "available": 100}}}
+    used = {"TRELLIS_COMB": {"used": 9, "available": 100}, "DP16KD": {"used": 4, "available": 20}}
+    return {"fmax": {"clk": clock}, "utilization": used}
 
 
 def test_a_clock_that_is_missed_is_an_error():
     assert bitstream.summary(report(60.04), 50e6) == {
         "luts": 9,
         "luts_of": 100,
+        "block_rams": 4,
+        "block_rams_of": 20,
         "mhz": 60.0,
         "clock_mhz": 50.0,
     }
@@ -96,6 +99,8 @@ def test_every_board_is_loaded_by_openfpgaloader(board, tmp_path, monkeypatch):
     bitstream.load(board, tmp_path)
     *_, writes, path = (tmp_path / "said").read_text().split()
     assert (writes, path) == ("-m", str(tmp_path / "board.bit"))
+    bitstream.load(board, tmp_path, cable="ft4232")
+    assert (tmp_path / "said").read_text().split() == ["-c", "ft4232", "-m", str(tmp_path / "board.bit")]
 
 
 def test_a_loader_that_lacks_the_systems_libraries_says_which(tmp_path, monkeypatch):

@@ -129,8 +129,8 @@ def build(board: str, about: About, folder: Path) -> dict[str, Any]:
         folder: where; intermediate files are left there.
 
     Returns:
-        "luts" and "luts_of", those that are used and those that there are, "mhz" and "clock_mhz", the highest
-        frequency and the one it runs at, "bitstream_bytes".
+        "luts" and "luts_of", those that are used and those that there are, "block_rams" and "block_rams_of"
+        likewise, "mhz" and "clock_mhz", the highest frequency and the one it runs at, "bitstream_bytes".
 
     Raises:
         ValueError: there is no such board.
@@ -185,22 +185,25 @@ def summary(report: dict[str, Any], clock_hz: float) -> dict[str, Any]:
     design = [clock for clock in clocks.values() if abs(clock["constraint"] - clock_hz / 1e6) < 0.1]
     if not design:
         raise ToolError(f"a clock must be constrained to {clock_hz / 1e6:.1f} MHz, not only {clocks}")
-    luts = report["utilization"]["TRELLIS_COMB"]
+    luts, rams = (report["utilization"][kind] for kind in ("TRELLIS_COMB", "DP16KD"))
     return {
         "luts": luts["used"],
         "luts_of": luts["available"],
+        "block_rams": rams["used"],
+        "block_rams_of": rams["available"],
         "mhz": round(min(clock["achieved"] for clock in design), 1),
         "clock_mhz": round(clock_hz / 1e6, 1),
     }
 
 
-def load(board: str, folder: Path, options: str = "") -> None:
+def load(board: str, folder: Path, options: str = "", cable: str | None = None) -> None:
     """Load a bitstream that was built over the board's cable, with openFPGALoader.
 
     Args:
         board: one of :data:`BOARDS`.
         folder: where it was built.
         options: that it is built with, for the message if it is not there.
+        cable: openFPGALoader's name of another cable than the board usually has.
 
     Raises:
         ValueError: there is no such board, or nothing was built for it.
@@ -211,7 +214,8 @@ def load(board: str, folder: Path, options: str = "") -> None:
         make = f"make board BOARD={board}" + (f" ARGS='{options}'" if options else "")
         raise ValueError(f"board must be one that was built, not {board!r}: {make}")
     loader = Path(openfpgaloader.__file__).parent / "bin" / "openFPGALoader"
-    command = [os.environ.get("OPENFPGALOADER", str(loader)), *BOARDS[board][2], "-m"]
+    reached_by = ("-c", cable) if cable else BOARDS[board][2]
+    command = [os.environ.get("OPENFPGALOADER", str(loader)), *reached_by, "-m"]
     try:
         subprocess.run([*command, str(folder / _BITSTREAM)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:

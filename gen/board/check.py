@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +22,16 @@ class Found:
     Attributes:
         blocks, mismatches: how many, and how many of them were wrong in any byte.
         cycles, taken: of the runs, and bytes of the uncompressed words that went in meanwhile.
+        first_mismatch: of the first run with one, "first", "seed", "mask", "ones" of its request; and, if it
+            is in a memory, in which, "memory", the "block" of that run, its first wrong "byte", and all of it
+            in hexadecimal, "expected" and "seen".
     """
 
     blocks: int = 0
     mismatches: int = 0
     cycles: int = 0
     taken: int = 0
+    first_mismatch: dict[str, Any] | None = None
 
 
 def batch_blocks(device: Device, fmt: Format) -> int:
@@ -52,7 +58,7 @@ def check_compression(
     Raises:
         gen.board.link.LinkError: the board does not answer.
     """
-    first = of_request.get("first", 0)
+    first = of_request.setdefault("first", 0)
     stored = np.asarray(fmt.compress(values, first))
     given = fmt.decompress(stored, values.size, first)
     if place == Place.RAW:
@@ -61,11 +67,12 @@ def check_compression(
     found.blocks += len(stored)
     found.cycles += verdict.cycles
     found.taken += values.nbytes
-    is_right = _agrees(device, verdict, stored, given)
-    if is_right and place == Place.GENERATED:
+    agrees = _agrees(device, verdict, stored, given)
+    if agrees and place == Place.GENERATED:
         return stored
-    seen = np.frombuffer(device.read(Place.STORED, stored.nbytes), np.uint8).reshape(stored.shape)
-    found.mismatches += _wrong(device, fmt, is_right, seen, stored, given)
+    seen = _read(device, Place.STORED, stored)
+    raw = _read(device, Place.RAW, given)
+    _compare(found, agrees, len(stored), {Place.STORED: (seen, stored), Place.RAW: (raw, given)}, of_request)
     return seen
 
 
@@ -99,10 +106,11 @@ def check_decompression(
     given = fmt.decompress(readable, len(stored) * fmt.block, first)
     device.write(Place.STORED, stored.tobytes())
     verdict = device.run(fmt, Place.STORED, stored.nbytes, first=first)
-    is_right = _agrees(device, verdict, stored, given, _words_of(device, fmt, refused))
+    agrees = _agrees(device, verdict, stored, given, _words_of(device, fmt, refused))
     found.blocks += len(stored)
-    found.mismatches += _wrong(device, fmt, is_right, stored, stored, given)
-    return np.frombuffer(device.read(Place.RAW, given.nbytes), given.dtype)
+    raw = _read(device, Place.RAW, given)
+    _compare(found, agrees, len(stored), {Place.RAW: (raw, given)}, {"first": first})
+    return raw
 
 
 def _words_of(device: Device, fmt: Format, chosen: np.ndarray) -> int:
@@ -121,12 +129,33 @@ def _agrees(device: Device, verdict: Verdict, stored: np.ndarray, given: np.ndar
     return seen == expected and verdict.errors == errors
 
 
-def _wrong(
-    device: Device, fmt: Format, is_right: bool, seen: np.ndarray, stored: np.ndarray, given: np.ndarray
-) -> int:
-    """How many blocks differ; at least one if the checker disagreed, which has seen more than is kept."""
-    differs = (seen != stored).any(axis=1)
-    if not is_right:
-        bits = np.frombuffer(device.read(Place.RAW, given.nbytes), np.uint8).reshape(len(stored), -1)
-        differs |= (bits != np.frombuffer(given.tobytes(), np.uint8).reshape(bits.shape)).any(axis=1)
-    return max(int(differs.sum()), 0 if is_right else 1)
+def _read(device: Device, place: Place, like: np.ndarray) -> np.ndarray:
+    """The first bytes of a memory, of an array's type and shape."""
+    return np.frombuffer(device.read(place, like.nbytes), like.dtype).reshape(like.shape)
+
+
+def _compare(
+    found: Found,
+    agrees: bool,
+    blocks: int,
+    kept: Mapping[Place, tuple[np.ndarray, np.ndarray]],
+    of_request: Mapping[str, int],
+) -> None:
+    """Count the blocks that a memory has not as expected: one at least if the checker disagreed.
+
+    It sees words before they are kept.
+    """
+    wrong = np.zeros(blocks, bool)
+    what: dict[str, Any] = {}
+    for place, pair in kept.items():
+        seen, expected = (np.frombuffer(array.tobytes(), np.uint8).reshape(blocks, -1) for array in pair)
+        differs = seen != expected
+        if differs.any() and not what:
+            block, byte = (int(index) for index in np.argwhere(differs)[0])
+            what = {"memory": place.name.lower(), "block": block, "byte": byte}
+            what |= {"expected": expected[block].tobytes().hex(), "seen": seen[block].tobytes().hex()}
+        wrong |= differs.any(axis=1)
+    mismatches = max(int(wrong.sum()), 0 if agrees else 1)
+    if mismatches and not found.first_mismatch:
+        found.first_mismatch = {**of_request, **what}
+    found.mismatches += mismatches

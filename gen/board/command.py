@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from .. import provenance
 from ..config import PRESETS
 from . import bitstream, simulation
 from .check import Found
-from .device import About, Device
+from .device import About, Device, describe
 from .files import (
     Compressed,
     check_format,
@@ -43,35 +43,47 @@ SUFFIXES = {"compress": ".npz", "decompress": ".out.npy"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_options(parser)
+    _add_port(parser)
+    _add_engines(parser)
+    parser.epilog = (
+        "In this order: build, load, selftest, compress, decompress. docs/board.md has them as commands."
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (("build", "build a bitstream"), ("load", "load it over the board's cable")):
-        on_board = actions.add_parser(name, help=text)
+        on_board = actions.add_parser(name, help=text, description=text)
         on_board.add_argument("board", help=", ".join(bitstream.BOARDS))
-    test = actions.add_parser("selftest", help="put blocks through the engines and compare")
+    text = "openFPGALoader's name of the cable, if not the usual one: ft4232 for an ECPIX-5 of revision 3"
+    actions.choices["load"].add_argument("--cable", help=text)
+    text = "put blocks through the engines and compare"
+    test = actions.add_parser("selftest", help=text, description=text)
     test.add_argument("--blocks", type=int, default=10_000, help="of each format (default: 10,000)")
-    compress = actions.add_parser("compress", help="compress an array on the board, and compare")
-    compress.add_argument("file", type=Path, help=".npy")
+    text = "compress an array on the board, and compare"
+    compress = actions.add_parser("compress", help=text, description=text)
+    compress.add_argument("file", type=Path, help="a .npy of one float32 array")
     compress.add_argument(
         "--scheme", choices=SCHEMES, help="of the board's formats (default: the first for the array's type)"
     )
-    decompress = actions.add_parser("decompress", help="decompress what compress wrote, and compare")
-    decompress.add_argument("file", type=Path, help=".npz")
+    text = "decompress what compress wrote, and compare"
+    decompress = actions.add_parser("decompress", help=text, description=text)
+    decompress.add_argument("file", type=Path, help="the .npz")
     for action, on_file in (("compress", compress), ("decompress", decompress)):
         default = f"default: the file's name with {SUFFIXES[action]}"
         on_file.add_argument("-o", "--output", type=Path, help=default)
-    for action_parser in actions.choices.values():  # options may stand behind the action, too
-        _add_options(action_parser, default=argparse.SUPPRESS)
+    for name, action_parser in actions.choices.items():  # options may stand behind the action, too
+        if name not in ("build", "load"):
+            _add_port(action_parser, default=argparse.SUPPRESS)
+        _add_engines(action_parser, default=argparse.SUPPRESS)
 
 
-def _add_options(parser: argparse.ArgumentParser, **default: Any) -> None:
-    """What every action takes."""
-    text = f"the board's serial port, or {SIMULATION}: Verilator instead of a board"
+def _add_port(parser: argparse.ArgumentParser, **default: Any) -> None:
+    text = f"the board's serial port, /dev/ttyUSB0 for example, or {SIMULATION}: Verilator instead of a board"
     parser.add_argument("--port", help=text, **default)
-    text = f"of what is built, loaded or simulated (default: {_NARROW})"
-    default_bus = {"default": _NARROW} | default
-    parser.add_argument("--bus-bytes", type=int, choices=BUS_BYTES, help=text, **default_bus)
-    text = "in what is built, loaded or simulated, those of one format (default: both)"
+
+
+def _add_engines(parser: argparse.ArgumentParser, **default: Any) -> None:
+    text = f"bytes of a word of the engines (default: {_NARROW}; behind a port what the board has)"
+    parser.add_argument("--bus-bytes", type=int, choices=BUS_BYTES, help=text, **default)
+    text = "this format's engines only (default: both formats'; behind a port what the board has)"
     parser.add_argument("--engines", choices=SCHEMES, help=text, **default)
 
 
@@ -85,7 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
         SystemExit: a block was wrong.
     """
     formats = tuple(fmt for fmt in FORMATS if arguments.engines in (None, fmt.scheme))
-    about = About.of(formats, arguments.bus_bytes, MEMORY_BYTES)
+    about = About.of(formats, arguments.bus_bytes or _NARROW, MEMORY_BYTES)
     if arguments.action in ("build", "load"):
         if arguments.port is not None:
             raise ValueError(f"--port must not be given with {arguments.action}, not {arguments.port!r}")
@@ -95,11 +107,37 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--port must be given: the board's, or {SIMULATION}")
     work = _work(arguments, about)
     with connected(arguments.port, about) as device, Progress(console=Console(stderr=True)) as progress:
+        _check_engines(arguments, device.about)
+        print(device.about)
         found = work(device, progress)
         errors = device.link.errors
     print(f"{found.mismatches} mismatches in {found.blocks} blocks, {errors} frames sent again")
     if found.mismatches:
+        print(f"the first of them: {_said(found.first_mismatch or {})}")
         sys.exit(1)
+
+
+def _check_engines(arguments: argparse.Namespace, about: About) -> None:
+    """Raises ValueError if what was asked for is not what the board has."""
+    if arguments.bus_bytes not in (None, about.bus_bytes):
+        raise ValueError(f"--bus-bytes must be the board's, {about.bus_bytes}, not {arguments.bus_bytes}")
+    schemes = {fmt.scheme for fmt in about.formats}
+    if arguments.engines and schemes != {arguments.engines}:
+        raise ValueError(f"--engines must be the board's, {' and '.join(schemes)}, not {arguments.engines!r}")
+
+
+def _said(mismatch: Mapping[str, Any]) -> str:
+    """A :attr:`gen.board.check.Found.first_mismatch` in a line."""
+    if "memory" not in mismatch:
+        return (
+            f"the checker differs, and what is in the memories is right; the run's request: {dict(mismatch)}"
+        )
+    byte = 2 * mismatch["byte"]
+    expected, seen = (mismatch[name][byte : byte + 2] for name in ("expected", "seen"))
+    return (
+        f"block {mismatch['block']} behind the first, {mismatch['first']}, byte {mismatch['byte']} in memory "
+        f"{mismatch['memory']!r}: it must be {expected}, not {seen}"
+    )
 
 
 def _work(arguments: argparse.Namespace, about: About) -> Callable[[Device, Progress], Found]:
@@ -107,9 +145,7 @@ def _work(arguments: argparse.Namespace, about: About) -> Callable[[Device, Prog
     if arguments.action == "selftest":
         if arguments.blocks < 1:
             raise ValueError(f"--blocks must be at least 1, not {arguments.blocks}")
-        path = ROOT / f"{_name('selftest', arguments)}.json"
-        path.unlink(missing_ok=True)
-        return lambda device, progress: _selftest(device, arguments, path, progress)
+        return lambda device, progress: _selftest(device, arguments, progress)
     source: Path = arguments.file
     read = read_array if arguments.action == "compress" else read_compressed
     content = read(source)
@@ -152,43 +188,50 @@ def connected(port: str, about: About) -> Iterator[Device]:
         yield Device(Link(opened, simulation.PATIENCE))
 
 
-def _others(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options that are not as they are by default, which have a place of their own in :data:`ROOT`."""
-    given = {"--bus-bytes": arguments.bus_bytes, "--engines": arguments.engines}
-    return {option: value for option, value in given.items() if value not in (None, _NARROW)}
+def _others(about: About) -> dict[str, Any]:
+    """Options that what is built is not as by default with, which has a place of its own in :data:`ROOT`."""
+    others: dict[str, Any] = {} if about.bus_bytes == _NARROW else {"--bus-bytes": about.bus_bytes}
+    return others if len(about.formats) > 1 else others | {"--engines": about.formats[0].scheme}
 
 
-def _name(what: str, arguments: argparse.Namespace) -> str:
-    return "-".join([what, *map(str, _others(arguments).values())])
+def _name(what: str, about: About) -> str:
+    return "-".join([what, *map(str, _others(about).values())])
 
 
 def _on_board(arguments: argparse.Namespace, about: About) -> None:
-    name = _name(arguments.board, arguments)
+    name = _name(arguments.board, about)
     if arguments.action == "load":
-        options = " ".join(f"{option} {value}" for option, value in _others(arguments).items())
-        bitstream.load(arguments.board, ROOT / name, options)
+        options = " ".join(f"{option} {value}" for option, value in _others(about).items())
+        bitstream.load(arguments.board, ROOT / name, options, arguments.cable)
         return
     path = ROOT / f"{name}.json"
     path.unlink(missing_ok=True)
     found = bitstream.build(arguments.board, about, ROOT / name)
     _write(found, path)
-    full = found["luts"] / found["luts_of"]
+    luts, rams = (found[f"{kind}"] / found[f"{kind}_of"] for kind in ("luts", "block_rams"))
     print(
-        f"{found['luts']:,} of {found['luts_of']:,} LUTs ({full:.0%}), {found['mhz']} MHz of "
-        f"{found['clock_mhz']} MHz, {ROOT / name / 'board.bit'}; wrote {path}"
+        f"{found['luts']:,} of {found['luts_of']:,} LUTs ({luts:.0%}), {found['block_rams']} of "
+        f"{found['block_rams_of']} block RAMs ({rams:.0%}), {found['mhz']} MHz of {found['clock_mhz']} MHz, "
+        f"{ROOT / name / 'board.bit'}; wrote {path}"
     )
 
 
-def _selftest(device: Device, arguments: argparse.Namespace, path: Path, progress: Progress) -> Found:
+def _selftest(device: Device, arguments: argparse.Namespace, progress: Progress) -> Found:
+    simulated = arguments.port == SIMULATION
+    path = ROOT / f"{_name('selftest' if simulated else 'selftest-on-board', device.about)}.json"
+    path.unlink(missing_ok=True)
     found = selftest(device, arguments.blocks, progress)
     total, rows = Found(), []
     for fmt, part in found.items():
         rate = part.taken / part.cycles
         rows.append({"format": str(fmt), **vars(part), "bytes_per_cycle": round(rate, 2)})
-        print(f"{fmt}: {part.mismatches} mismatches in {part.blocks} blocks, {rate:.1f} bytes a cycle")
+        print(
+            f"{describe(fmt)}: {part.mismatches} mismatches in {part.blocks} blocks, {rate:.1f} bytes a cycle"
+        )
         total.blocks += part.blocks
         total.mismatches += part.mismatches
-    report: dict[str, Any] = {"simulated": arguments.port == SIMULATION, "bus_bytes": device.bus_bytes}
+        total.first_mismatch = total.first_mismatch or part.first_mismatch
+    report: dict[str, Any] = {"simulated": simulated, "bus_bytes": device.bus_bytes}
     report |= {"blocks": total.blocks, "mismatches": total.mismatches, "link_errors": device.link.errors}
     _write(report | {"formats": rows}, path)
     return total

@@ -51,6 +51,10 @@ class About:
         """This checkout's."""
         return cls(NAME, VERSION, _sources(), bus_bytes, memory_bytes, formats)
 
+    def __str__(self) -> str:
+        formats = " and ".join(map(describe, self.formats))
+        return f"{self.name} {self.version}, words of {self.bus_bytes} bytes: {formats}"
+
     def text(self) -> bytes:
         formats = [{"scheme": fmt.scheme, **asdict(fmt)} for fmt in self.formats]
         return json.dumps(vars(self) | {"formats": formats}, separators=(",", ":")).encode()
@@ -84,6 +88,11 @@ class About:
                 f"the bitstream must describe itself as this source does, not by {error}: build and load it "
                 "anew"
             ) from None
+
+
+def describe(fmt: Format) -> str:
+    """A format in words."""
+    return f"{fmt.scheme} of {fmt.block} {fmt.dtype} in {fmt.target} bytes"
 
 
 def _another(text: bytes) -> str:

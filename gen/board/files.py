@@ -20,7 +20,7 @@ from golden.blocks import as_shape
 from rtl.selftest import Place
 
 from .check import Found, batch_blocks, check_compression, check_decompression
-from .device import Device
+from .device import Device, describe
 
 # What NumPy raises for files that are empty, cut off, damaged or not its own.
 _BROKEN = (ValueError, EOFError, BadZipFile, zlib.error)
@@ -178,9 +178,5 @@ def format_for(formats: Sequence[Format], dtype: np.dtype, scheme: str | None) -
 def check_format(formats: Sequence[Format], fmt: Format) -> None:
     """Raises ValueError if a format is none of these."""
     if fmt not in formats:
-        have = ", ".join(map(_said, formats))
-        raise ValueError(f"file must be of a format that the board has, {have}, not {_said(fmt)}")
-
-
-def _said(fmt: Format) -> str:
-    return f"{fmt.scheme} of {fmt.block} {fmt.dtype} in {fmt.target} bytes"
+        have = ", ".join(map(describe, formats))
+        raise ValueError(f"file must be of a format that the board has, {have}, not {describe(fmt)}")

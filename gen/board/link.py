@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import time
 import zlib
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import serial
+from serial.tools import list_ports
 
 from rtl.selftest import FRAME_BYTES, Command, Place, request_layout
 from rtl.selftest.frames import CRC_BYTES, ESCAPE, FLAG, FLIP
@@ -148,4 +150,8 @@ def open_port(name: str) -> serial.Serial:
                 f"port must be one that you have permission to open, not {name!r}: on Linux be in the group "
                 "dialout (sudo usermod -aG dialout $USER, then log in anew)"
             ) from None
-        raise LinkError(f"port must be that of a board, not {name!r}: {error}") from None
+        there = ", ".join(port.device for port in list_ports.comports()) or "none"
+        why = (isinstance(error, OSError) and error.errno and os.strerror(error.errno)) or error
+        raise LinkError(
+            f"port must be that of a board, not {name!r}: {why}; ports that there are: {there}"
+        ) from None

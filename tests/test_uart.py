@@ -1,0 +1,67 @@
+"""The self-test's UART at the rates of boards, and at bits that are longer or shorter than its own."""
+
+import pytest
+from amaranth.sim import Simulator
+
+from rtl.selftest import UartReceiver, UartTransmitter
+
+BYTES = [0x00, 0xFF, 0x55, 0xAA, 0x7E, 0x01, 0x80]
+
+
+@pytest.mark.parametrize("divisor", [25, 48, 50])
+@pytest.mark.parametrize("error", [-0.03, 0, 0.03])
+def test_the_receiver_takes_bytes_of_another_clock(divisor, error):
+    receiver, received = UartReceiver(divisor), []
+
+    async def send(ctx):
+        await ctx.delay(0.3)
+        for byte in BYTES:
+            for bit in [0, *(byte >> place & 1 for place in range(8)), 1]:
+                ctx.set(receiver.rx, bit)
+                await ctx.delay(divisor * (1 + error))
+        await ctx.delay(2 * divisor)
+
+    async def watch(ctx):
+        async for _, _, valid, data in ctx.tick().sample(receiver.valid, receiver.data):
+            if valid:
+                received.append(data)
+
+    simulator = Simulator(receiver)
+    simulator.add_clock(1)
+    simulator.add_testbench(send)
+    simulator.add_testbench(watch, background=True)
+    simulator.run()
+    assert received == BYTES
+
+
+@pytest.mark.parametrize("divisor", [4, 25, 48, 50])
+def test_the_transmitter_sends_bits_of_the_divisors_length(divisor):
+    transmitter, wire = UartTransmitter(divisor), []
+
+    async def send(ctx):
+        for byte in BYTES:
+            ctx.set(transmitter.i.payload, byte)
+            ctx.set(transmitter.i.valid, 1)
+            await ctx.tick().until(transmitter.i.ready)
+        ctx.set(transmitter.i.valid, 0)
+        await ctx.tick().repeat(11 * divisor)
+
+    async def watch(ctx):
+        async for _, _, level in ctx.tick().sample(transmitter.tx):
+            wire.append(level)
+
+    simulator = Simulator(transmitter)
+    simulator.add_clock(1)
+    simulator.add_testbench(send)
+    simulator.add_testbench(watch, background=True)
+    simulator.run()
+    seen, at = [], 0
+    while 0 in wire[at:]:
+        at = wire.index(0, at)
+        bits = wire[at : at + 10 * divisor]
+        levels = [bits[bit * divisor : (bit + 1) * divisor] for bit in range(10)]
+        assert all(len(set(level)) == 1 for level in levels)
+        assert (levels[0][0], levels[9][0]) == (0, 1)
+        seen.append(sum(level[0] << place for place, level in enumerate(levels[1:9])))
+        at += 10 * divisor
+    assert seen == BYTES
