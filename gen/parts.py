@@ -77,11 +77,11 @@ class Part:
         return getattr(stream, self.kind)(self.width)
 
 
-# Beside the presets: for words of 64-byte streams, and for those of the decompressor.
-PARTS = (
-    *(Part(kind, width) for kind in ("FullSlice", "HalfSlice") for width in (519, 520)),
-    Part("AsyncFifo", 519),
-)
+# Bits of a 64-byte word, of all engines' ports: data with ``last`` and ``empty``, or TKEEP; then also with
+# the decompressor's ``error``, or TUSER of its output; or with ``first``, or TUSER of Hadamard inputs.
+WIDTHS = {"stream": (519, 520, 551), "axi": (577, 578, 609)}
+# Beside the presets: for each of these words.
+PARTS = [Part(kind, width) for kind in KINDS for widths in WIDTHS.values() for width in widths]
 
 
 def writers(parts: Iterable[Part] = PARTS) -> list[tuple[str, project.Writer]]:

@@ -149,6 +149,18 @@ def test_energy_in_coefficients_without_a_field(dtype):
     assert_same_bytes(fmt, block, 9)
 
 
+def test_the_worst_block_with_energy_in_coefficients_without_a_field():
+    """One coefficient with a field has half a unit, the others nothing; the page tells the error."""
+    fmt = HadamardFormat("fp32", 128, 16)
+    kept = int((fmt.widths > 0).sum()) - 1
+    last, row = (np.array(reference.rows(128)[k]) for k in (127, kept))
+    integers = 2047 * last - (last + row) // 2
+    values = (np.array(reference.pattern(128, 9)) * integers / 1024).astype(np.float32)[None]
+    found = fmt.decompress(fmt.compress(values, 9), values.shape, 9).astype(np.float64)
+    assert 1.9e9 < np.square(found - values).sum() / np.square(values).sum() < 2.1e9
+    assert_same_bytes(fmt, values.view(np.uint32), 9)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_header_but_2_to_15_decodes_as_the_page_says_whatever_the_fields_hold(dtype):
     """A third of the headers for each type, at targets in turn."""

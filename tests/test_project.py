@@ -10,12 +10,13 @@ import tarfile
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from gen import memory, parts, project, release, toolchain, verilog
-from gen.config import Config
+from gen.config import PRESETS, Config
 from gen.flat import flat
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryParameters
@@ -362,6 +363,19 @@ def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_
     manifest = json.loads((unpacked / "verilog/manifest.json").read_text())
     assert manifest["license"] == "Apache-2.0"
     assert manifest["version"] == project.VERSION
+
+
+@pytest.mark.parametrize("interface", parts.WIDTHS)
+def test_there_is_a_part_for_every_word_of_the_presets(interface):
+    words = set()
+    for config in PRESETS.values():
+        for part in verilog.parts(config) if (config.interface == "axi") == (interface == "axi") else ():
+            ports = verilog.describe_ports(verilog.make_component(config, part))
+            for end in ("s_axis_t", "m_axis_t") if interface == "axi" else ("i__", "o__"):
+                names = {name.removeprefix(end): name for name in ports if name.startswith(end)}
+                words.add(sum(ports[names[name]]["width"] for name in names.keys() - {"valid", "ready"}))
+    assert words == set(parts.WIDTHS[interface])
+    assert {(part.kind, part.width) for part in parts.PARTS} >= set(product(parts.KINDS, words))
 
 
 def test_the_readme_of_a_release_has_commands_that_work(tmp_path):
