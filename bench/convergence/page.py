@@ -6,8 +6,6 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,10 @@ from .rows import DOCS, EARLIER, SCHEMES, STUDIES, as_json, is_earlier, wanted
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
 COLOURS |= {"derive, hadamard": "tab:olive", "derive, calibrated": "tab:pink"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
+STYLES = {"10.7x": (0, (8, 2)), "12.8x": "-.", "16x": "--", "19.7x": ":", "32x": (0, (1, 4))}
+STYLES |= {"6.4x": "--", "3 bits": "-.", "2 bits": "--"}  # of a rate's curve, if not a line
 LIMIT = 0.02  # of a loss that counts as the same
+TOP = 6  # of a loss that is shown
 # MB that the models save of a batch of 8, as they are and with GELU as one operation.
 SAVED_MB = {"small": (90.89, 53.14), "medium": (268.71, 155.46)}
 
@@ -195,7 +196,9 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
             bits = found[0]["bits_per_value"]
             if scheme != "none" and bits:
                 middle, half, _ = difference(found, schemes.get("none", []))
-                if not math.isfinite(middle):  # what diverges leaves the picture
+                if not math.isfinite(middle):
+                    axis.plot(bits, TOP / 2, "^", color=COLOURS[_kind(scheme)], ms=8)
+                    axis.annotate("diverges", (bits, TOP / 2), (9, -4), textcoords="offset points")
                     continue
                 places[_kind(scheme)].append((bits, middle, 0 if half == math.inf else half))
         for kind, points in places.items():
@@ -213,7 +216,7 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_yscale("symlog", linthresh=2 * LIMIT)
         ticks = [-LIMIT, 0, LIMIT, 0.1, 1, 4]
         axis.set_yticks(ticks, labels=[f"{loss:g}" for loss in ticks])
-        axis.set_ylim(-2 * LIMIT, 6)
+        axis.set_ylim(-2 * LIMIT, TOP)
         axis.minorticks_off()
         axis.set_xlabel("stored bits per fp32 value, and the ratio")
         axis.set_title(STUDIES[model].title)
@@ -236,18 +239,18 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
             scheme: [statistics.mean(losses) for losses in zip(*map(_losses, found), strict=True)]
             for scheme, found in schemes.items()
         }
-        styles: dict[str, Iterator[str]] = defaultdict(lambda: cycle(("-", "--", "-.", ":")))
         for scheme, losses in means.items():
             steps = [step for step, _ in schemes[scheme][0]["curve"]]
-            kind = _kind(scheme)
-            style = {"color": COLOURS.get(kind, "black"), "ls": next(styles[kind]), "lw": 1.4}
-            axis.plot(steps, losses, label=scheme, **style)
+            rate = next((rate for rate in STYLES if scheme.endswith(rate)), None)
+            style = {"color": COLOURS.get(_kind(scheme), "black"), "ls": STYLES.get(rate, "-"), "lw": 1.4}
+            diverges = "" if math.isfinite(losses[-1]) else " (diverges)"
+            axis.plot(steps, losses, label=scheme + diverges, **style)
             exact = {row["seed"]: _losses(row) for row in schemes.get("none", [])}
             pairs = [(_losses(row), exact[row["seed"]]) for row in schemes[scheme] if row["seed"] in exact]
             if pairs:
                 less = np.mean([np.subtract(*pair) for pair in pairs], axis=0)
                 beside.plot(steps, less, **style)
-        if "none" in means:  # what diverges leaves the picture
+        if "none" in means:
             axis.set_ylim(min(means["none"]) - 0.05, max(means["none"]) + 0.1)
             beside.set_ylim(-0.06, 0.1)
         axis.set_title(STUDIES[model].title, fontsize=10)
