@@ -208,7 +208,7 @@ def _on_board(arguments: argparse.Namespace, about: About) -> None:
     path.unlink(missing_ok=True)
     found = bitstream.build(arguments.board, about, ROOT / name)
     _write(found, path)
-    luts, rams = (found[f"{kind}"] / found[f"{kind}_of"] for kind in ("luts", "block_rams"))
+    luts, rams = (found[kind] / found[f"{kind}_of"] for kind in ("luts", "block_rams"))
     print(
         f"{found['luts']:,} of {found['luts_of']:,} LUTs ({luts:.0%}), {found['block_rams']} of "
         f"{found['block_rams_of']} block RAMs ({rams:.0%}), {found['mhz']} MHz of {found['clock_mhz']} MHz, "
