@@ -17,8 +17,13 @@ from ..yosys import run_yosys
 # The largest ECP5 at its fastest speed grade. The package does not matter: no port gets a pin.
 DEVICE = ("--85k", "--speed", "8", "--package", "CABGA756", "--out-of-context")
 SEEDS = (1, 2, 3)
-# The default weight of timing is for sparser designs: with 10 instead of 25 the compressor is a tenth slower.
-OPTIONS = ("--freq", "120", "--placer-heap-timingweight", "25", "--timing-allow-fail")
+OPTIONS = ("--freq", "120", "--timing-allow-fail")
+PLACERS = {
+    # The default weight of timing is for sparser designs: with 10 instead of 25 the compressor is a tenth slower.
+    "heap": ("--placer-heap-timingweight", "25"),
+    # Does not weigh timing, but has shorter wires where there are too many to be routed.
+    "static": ("--placer", "static"),
+}
 TOP = "behind_registers"
 FLOW = Path(__file__).read_text()
 
@@ -75,12 +80,14 @@ def ecp5_script(read: str, top: str, netlist: Path) -> list[str]:
     ]
 
 
-def place(verilog: str, folder: Path, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
+def place(verilog: str, folder: Path, seeds: Sequence[int], placer: str) -> dict[str, Any]:
     """Place and route a design with each of some seeds.
 
     Args:
         verilog: source of :data:`TOP`.
         folder: an empty one to work in.
+        seeds: of the placer.
+        placer: one of :data:`PLACERS`.
 
     Returns:
         "luts" and "mhz", medians of the seeds, "mhz_of_seeds", and of the median's longest path
@@ -94,7 +101,7 @@ def place(verilog: str, folder: Path, seeds: Sequence[int] = SEEDS) -> dict[str,
     run_yosys(commands, folder / "yosys.log")
     reports = []
     for seed in seeds:
-        options = [*DEVICE, *OPTIONS, "--json", "ecp5.json", "--seed", f"{seed}"]
+        options = [*DEVICE, *OPTIONS, *PLACERS[placer], "--json", "ecp5.json", "--seed", f"{seed}"]
         reports.append(run_nextpnr(folder, f"{seed}.json", options))
     reports.sort(key=_mhz)
     median = reports[len(reports) // 2]
