@@ -17,7 +17,7 @@ from amaranth.vendor import LatticeECP5Platform
 from rtl.selftest import SelfTest
 
 from ..nextpnr import run_ecppack, run_nextpnr
-from ..synth.ecp5 import ecp5_script
+from ..synth.ecp5 import PLACERS, ecp5_script
 from ..toolchain import ToolError
 from ..yosys import run_yosys
 from .device import About
@@ -34,9 +34,6 @@ _BITSTREAM = "board.bit"
 CLOCK_HZ = 50_000_000  # at most
 _WIDE = 16  # bytes of a word beyond which the engines fill half of the chip, and the clock is half of it
 _OSCILLATOR_HZ = 600_000_000  # of the PLL, which has to be from 400 to 800 MHz
-# The default placer, told to care for time, meets the clock of narrow engines. Wires of wide ones become 1.4
-# times as long as with the other one, and were not all routed in a quarter of an hour.
-_PLACERS = {"narrow": ("--placer-heap-timingweight", "25"), "wide": ("--placer", "static")}
 _NO_LIBRARIES = 127  # the status with which Linux' loader ends a program whose libraries it does not find
 _SEEDS = (1, 2, 3)  # of the placer: the next one only if the clock is missed
 
@@ -151,7 +148,9 @@ def build(board: str, about: About, folder: Path) -> dict[str, Any]:
         *("--speed", platform.speed),
     ]
     files = ["--json", "board.json", "--lpf", "board.lpf", "--textcfg", "board.config"]
-    placer = _PLACERS["wide" if about.bus_bytes > _WIDE else "narrow"]
+    # "heap" meets the clock of narrow engines. Wires of wide ones become 1.4 times as long as with the other
+    # one, and were not all routed in a quarter of an hour.
+    placer = PLACERS["static" if about.bus_bytes > _WIDE else "heap"]
     for seed in _SEEDS:
         options = [*device, *placer, "--timing-allow-fail", *files, "--seed", f"{seed}"]
         report = run_nextpnr(folder, "report.json", options)

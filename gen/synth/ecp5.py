@@ -19,7 +19,7 @@ DEVICE = ("--85k", "--speed", "8", "--package", "CABGA756", "--out-of-context")
 SEEDS = (1, 2, 3)
 OPTIONS = ("--freq", "120", "--timing-allow-fail")
 PLACERS = {
-    # The default weight of timing is for sparser designs: with 10 instead of 25 the compressor is a tenth slower.
+    # The default weight of timing is for sparser designs: with 10 the compressor is a tenth slower.
     "heap": ("--placer-heap-timingweight", "25"),
     # Does not weigh timing, but has shorter wires where there are too many to be routed.
     "static": ("--placer", "static"),
@@ -80,7 +80,7 @@ def ecp5_script(read: str, top: str, netlist: Path) -> list[str]:
     ]
 
 
-def place(verilog: str, folder: Path, seeds: Sequence[int], placer: str) -> dict[str, Any]:
+def place(verilog: str, folder: Path, seeds: Sequence[int] = SEEDS, placer: str = "heap") -> dict[str, Any]:
     """Place and route a design with each of some seeds.
 
     Args:

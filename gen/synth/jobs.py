@@ -68,7 +68,7 @@ def _energy(
 def place(config: Config, part: str, seeds: Sequence[int]) -> dict[str, Any]:
     """:func:`gen.synth.ecp5.place` of an engine."""
     source = _source(config, part, behind_registers=True)
-    # The wide words of engines with types of two widths were not routed in a quarter of an hour behind "heap".
+    # Wide words of engines with types of two widths were not routed in a quarter of an hour with "heap".
     is_crowded = config.bus_bytes > 16 and len({fmt.float_type.width for fmt in config.formats}) > 1
     placer = "static" if is_crowded else "heap"
     key = [source, ecp5.FLOW, repr(seeds), placer]
