@@ -1,9 +1,12 @@
-"""The self-test's UART at the rates of boards, and at bits that are longer or shorter than its own."""
+"""The self-test's UART at the rates of boards, and at bits longer or shorter than its own; replies."""
 
 import pytest
+from amaranth import Module
 from amaranth.sim import Simulator
 
-from rtl.selftest import UartReceiver, UartTransmitter
+from gen.board.link import Request, decode, encode
+from rtl.selftest import Command, Place, UartReceiver, UartTransmitter
+from rtl.selftest.commands import Commands
 
 BYTES = [0x00, 0xFF, 0x55, 0xAA, 0x7E, 0x01, 0x80]
 
@@ -65,3 +68,38 @@ def test_the_transmitter_sends_bits_of_the_divisors_length(divisor):
         seen.append(sum(level[0] << place for place, level in enumerate(levels[1:9])))
         at += 10 * divisor
     assert seen == BYTES
+
+
+def test_a_reply_is_whole_though_what_is_read_changes():
+    """As counters do while a run is under way, also between an escape and the byte behind it."""
+    m, words, frames = Module(), 4, 12
+    m.submodules.commands = commands = Commands(16, 4)
+    m.submodules.receiver = receiver = UartReceiver(4)
+    m.d.comb += receiver.rx.eq(commands.tx)
+    m.d.sync += commands.found.eq(commands.found + 1)
+    received = bytearray()
+
+    async def send(ctx):
+        for sequence in range(frames):
+            request = Request(Command.READ, Place.VERDICT, count=words)
+            for byte in encode(request.content(sequence)):
+                for bit in [0, *(byte >> place & 1 for place in range(8)), 1]:
+                    ctx.set(commands.rx, bit)
+                    await ctx.tick().repeat(4)
+            await ctx.tick().repeat(12 * 4 * (16 * words + 20))
+
+    async def watch(ctx):
+        async for _, _, valid, byte in ctx.tick().sample(receiver.valid, receiver.data):
+            if valid:
+                received.append(byte)
+
+    simulator = Simulator(m)
+    simulator.add_clock(1)
+    simulator.add_testbench(send)
+    simulator.add_testbench(watch, background=True)
+    simulator.run()
+    replies = [decode(frame) for frame in bytes(received).split(b"\x7e") if frame]
+    assert [reply and (reply[0], len(reply)) for reply in replies] == [
+        (sequence, 2 + 16 * words) for sequence in range(frames)
+    ]
+    assert received.count(b"\x7d") > 3  # there were bytes that are escaped

@@ -155,11 +155,15 @@ class Commands(wiring.Component):
         with m.State("READ"):
             m.next = "FIND"
         with m.State("FIND"):
+            m.next = "HOLD"
+        byte = Signal(8)  # a counter goes on while a run does, also behind the escape that is sent for it
+        with m.State("HOLD"):
+            m.d.sync += byte.eq(self.found)
             m.next = "SEND"
         with m.State("SEND"):
             ends_word = self.offset.all()
             is_last = ends_word & (request.count == 1)
-            m.d.comb += [reply.p.data.eq(self.found), reply.p.last.eq(is_last), reply.valid.eq(1)]
+            m.d.comb += [reply.p.data.eq(byte), reply.p.last.eq(is_last), reply.valid.eq(1)]
             with m.If(reply.ready):
                 m.d.sync += [
                     Cat(self.offset, request.address).eq(Cat(self.offset, request.address) + 1),
