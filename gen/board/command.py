@@ -121,8 +121,8 @@ def _check_engines(arguments: argparse.Namespace, about: About) -> None:
     """Raises ValueError if what was asked for is not what the board has."""
     if arguments.bus_bytes not in (None, about.bus_bytes):
         raise ValueError(f"--bus-bytes must be the board's, {about.bus_bytes}, not {arguments.bus_bytes}")
-    schemes = {fmt.scheme for fmt in about.formats}
-    if arguments.engines and schemes != {arguments.engines}:
+    schemes = [*dict.fromkeys(fmt.scheme for fmt in about.formats)]
+    if arguments.engines and schemes != [arguments.engines]:
         raise ValueError(f"--engines must be the board's, {' and '.join(schemes)}, not {arguments.engines!r}")
 
 
