@@ -526,9 +526,12 @@ def test_a_default_device_is_not_where_files_are_read_to(tmp_path):
 
 
 def threads():
-    return sum(
-        thread.name.startswith(("bitstash-store", "bitstash-load")) for thread in threading.enumerate()
-    )
+    """Those of offloading; of other tests, too, whose garbage is not collected yet."""
+    return {
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith(("bitstash-store", "bitstash-load"))
+    }
 
 
 def test_closing_gives_everything_back(model, tmp_path):
@@ -538,10 +541,11 @@ def test_closing_gives_everything_back(model, tmp_path):
     for _ in range(2):
         assert same(gradients(model, offload=disk)[0], expected)
     assert open_files(tmp_path) == 1
-    assert before < threads() <= before + 2  # a pool starts one more only when none is idle
+    own = threads() - before
+    assert 1 <= len(own) <= 2  # a pool starts one more only when none is idle
     disk.close()
     assert open_files(tmp_path) == 0
-    assert threads() == before
+    assert not own & threads()
     disk.close()
     assert disk.stored_bytes + disk.forwarded_bytes > 0
     with pytest.raises(OffloadError, match="nothing more can be offloaded: the Offload is closed"):
