@@ -1,13 +1,16 @@
-"""Training through the compressor: saved-tensor hooks that stash compressed bytes, and their backends."""
+"""Training through the compressor: saved-tensor hooks that keep compressed bytes, and their backends."""
 
 from .backends.checksum import CorruptionError
 from .backends.quant_format import QuantFormat
 from .calibration import calibrate
+from .compressor import Compressor
+from .keep import keep_activations
 from .offload import Offload, OffloadError
 from .policy import Policy, Rule
-from .stash import Report, Row, Stash, compress_activations, keep_activations
+from .report import Report, Row
 
 __all__ = [
+    "Compressor",
     "CorruptionError",
     "Offload",
     "OffloadError",
@@ -16,8 +19,6 @@ __all__ = [
     "Report",
     "Row",
     "Rule",
-    "Stash",
     "calibrate",
-    "compress_activations",
     "keep_activations",
 ]

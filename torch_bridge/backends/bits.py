@@ -32,17 +32,24 @@ class BitsCodec:
 
         Values of 16 bytes are not looked at. On a GPU this waits for the values, but not for booleans.
         """
+        if values.dtype == torch.bool:
+            return cls(torch.tensor([0, 1], dtype=torch.int8, device=values.device), values.dtype)
+        found = cls.levels_of(values)
+        return found[0] if found is not None and bool(found[1]) else None
+
+    @classmethod
+    def levels_of(cls, values: torch.Tensor) -> tuple[BitsCodec, torch.Tensor] | None:
+        """The codec for a flat tensor if it has two values at most, and a tensor that says whether it does.
+
+        None for values of 16 bytes. This waits for no GPU.
+        """
         if values.element_size() not in _INTEGERS:
             return None
         words = _words(values)
-        if values.dtype == torch.bool:
-            return cls(torch.tensor([0, 1], dtype=torch.int8, device=values.device), values.dtype)
         if not len(words):
-            return cls(words.new_zeros(2), values.dtype)
+            return cls(words.new_zeros(2), values.dtype), torch.ones((), dtype=torch.bool)
         low, high = words.aminmax()
-        if not bool(((words == low) | (words == high)).all()):
-            return None
-        return cls(torch.stack([low, high]), values.dtype)
+        return cls(torch.stack([low, high]), values.dtype), ((words == low) | (words == high)).all()
 
     def compress(self, values: torch.Tensor, first: int = 0) -> torch.Tensor:
         """A flat tensor -> uint8[blocks, 64], 512 values a block, the first in bit 0."""

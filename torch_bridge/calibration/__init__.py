@@ -1,5 +1,1 @@
-"""A policy from what compressing does to the gradient of a model."""
-
-from .calibration import Calibration, calibrate
-
-__all__ = ["Calibration", "calibrate"]
+calibrate=None

@@ -1,5 +1,7 @@
-"""Which saved tensors are compressed, and how far."""
+"""What becomes of each saved tensor: rules, and the decision by the facts."""
 
-from .policy import AGAIN, LOG_SOFTMAX, SIGNS_AND_ZEROS, SQUASHED, Keep, Of, Policy, Rule
+from .decision import Decision, Of
+from .policy import Policy
+from .rules import Keep, Rule
 
-__all__ = ["AGAIN", "LOG_SOFTMAX", "SIGNS_AND_ZEROS", "SQUASHED", "Keep", "Of", "Policy", "Rule"]
+__all__ = ["Decision", "Keep", "Of", "Policy", "Rule"]

@@ -1,20 +1,21 @@
-"""What a stash kept of a model's saved tensors, as rows and as a table."""
+"""What was kept of a model's saved tensors, as rows and as a table."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from .rows import DERIVED, Row, merged
+from ..facts.facts import Facts, name_of
+from .rows import RECOMPUTED, Row, merged, sum_up
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a stash has seen, with totals; ``print`` it for a table.
+    """Every tensor that a forward pass saved, with totals; ``print`` it for a table.
 
     Attributes:
         rows: in the order in which the first of each kind was saved.
@@ -33,16 +34,16 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Raw over stored bytes of all that is counted, headers and what stays raw included."""
+        """Raw over stored bytes of all that is counted, headers and what stays exact included."""
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
     @property
-    def derived_bytes(self) -> int:
+    def recomputed_bytes(self) -> int:
         """Bytes of what is not stored, as others make it."""
-        return sum(row.raw_bytes for row in self.rows if row.kept == DERIVED)
+        return sum(row.raw_bytes for row in self.rows if row.kept == RECOMPUTED)
 
     @property
-    def derived_seconds(self) -> float:
+    def recomputed_seconds(self) -> float:
         """Spent so far to compute it anew; on a GPU to give it the work."""
         return sum(row.seconds for row in self.rows)
 
@@ -59,21 +60,21 @@ class Report:
     def table(self) -> Table:
         """The report as a table of rich, with all modules together."""
         table = Table(title="saved tensors")
-        for heading in ("operation", "shape", "dtype", "kept"):
+        for heading in ("operation", "saved by", "shape", "dtype", "kept"):
             table.add_column(heading, overflow="fold")
         for heading in ("tensors", "raw kB", "stored kB", "ratio"):
             table.add_column(heading, justify="right", no_wrap=True)
-        seconds = self.derived_seconds
+        seconds = self.recomputed_seconds
         if seconds:
             table.add_column("seconds", justify="right", no_wrap=True)
         for row in merged(self.rows):
             shape = " x ".join(map(str, row.shape)) or "scalar"
-            cells = [row.op, shape, row.dtype, row.kept if row.counted else f"{row.kept} (not counted)"]
+            cells = [row.op, row.saved_by, shape, row.dtype, row.kept if row.counted else f"{row.kept} (not counted)"]
             cells += [str(row.tensors), *_sizes(row.raw_bytes, row.stored_bytes)]
             table.add_row(*cells, *([f"{row.seconds:.4f}" if row.seconds else ""] if seconds else []))
         table.add_section()
         tensors = sum(row.tensors for row in self.rows if row.counted)
-        cells = ["total", "", "", "", str(tensors), *_sizes(self.raw_bytes, self.stored_bytes)]
+        cells = ["total", "", "", "", "", str(tensors), *_sizes(self.raw_bytes, self.stored_bytes)]
         table.add_row(*cells, *([f"{seconds:.4f}"] if seconds else []))
         return table
 
@@ -87,28 +88,46 @@ class Report:
 class Sums:
     """Of the tensors of a row."""
 
+    op: str
+    facts: Facts
+    kept: str
     tensors: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def row(self) -> Row:
+        facts = self.facts
+        return Row(
+            self.op,
+            tuple(facts.shape),
+            name_of(facts.dtype),
+            self.kept,
+            not facts.constant,
+            self.tensors,
+            self.raw_bytes,
+            self.stored_bytes,
+            self.seconds,
+            facts.module,
+            facts.saved_by,
+        )
 
 
 class Tally:
     """Counts saved tensors into rows. Holds numbers and names, never a tensor."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, tuple[int, ...], str, str, bool, str], Sums] = {}
+        self._sums: dict[tuple[str, Facts, str], Sums] = {}
         self.raw_bytes = 0
         self.stored_bytes = 0
 
-    def sums(
-        self, op: str, shape: tuple[int, ...], dtype: str, kept: str, counted: bool, module: str = ""
-    ) -> Sums:
+    def sums(self, facts: Facts, op: str, kept: str) -> Sums:
         """Those of a row."""
-        key = op, shape, dtype, kept, counted, module
+        key = op, facts, kept
         sums = self._sums.get(key)
         if sums is None:
-            sums = self._sums[key] = Sums()
+            sums = self._sums[key] = Sums(op, facts, kept)
         return sums
 
     def add(self, sums: Sums, raw: int, stored: int, counted: bool) -> None:
@@ -125,14 +144,25 @@ class Tally:
         sums.raw_bytes += raw
         self.raw_bytes += raw
 
+    def move(self, before: Sums, kept: str, raw: int, stored: tuple[int, int]) -> Sums:
+        """A tensor is kept in another way than its row says: the row that it is in now.
+
+        Args:
+            raw: bytes of it.
+            stored: that it took, and takes now.
+        """
+        before.tensors -= 1
+        before.raw_bytes -= raw
+        before.stored_bytes -= stored[0]
+        self.raw_bytes -= raw
+        self.stored_bytes -= stored[0]
+        after = self.sums(before.facts, before.op, kept)
+        self.add(after, raw, stored[1], counted=True)
+        return after
+
     def report(self) -> Report:
-        found = self._sums.items()
-        return Report(
-            tuple(
-                Row(op, tuple(shape), dtype, kept, counted, **asdict(sums), module=module)
-                for (op, shape, dtype, kept, counted, module), sums in found
-            )
-        )
+        """Rows of like tensors, whatever places of the model with facts of their own they are from."""
+        return Report(tuple(sum_up(sums.row for sums in self._sums.values() if sums.tensors)))
 
 
 def _sizes(raw: int, stored: int) -> tuple[str, str, str]:

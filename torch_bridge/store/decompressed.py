@@ -15,7 +15,7 @@ _KEEP_DECOMPRESSED = 2
 
 
 class Decompressed:
-    """The last few of one stash."""
+    """The last few of one compressor."""
 
     def __init__(self) -> None:
         self._kept: list[weakref.ref[Memory]] = []

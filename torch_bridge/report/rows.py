@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-COMPRESSED, BITS, DERIVED = "compressed", "bits", "derived"
+COMPRESSED, BITS, RECOMPUTED = "compressed", "bits", "recomputed"
 
 
 @dataclass(frozen=True)
@@ -14,16 +14,16 @@ class Row:
 
     Attributes:
         op: operation that produced them, "" if it was not seen.
+        saved_by: operation that saved the first of them, or the ``autograd.Function``; "" if that is not known.
         shape, dtype: of the tensor that was saved first.
-        kept: "compressed", "bits" (of a tensor with two values), "derived" (from others), or the reason why
-            the tensor stayed raw.
+        kept: "compressed", "bits" (of a tensor with two values), "recomputed" (from others), or the reason why
+            the tensor stayed exact.
         counted: whether the totals count it; parameters and buffers are in neither.
         tensors: how many there are, each storage and version counted once.
         raw_bytes: bytes of all of them as they were.
         stored_bytes: bytes of all of them as they are kept.
         seconds: that were spent so far to compute them anew.
-        module: in whose forward pass the first of them was saved, if modules are told apart; "" is the model
-            itself.
+        module: in whose forward pass the first of them was saved; "" is the model itself.
     """
 
     op: str
@@ -36,16 +36,22 @@ class Row:
     stored_bytes: int
     seconds: float = 0.0
     module: str = ""
+    saved_by: str = ""
 
 
 def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
     """The rows with all modules together."""
-    found: dict[tuple[str, tuple[int, ...], str, str, bool], Row] = {}
+    return tuple(sum_up(replace(row, module="") for row in rows))
+
+
+def sum_up(rows: Iterable[Row]) -> Iterable[Row]:
+    """One row for those that differ in numbers alone."""
+    found: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        key = row.op, row.shape, row.dtype, row.kept, row.counted
+        key = row.op, row.saved_by, row.shape, row.dtype, row.kept, row.counted, row.module
         one = found.get(key)
-        found[key] = replace(row, module="") if one is None else _sum(one, row)
-    return tuple(found.values())
+        found[key] = row if one is None else _sum(one, row)
+    return found.values()
 
 
 def _sum(one: Row, other: Row) -> Row:

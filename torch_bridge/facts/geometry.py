@@ -15,6 +15,8 @@ from math import prod
 
 import torch
 
+from .. import internals
+
 
 class Geometry:
     """How a tensor lies in a storage: sizes, strides and offset, in elements.
@@ -220,11 +222,12 @@ def _span(size: Sequence[int], stride: Sequence[int]) -> int:
 
 
 _PLAIN: dict[int, bool] = {}
+_USUAL = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor is memory with strides and no more: no subclass, no lazy bit, not sparse."""
-    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    keys = internals.keys_of(tensor)
     found = _PLAIN.get(keys)
     if found is None:
         found = _PLAIN[keys] = _is_plain(tensor)
@@ -238,7 +241,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_nested
         and tensor.device.type != "meta"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not internals.is_wrapped(tensor)
         and not tensor.is_neg()
         and not tensor.is_conj()
         and not tensor._is_zerotensor()
@@ -248,7 +251,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What a rank has of a DTensor, of any other the tensor itself."""
-    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+    if type(tensor) in _USUAL:
         return tensor
     local = getattr(tensor, "_local_tensor", tensor)
     return local.trigger_wait() if hasattr(local, "trigger_wait") else local  # a collective's result

@@ -1,42 +1,42 @@
-"""What autograd holds in place of the tensors that it saves, and the memory that is made of it again."""
+"""What is stored of tensors, what autograd holds in their place, and the memory that is made of it again."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ..backends import Backend, streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import CorruptionError, checksums
+from ..facts.facts import Facts
+from ..facts.geometry import Geometry, Region
 from ..offload import Handle
-from .layout import Geometry, Region
-from .storages import StorageRef
+from ..report.report import Sums
+from .verdicts import Flag
 
-# What was stashed of a tensor before is shared if it is at least this part of what is left to stash: to put
+# What was stored of a tensor before is shared if it is at least this part of what is left to store: to put
 # memory together of many small parts costs more than it saves.
 _LEAST_SHARED = 1 / 8
 
 
 class Source:
-    """One state of one storage: which of its regions are stashed, and which stay as they are.
-
-    Lives as long as anything that came of it, and so long keeps the storage's address from being used again.
+    """One state of one storage: which of its regions are stored, and which stay as they are.
 
     Args:
-        storage: which it is.
+        storage: a weak reference to it.
         elements: that it has.
 
     Attributes:
         elements: as given.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_limit", "_memories", "_raw", "_storage", "elements")
+    __slots__ = ("__weakref__", "_entries", "_exact", "_limit", "_memories", "_storage", "elements")
 
-    def __init__(self, storage: StorageRef, elements: int) -> None:
+    def __init__(self, storage: weakref.ref[torch.UntypedStorage], elements: int) -> None:
         self._storage, self.elements = storage, elements
-        self._raw: list[tuple[Region, weakref.ref[Raw]]] = []
+        self._exact: list[tuple[Region, weakref.ref[Exact]]] = []
         self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
         self._limit = 16
@@ -47,14 +47,12 @@ class Source:
             self._entries = [one for one in self._entries if one[2]() is not None]
             self._limit = max(16, 2 * len(self._entries))
 
-    def holding(self, region: Region, *codecs: Backend | BitsCodec | None) -> Entry | None:
-        """The entry that has all of a region, the first that was added; of these codecs, if any is given."""
+    def holding(self, region: Region) -> Iterator[Entry]:
+        """The entries that have all of a region, the first that was added first."""
         if self._entries:
             for entry in self._near(region):
-                fits = not codecs or (entry.codec in codecs and entry.is_stored)
-                if fits and region.is_within(entry.region):
-                    return entry
-        return None
+                if region.is_within(entry.region):
+                    yield entry
 
     def shared(
         self, region: Region, codec: Backend | BitsCodec | None
@@ -78,29 +76,29 @@ class Source:
 
     def is_at(self, storage: torch.UntypedStorage) -> bool:
         """Whether it is of this storage."""
-        return storage._cdata == self._storage.address
+        return self._storage() is storage
 
-    def leave(self, region: Region, raw: Raw) -> int:
+    def leave(self, region: Region, exact: Exact) -> int:
         """A region is to stay as it is, held by a saved tensor; how many of its elements did not yet."""
         rest = [region]
-        for other, _ in self._raw:
+        for other, _ in self._exact:
             rest = [part for piece in rest for part in piece.split(other)[1]]
         if rest or self.left(region) is None:
-            self._raw.append((region, weakref.ref(raw)))
+            self._exact.append((region, weakref.ref(exact)))
         return sum(piece.count for piece in rest)
 
     def is_left(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
-        for one, _ in self._raw:  # noqa: SIM110, as a generator takes longer
+        for one, _ in self._exact:  # noqa: SIM110, as a generator takes longer
             if region.is_within(one):
                 return True
         return False
 
-    def left(self, region: Region) -> Raw | None:
+    def left(self, region: Region) -> Exact | None:
         """What still holds all of a region that stays as it is."""
-        for one, ref in self._raw:
-            if region.is_within(one) and (raw := ref()) is not None:
-                return raw
+        for one, ref in self._exact:
+            if region.is_within(one) and (exact := ref()) is not None:
+                return exact
         return None
 
     def memory_for(self, entry: Entry) -> Memory:
@@ -141,7 +139,7 @@ class Memory:
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
         self.is_light = self.is_awaited = False
-        self._storage: StorageRef | None = None
+        self._storage: weakref.ref[torch.UntypedStorage] | None = None
         self._counts: torch.Tensor | None = None  # the memory's versions, once it is not kept any more
         self._times = 0  # that it was made
         self._version = 0  # of the kept memory, with what was written here
@@ -171,7 +169,7 @@ class Memory:
         storage = memory.untyped_storage()
         if entry.source.is_at(storage):
             return memory  # not away yet, and may be written to: to be asked for each time
-        self._storage, self._counts = StorageRef(storage), None
+        self._storage, self._counts = weakref.ref(storage), None
         self._version = memory._version
         entry.filled = self._times
         self._written = streams.written(memory.device)
@@ -212,7 +210,7 @@ class Entry:
 
     Args:
         source: the storage's state.
-        region: that is stashed.
+        region: that is stored.
         codec: what decompresses it; None if its values are stored.
         values: its values, of which dtype and device are taken.
         stored: what they became.
@@ -221,7 +219,19 @@ class Entry:
 
     Attributes:
         filled: which time that its memory was made has its values.
+        name: as given.
+        facts: of the tensor that it was made for.
+        strength: of what is kept of the values, as of a ``Decision``.
+        is_alone: whether no other entry has a part of the tensor.
+        sums: of its row in the report.
+        original: bytes of it that the row counts.
     """
+
+    facts: Facts
+    sums: Sums
+    strength: tuple[bool, float] = (True, float("inf"))
+    is_alone = True
+    original = 0
 
     def __init__(
         self,
@@ -235,11 +245,35 @@ class Entry:
     ) -> None:
         self.source, self.region, self.codec = source, region, codec
         self.dtype, self.device = values.dtype, values.device
-        self.stored, self._checksums, self._name = stored, sums, name
+        self.stored, self._checksums, self.name = stored, sums, name
         self._written = streams.written(self.device)
         self._memory: Memory | None = None
+        self._doubt: tuple[Flag, torch.Tensor] | None = None
         self.filled = 0
         source.add(self)
+
+    def become(
+        self,
+        codec: Backend | BitsCodec | None,
+        stored: torch.Tensor | Handle,
+        sums: torch.Tensor | None,
+        strength: tuple[bool, float],
+    ) -> None:
+        """Store the same values in another way, for a node that needs more of them."""
+        self.codec, self.stored, self._checksums, self.strength = codec, stored, sums, strength
+        self._written = streams.written(self.device)
+        self.filled = 0
+
+    def doubt(self, flag: Flag, values: torch.Tensor) -> None:
+        """The values stay until a flag says that what was made of them is right; else they are used."""
+        self._doubt = flag, values
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its values stay in memory beside what was made of them; asks the flag, and never waits."""
+        if self._doubt is not None and self._doubt[0].value:
+            self._doubt = None
+        return self._doubt is not None
 
     @property
     def nbytes(self) -> int:
@@ -280,8 +314,11 @@ class Entry:
 
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         """Write the values to memory, which is made if there is none; the memory."""
-        stored = self._read()
-        values = stored if self.codec is None else self.codec.decompress(stored, self.region.count)
+        if self.is_doubtful:
+            assert self._doubt is not None
+            values = self._doubt[1].clone()
+        else:
+            values = self._values()
         if memory is None and not self.region.has_gaps:
             return values
         if memory is None:
@@ -289,8 +326,12 @@ class Entry:
         where.view(memory, self.region).copy_(values.view(self.region.size))
         return memory
 
+    def _values(self) -> torch.Tensor:
+        stored = self._read()
+        return stored if self.codec is None else self.codec.decompress(stored, self.region.count)
+
     def _read(self) -> torch.Tensor:
-        """The stored bytes; raises CorruptionError if they have checksums and are not what was stashed."""
+        """The stored bytes; raises CorruptionError if they have checksums and are not what was stored."""
         if isinstance(self.stored, Handle):
             stored = self.stored.get()
         else:
@@ -304,8 +345,8 @@ class Entry:
             changed = (checksums(stored) != self._checksums).nonzero()
             if len(changed):
                 raise CorruptionError(
-                    f"stashed bytes changed in memory: block {int(changed[0])} of {len(stored)} of the "
-                    f"tensor {self._name}"
+                    f"stored bytes changed in memory: block {int(changed[0])} of {len(stored)} of the "
+                    f"tensor {self.name}"
                 )
         return stored
 
@@ -325,6 +366,10 @@ class Joint(Entry):
         self._parts = parts
 
     @property
+    def parts(self) -> list[Entry]:
+        return [entry for entry, _ in self._parts]
+
+    @property
     def is_stored(self) -> bool:
         return False
 
@@ -341,7 +386,7 @@ class Joint(Entry):
 
 
 class Packed:
-    """What autograd holds for a stashed tensor: where it lies in an entry."""
+    """What autograd holds for a stored tensor: where it lies in an entry."""
 
     __slots__ = ("entry", "geometry")
 
@@ -349,32 +394,30 @@ class Packed:
         self.entry, self.geometry = entry, geometry
 
 
-class Raw:
+class Exact:
     """What autograd holds for a tensor that stays as it is.
 
     With hooks autograd leaves it to them to notice that a saved tensor was written to since.
 
     Args:
-        saved: the tensor.
+        saved: the tensor. Of a parameter that is itself: ZeRO-3 and FSDP free its memory by what the parameter
+            is given in its place, and a detached alias would hold the memory.
         source: of its storage.
-        counts: what counts its versions, if it does not itself.
     """
 
-    __slots__ = ("__weakref__", "_counts", "_saved", "_source", "_version")
+    __slots__ = ("__weakref__", "_saved", "_source", "_version")
     is_exact = True
 
-    def __init__(
-        self, saved: torch.Tensor, source: Source | None, counts: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, saved: torch.Tensor, source: Source | None) -> None:
         self._saved, self._source = saved, source
-        self._counts = saved if counts is None else counts
-        self._version = self._counts._version
+        self._version = saved._version
 
     def tensor(self) -> torch.Tensor:
-        if self._counts._version != self._version:
+        """The tensor; raises autograd's own error if it was written to."""
+        if self._saved._version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: [{self._saved.dtype} {list(self._saved.shape)}] is at version "
-                f"{self._counts._version}; expected version {self._version} instead"
+                f"{self._saved._version}; expected version {self._version} instead"
             )
-        return self._saved
+        return self._saved.detach() if self._saved.requires_grad else self._saved

@@ -1,17 +1,17 @@
-"""Saved tensors that are not stored: what they are computed from is stashed anyway.
+"""Saved tensors that are not stored but recomputed: what they are made of is stored anyway.
 
-A tensor is derived if cheap operations (``recipe.py``) made it from starting points alone: tensors that are
-stashed by then, compressed, as bits, raw or offloaded, or derived themselves; parameters of the model; and
-small tensors, which are copied for it. That is decided when the tensor is stashed, and what is saved later
-is no starting point: nothing waits undecided but what one operation saves, if rules ask which that is. In a
-GPT inputs are saved before what is made of them.
+A tensor is recomputed if cheap operations (``facts/recompute.py``) made it of recomputation inputs alone:
+tensors that are stored by then, compressed, as bits, exactly or offloaded, or recomputed themselves; parameters
+of the model; and small tensors, which are copied for it. That is decided when the tensor is saved, and what is
+saved later is no input: nothing waits undecided but what one operation saves. In a GPT inputs are saved before
+what is made of them.
 
 No tensor is more than ``MOST_OPERATIONS`` operations from what is stored, nor do these compute more than
-``MOST_WORK`` values for each of its own. Every state of a storage has one derived entry for all views.
-It holds its starting points; recipes only say which they are, by states of storages. A starting point that
-stays as it is raises autograd's own error if it was written to since.
+``MOST_WORK`` values for each of its own. Every state of a storage has one recomputed entry for all views.
+It holds its inputs; recipes only say which they are, by states of storages. An input that stays as it is raises
+autograd's own error if it was written to since.
 
-What attention gives is made of what its own node holds instead, whatever that takes; other tensors may start
+What attention gives is made of what its own node holds instead (``attention.py``); other tensors may start
 from it, and are not made of it otherwise.
 
 After Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174): what is cheap is
@@ -21,20 +21,21 @@ computed anew. Compiled graphs choose what to start from by a minimal cut, befor
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
+import weakref
 from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
 
 from ..backends import streams
-from .entries import Entry, Memory, Raw, Source
-from .layout import Geometry, Region, region_of
-from .node import Node
-from .origin import Operand, Origin, Recipe
-from .report import Sums
-from .trace import Trace
+from ..facts.facts import Facts
+from ..facts.geometry import Geometry, Region, region_of
+from ..facts.origin import Operand, Origin
+from ..facts.recompute import Recipe
+from ..facts.watch import PARAMETER, Watch
+from ..internals import as_recorded
+from .entries import Entry, Exact, Memory, Source
+from .verdicts import Verdicts
 
 MOST_OPERATIONS = 12
 MOST_WORK = 16
@@ -48,12 +49,7 @@ _LARGEST_HALF = torch.finfo(torch.float16).max
 # Sums, products and copies in a row that take less time than what they are made of takes to keep.
 _LIGHT = 4
 
-_DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
-_KEYS = torch._C.DispatchKey
-_AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{device}")) for device in _DEVICES))
-_BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
-
-Start = Entry | Raw
+Start = Entry | Exact
 Input: TypeAlias = "tuple[int | str, Start | Redone, Geometry]"
 
 
@@ -63,7 +59,6 @@ class Redone:
     Args:
         recipe: of the operation.
         inputs: by the places or names of arguments: what each operand is part of, and where it lies in it.
-        others: further arguments by name.
 
     Attributes:
         operations, work: done in all, and values that these compute.
@@ -72,26 +67,26 @@ class Redone:
     """
 
     __slots__ = (
-        *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_operation", "_over"),
+        *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_over", "_way"),
         *("cost", "is_exact", "operations", "work"),
     )
 
-    def __init__(self, recipe: Recipe, inputs: list[Input], **others: Any) -> None:
-        self._operation, self._args = recipe.operation, list(recipe.args)
-        self._kwargs = recipe.kwargs | others
+    def __init__(self, recipe: Recipe, inputs: list[Input]) -> None:
+        self._way, self._args = recipe.way, list(recipe.args)
+        self._kwargs = dict(recipe.kwargs)
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
-        self.cost = 1 if recipe.operation.is_light else _LIGHT + 1
+        self.cost = 1 if recipe.way.is_light else _LIGHT + 1
         self._over: int | None = None
         for place, part, where in inputs:
             _put(None, place, self._args, self._kwargs)  # a recipe is not held any longer
             self.is_exact = self.is_exact and part.is_exact
-            if isinstance(part, (Redone, Derived)):
+            if isinstance(part, (Redone, Recomputed)):
                 self.operations += part.operations
                 self.work += part.work
             if isinstance(part, Redone):
                 self.cost += part.cost
-                if recipe.operation.takes_out and isinstance(place, int) and self._lies_like(part, where):
+                if recipe.way.takes_out and isinstance(place, int) and self._lies_like(part, where):
                     self._over = place
         self._may_overflow = not self.is_exact and self._dtype == torch.float16
 
@@ -103,7 +98,7 @@ class Redone:
     @property
     def saturates(self) -> bool:
         """Whether its result nears an end and never passes it."""
-        return self._operation.saturates
+        return self._way.saturates
 
     def is_whole(self, where: Geometry) -> bool:
         """Whether an operand that lies there is all of its result."""
@@ -137,12 +132,12 @@ class Redone:
                 if where is not part._geometry:
                     offset = made.storage_offset() + where.offset
                     made = made.as_strided(where.size, where.stride, offset)
-            elif isinstance(part, Raw):
+            elif isinstance(part, Exact):
                 made = memories[part].as_strided(where.size, where.stride, where.offset)
             else:
                 made = part.memory.view(memories[part], where)
             _put(made, place, args, kwargs)
-        compute = self._operation.compute
+        compute = self._way.compute
         if self._over is not None:
             made = compute(self.is_exact, *args, out=args[self._over], **kwargs)
             return made.clamp_(-_LARGEST_HALF, _LARGEST_HALF) if self._may_overflow else made
@@ -157,27 +152,24 @@ class Redone:
         return made
 
 
-class Derived(Entry):
+class Recomputed(Entry):
     """A region that is computed anew; it stores nothing itself.
 
     Args:
         source, region, values: as of :class:`Entry`; the region is a run of memory.
-        redone: what makes all of it.
-        sums: of its row in the report, where the time that it takes is added.
+        redone: what makes all of it; the time that it takes is added to its row in the report.
 
     Attributes:
         operations, work: of what makes it.
-        redone, sums: as given.
+        redone: as given.
     """
 
     operations: int
     work: int
 
-    def __init__(
-        self, source: Source, region: Region, values: torch.Tensor, redone: Redone, sums: Sums
-    ) -> None:
+    def __init__(self, source: Source, region: Region, values: torch.Tensor, redone: Redone) -> None:
         super().__init__(source, region, None, values, None)
-        self.redone, self.sums = redone, sums
+        self.redone = redone
         self._unsaved = [region]
         self._starts: dict[Start, None] = {}
         redone.add_starts(self._starts)
@@ -211,13 +203,13 @@ class Derived(Entry):
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         memories: dict[Start, torch.Tensor] = {}
         for start in self._starts:
-            if isinstance(start, Raw):
+            if isinstance(start, Exact):
                 memories[start] = start.tensor()
                 streams.hold(memories[start])
             else:
                 memories[start] = start.memory.of(start)
         began = perf_counter()
-        with _BELOW_AUTOGRAD(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # as it was recorded
+        with as_recorded():
             made = self.redone.run(memories)
         self.sums.seconds += perf_counter() - began
         return self._put_into(memory, made, where)
@@ -230,85 +222,66 @@ class Derived(Entry):
         return memory
 
 
-class Further(Derived):
-    """A further result of an operation that is done again for its node, made with the outputs.
-
-    Args:
-        node: which that is; others as of :class:`Derived`.
-    """
-
-    def __init__(
-        self, source: Source, region: Region, values: torch.Tensor, redone: Redone, sums: Sums, node: Node
-    ) -> None:
-        super().__init__(source, region, values, redone, sums)
-        self._node = node
-
-    @property
-    def needs(self) -> list[Entry]:
-        outputs = self._node.outputs
-        return super().needs if outputs is None else [outputs]
-
-    def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
-        made = self._node.take()
-        if made is None:
-            return super().write_to(memory, where)
-        return self._put_into(memory, self.redone.finish(made), where)
+def source_of(origin: Origin, tensor: torch.Tensor, version: int) -> Source:
+    """Where what is stored of a storage's state is found, as a tensor of that version has it."""
+    key = version, tensor.dtype
+    if origin.sources is None:
+        origin.sources = {}
+    ref = origin.sources.get(key)
+    source: Source | None = ref() if ref is not None else None
+    if source is None:
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        source = Source(origin.storage, elements)
+        origin.sources[key] = weakref.ref(source)
+    return source
 
 
 class Planner:
-    """Finds what saved tensors can be derived from.
+    """Finds what saved tensors can be recomputed from.
 
     Args:
-        trace: that recorded how they were made.
+        watch: that recorded how they were made.
+        verdicts: on sums that are small beside what is added.
 
     Attributes:
-        copied: bytes of starting points that were copied for what was planned last.
+        copied: bytes of inputs that were copied for what was planned last.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+    def __init__(self, watch: Watch, verdicts: Verdicts) -> None:
+        self._watch, self._verdicts = watch, verdicts
         self.copied = 0
 
-    def plan(self, tensor: torch.Tensor, origin: Origin) -> tuple[Redone, Region] | None:
-        """What makes the memory of a saved tensor, and all of that memory; None if nothing can."""
+    def plan(
+        self, tensor: torch.Tensor, origin: Origin, facts: Facts, only_exact: bool
+    ) -> tuple[Redone, Region] | None:
+        """What makes the memory of a saved tensor, and all of that memory; None if nothing can.
+
+        Args:
+            only_exact: whether nothing lossy may be among its inputs.
+        """
         recipe = origin.recipe
         if recipe is None or recipe.version != tensor._version or recipe.dtype != tensor.dtype:
             return None
         region, whole = region_of(tensor), recipe.geometry.region
         if whole.has_gaps or not region.is_within(whole):
             return None
-        self.copied = 0
-        redone = self._redo(recipe, _SMALL * region.count * tensor.element_size(), origin)
+        self.copied, self._facts, self._sums = 0, facts, 0
+        redone = self._redo(recipe, _SMALL * region.count * tensor.element_size(), origin, only_exact)
         if redone is None or redone.operations > MOST_OPERATIONS or redone.work > MOST_WORK * region.count:
             return None
         return redone, whole
 
-    def plan_for(self, node: Node, tensor: torch.Tensor, recipe: Recipe) -> tuple[Redone, Region] | None:
-        """What makes a result of a node's own operation of what the node holds, and all of its memory."""
-        region, whole = region_of(tensor), recipe.geometry.region
-        if whole.has_gaps or not region.is_within(whole):
-            return None
-        places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
-        operands = [(place, operand) for place, operand in places if type(operand) is Operand]
-        inputs: list[Input] = [
-            (place, held, operand.geometry)
-            for (place, operand), held in zip(operands, node.held, strict=True)
-        ]
-        return Redone(recipe, inputs, node=node), whole
-
-    def _redo(self, recipe: Recipe, small: float, origin: Origin) -> Redone | None:
+    def _redo(self, recipe: Recipe, small: float, origin: Origin, only_exact: bool) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
-        if recipe.operation.for_its_node:
-            return None
         inputs: list[Input] = []
         operands: list[Operand] = []
         places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
         for place, operand in places:
             if type(operand) is Operand:
                 found = (
-                    self._stashed(operand)
+                    self._stored(operand, only_exact)
                     or self._parameter(operand)
-                    or self._made(operand, small)
+                    or self._made(operand, small, only_exact)
                     or self._copy(operand, small)
                 )
                 if found is None:
@@ -316,20 +289,22 @@ class Planner:
                 inputs.append((place, found, operand.geometry))
                 operands.append(operand)
         redone = Redone(recipe, inputs)
-        if recipe.operation.may_cancel and not redone.is_exact and not _is_of_one(recipe, inputs):
+        if recipe.way.may_cancel and not redone.is_exact and not _is_of_one(recipe, inputs):
             lossy = [one for one, (_, part, _) in zip(operands, inputs, strict=True) if not part.is_exact]
-            if self._cancels(recipe, origin, lossy):
+            self._sums += 1
+            key = "cancels", self._facts, self._sums
+            if self._verdicts.ask(key, lambda: self._cancels(recipe, origin, lossy)):
                 return None
         return redone
 
-    def _cancels(self, recipe: Recipe, origin: Origin, operands: list[Operand]) -> bool:
+    def _cancels(self, recipe: Recipe, origin: Origin, operands: list[Operand]) -> torch.Tensor | bool:
         """Whether a sum is smaller than what was added, whose error it has then, or may be."""
         made = self._mean(origin, recipe.dtype, recipe.geometry.region)
         added = [self._mean(one.origin, one.dtype, one.geometry.region) for one in operands]
         known = [one for one in added if one is not None]
         if made is None or len(known) < len(added):
             return True
-        return not bool(made >= torch.stack(known).max())  # NaNs may be anything
+        return ~(made >= torch.stack(known).max())  # NaNs may be anything
 
     def _mean(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
         """The mean magnitude of a state of a storage; None if that is gone."""
@@ -340,35 +315,40 @@ class Planner:
         total = torch.linalg.vector_norm(values, 1, dtype=torch.promote_types(dtype, torch.float32))
         return total.float() / region.count
 
-    def _stashed(self, operand: Operand) -> Start | Redone | None:
-        """What is stashed of an operand; of what is light to make the way, so that it takes no memory."""
-        source = operand.source
+    def _stored(self, operand: Operand, only_exact: bool) -> Start | Redone | None:
+        """What is stored of an operand; of what is light to make the way, so that it takes no memory."""
+        origin = operand.origin
+        ref = origin.sources.get((operand.version, operand.dtype)) if origin.sources else None
+        source: Source | None = ref() if ref is not None else None
         if source is None:
             return None
-        region, origin = operand.geometry.region, operand.origin
-        is_gathered = origin.constant in ("parameter", "parameter copy") and origin.parameter is None
+        region = operand.geometry.region
+        is_gathered = origin.constant.startswith(PARAMETER) and origin.parameter is None
         # FSDP frees it even if a node holds it; and what was written to past its version is another one.
-        may_stay = not is_gathered and self._trace.is_current(origin)
+        may_stay = not is_gathered and self._watch.is_current(origin)
         left = source.left(region) if may_stay else None
-        found = left or source.holding(region)
-        return found.redone if isinstance(found, Derived) and found.is_light else found
+        if left is not None:
+            return left
+        for found in source.holding(region):
+            if found.is_exact or not only_exact:
+                return found.redone if isinstance(found, Recomputed) and found.is_light else found
+        return None
 
-    def _parameter(self, operand: Operand) -> Raw | None:
+    def _parameter(self, operand: Operand) -> Exact | None:
         """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""
-        parameter = operand.origin.parameter
+        parameter = operand.origin.parameter() if operand.origin.parameter is not None else None
         if parameter is None or parameter._version != operand.version or parameter.dtype != operand.dtype:
             return None
-        if not self._trace.is_current(operand.origin):
+        if not self._watch.is_current(operand.origin):
             return None
-        values = parameter.detach()  # within an operation: it counts versions for itself
-        is_there = values.untyped_storage()._cdata == operand.origin.storage.address
-        return Raw(values, None, parameter) if is_there else None
+        is_there = parameter.untyped_storage() is operand.origin.storage()
+        return Exact(parameter, None) if is_there else None
 
-    def _made(self, operand: Operand, small: float) -> Redone | None:
+    def _made(self, operand: Operand, small: float, only_exact: bool) -> Redone | None:
         recipe = operand.origin.recipe
         if recipe is None or (recipe.version, recipe.dtype) != (operand.version, operand.dtype):
             return None
-        return self._redo(recipe, small, operand.origin)
+        return self._redo(recipe, small, operand.origin, only_exact)
 
     def _copy(self, operand: Operand, small: float) -> Entry | None:
         """A copy of a small tensor that is still there."""
@@ -378,14 +358,13 @@ class Planner:
         if whole is None:
             return None
         values = region.values(whole).clone()
-        source = operand.source or operand.origin.source(whole, operand.version)
         self.copied += nbytes
-        return Entry(source, region, None, values, values)
+        return Entry(source_of(operand.origin, whole, operand.version), region, None, values, values)
 
     def _memory(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
         """All of a storage, if it is still there and nobody wrote to it since."""
         storage = origin.storage()
-        if storage is None or not self._trace.is_current(origin):
+        if storage is None or not self._watch.is_current(origin):
             return None
         if storage.nbytes() < region.end * dtype.itemsize:  # FSDP has let go of it
             return None
@@ -405,7 +384,7 @@ def _is_of_one(recipe: Recipe, inputs: list[Input]) -> bool:
     Of a number and what saturates: how near that is to its end has no larger error than its argument.
     """
     if any(isinstance(value, (int, float)) and value for value in recipe.args):
-        parts = [part.redone if isinstance(part, Derived) else part for _, part, _ in inputs]
+        parts = [part.redone if isinstance(part, Recomputed) else part for _, part, _ in inputs]
         return all(isinstance(part, Redone) and part.saturates for part in parts)
     leaves: set[tuple[Start, Geometry]] = set()
     return all(_is_pointwise(part, where, leaves) for _, part, where in inputs) and len(leaves) == 1

@@ -5,13 +5,8 @@ under which a small error of what they are given stays a small one: not a matrix
 a quotient of two tensors. They are recorded below autograd and autocast, with the sizes
 and strides of their arguments, and computed anew like that, so that the same arguments give the same bits.
 
-Of a sum or difference that is small beside what is added an error does not stay small: ``derive.py`` looks at
-its size.
-
-Attention is done again as well, a small part of the work of a layer (3 % in GPT-2 with 1024 tokens), but
-for its own node alone. That takes differences of what queries, keys, values, outputs and log-sum-exps say of
-the same probabilities, and little is right of these unless they belong together: so outputs and sums are made
-of what the node itself holds, whatever others have stashed of the same tensors.
+Of a sum or difference that is small beside what is added an error does not stay small: the planner looks at
+its size. Attention, which is done again for its own node alone, is in ``store/attention.py``.
 
 Norms take the statistics of the forward pass from where these are kept. From decompressed values new ones
 would be too large, as noise raises every variance.
@@ -19,14 +14,65 @@ would be too large, as noise raises every variance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .node import Node
-from .origin import Compute, Operation
+from .geometry import Geometry
 
 _ATEN = torch.ops.aten
+
+# From whether all tensors are exact, and an operation's arguments, one of its results.
+Compute = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """How the first result of an operation is computed anew.
+
+    Attributes:
+        compute: that result, from whether all tensors are exact, and the operation's arguments.
+        fits: whether it holds for these arguments.
+        takes: places of the arguments that it is computed from; all if None.
+        results: places of further results that it is computed from; they are arguments behind the others.
+        takes_out: whether ``compute`` can be given memory to write to, as ``out``.
+        is_light: whether it takes no longer than to read and write its tensors.
+        may_cancel: whether its result may be small beside what it is computed from.
+        saturates: whether its result nears an end and never passes it.
+    """
+
+    compute: Compute
+    fits: Callable[[tuple[Any, ...]], bool] | None = None
+    takes: tuple[int, ...] | None = None
+    results: tuple[int, ...] = ()
+    takes_out: bool = False
+    is_light: bool = False
+    may_cancel: bool = False
+    saturates: bool = False
+
+
+class Recipe:
+    """How a storage was filled.
+
+    Attributes:
+        way: of computing it anew.
+        args, kwargs: of the operation, as it is computed from, with an ``Operand`` for each tensor.
+        version: of the tensor then.
+        dtype, geometry: of the tensor, which fills the storage.
+        length: operations in all, with those that made the operands.
+    """
+
+    __slots__ = ("args", "dtype", "geometry", "kwargs", "length", "version", "way")
+
+    def __init__(
+        self, way: Recomputation, args: list[Any], kwargs: dict[str, Any], made: torch.Tensor
+    ) -> None:
+        self.way, self.args, self.kwargs = way, args, kwargs
+        self.version, self.dtype = made._version, made.dtype
+        self.geometry = Geometry.of(made)
+        self.length = 1
 
 
 def _plainly(func: Any, into: Any = None) -> Compute:
@@ -124,26 +170,6 @@ def _dropout(is_exact: bool, x: torch.Tensor, p: float, mask: torch.Tensor) -> t
     return x * (mask.to(x.dtype) * scale) if x.device.type == "cpu" else x.mul(mask).mul_(scale)
 
 
-def _attention(name: str) -> tuple[Operation, ...]:
-    """What fused attention without dropout gives: outputs, and the log-sum-exps of its logits."""
-    func = getattr(_ATEN, name).default
-    places = [argument.name for argument in func._schema.arguments]
-    dropout = places.index("dropout_p")
-
-    def outputs(is_exact: bool, *args: Any, node: Node, **kwargs: Any) -> torch.Tensor:
-        made, sums = func(*args, **kwargs)[:2]
-        node.leave(sums)
-        return made
-
-    def sums(is_exact: bool, *args: Any, node: Node, **kwargs: Any) -> torch.Tensor:
-        return func(*args, **kwargs)[1]
-
-    def fits(args: tuple[Any, ...]) -> bool:
-        return not any(args[dropout : dropout + 1])
-
-    return Operation(outputs, fits, for_its_node=True), Operation(sums, fits, makes=1, for_its_node=True)
-
-
 # Activations in all their spellings are made of these, and of what follows.
 _POINTWISE = (
     *("rsub.Scalar", "relu.default", "gelu.default", "silu.default", "glu.default"),
@@ -161,46 +187,43 @@ _LIGHT = {
 
 
 def _named(name: str) -> Any:
+    """An operation of ATen, None where this torch has none of that name."""
     packet, _, overload = name.partition(".")
-    return getattr(getattr(_ATEN, packet), overload)
+    return getattr(getattr(_ATEN, packet, None), overload, None)
 
 
-def _pointwise(name: str, into: str = "", fits: Any = None, is_light: bool = False) -> Operation:
-    compute = _plainly(_named(name), _named(into) if into else None)
-    packet = name.partition(".")[0]
-    return Operation(
-        compute,
+def _plain(name: str, into: str = "", fits: Any = None, is_light: bool = False) -> Recomputation:
+    packet, out = name.partition(".")[0], _named(into) if into else None
+    return Recomputation(
+        _plainly(_named(name), out),
         fits,
-        takes_out=bool(into),
+        takes_out=out is not None,
         is_light=is_light,
         may_cancel=packet in ("add", "sub", "rsub"),
         saturates=packet in ("sigmoid", "erf", "_softmax"),
     )
 
 
-_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-
-_OPERATIONS: dict[Any, Operation] = {
-    **{_named(name): _pointwise(name) for name in _POINTWISE},
-    **{_named(name): _pointwise(name, into) for name, into in _INTO.items()},
-    **{_named(name): _pointwise(name, into, is_light=True) for name, into in _LIGHT.items()},
-    _ATEN.tanh.default: Operation(_tanh, takes_out=True, saturates=True),
-    _ATEN.div.Tensor: _pointwise("div.Tensor", "div.out", lambda args: _is_number(args[1]), is_light=True),
-    _ATEN.pow.Tensor_Scalar: _pointwise(
+_BY_NAME: dict[str, Recomputation] = {
+    **{name: _plain(name) for name in _POINTWISE},
+    **{name: _plain(name, into) for name, into in _INTO.items()},
+    **{name: _plain(name, into, is_light=True) for name, into in _LIGHT.items()},
+    "tanh.default": Recomputation(_tanh, takes_out=True, saturates=True),
+    "div.Tensor": _plain("div.Tensor", "div.out", lambda args: _is_number(args[1]), is_light=True),
+    "pow.Tensor_Scalar": _plain(
         "pow.Tensor_Scalar", "pow.Tensor_Scalar_out", lambda args: _is_natural(args[1])
     ),
-    _ATEN.native_layer_norm.default: Operation(_layer_norm, results=(1, 2)),
-    _ATEN.native_batch_norm.default: Operation(
+    "native_layer_norm.default": Recomputation(_layer_norm, results=(1, 2)),
+    "_fused_rms_norm.default": Recomputation(_rms_norm, results=(1,)),
+    "native_batch_norm.default": Recomputation(
         _batch_norm, _is_like_without_statistics, takes=(0, 1, 2, 7), results=(1, 2)
     ),
-    _ATEN.native_dropout.default: Operation(
+    "native_dropout.default": Recomputation(
         _dropout, lambda args: args[2] is True and args[1] < 1, takes=(0, 1), results=(1,)
     ),
 }
-if hasattr(_ATEN, "_fused_rms_norm"):  # from PyTorch 2.8 on
-    _OPERATIONS[_ATEN._fused_rms_norm.default] = Operation(_rms_norm, results=(1,))
 
-# Of each function what can be computed anew of its results.
-OPERATIONS: dict[Any, tuple[Operation, ...]] = {func: (one,) for func, one in _OPERATIONS.items()}
-for _name in _ATTENTION:
-    OPERATIONS[_named(f"_scaled_dot_product_{_name}.default")] = _attention(f"_scaled_dot_product_{_name}")
+# By operation how its first result can be computed anew.
+RECOMPUTATIONS: dict[Any, Recomputation] = {
+    operation: way for name, way in _BY_NAME.items() if (operation := _named(name)) is not None
+}

@@ -14,11 +14,11 @@ OPTED_OUT = "keep_activations"
 
 @contextmanager
 def keep_activations() -> Iterator[None]:
-    """Leave what is saved inside as it is; goes into a :func:`compress_activations`, also in a forward pass.
+    """Leave what is saved inside as it is; goes into a :class:`Compressor`'s context, also in a forward pass.
 
-    It holds for the thread that enters it; a ``compress_activations`` inside it compresses. What is stashed
-    already, and is saved once more inside, is kept as it is as well. Without a stash around it, it does
-    nothing. ``torch.compile`` leaves what is inside uncompiled. A decorator as well.
+    It holds for the thread that enters it; a ``Compressor`` entered inside it compresses. What is compressed
+    already, and is saved once more inside, is kept as it is as well. Without a ``Compressor`` around it, it
+    does nothing. ``torch.compile`` leaves what is inside uncompiled. A decorator as well.
 
     Example:
         >>> class Router(torch.nn.Linear):

@@ -9,12 +9,12 @@ import torch
 
 from .. import backends
 from ..backends import Backend
-from ..backends.dtypes import StashFormat, format_for
-from ..policy import Of, Policy, Rule
+from ..backends.dtypes import StashFormat
+from ..policy import Of, Policy
 
 
 class Codecs:
-    """One backend for each format that is met: that of a rule, or the same for another dtype.
+    """One backend for each format that is met: that of a rule, a finer one, or the same for another dtype.
 
     Those of rules are made at once, so that what is wrong shows before the training; but not of rules for
     large tensors or for some dtypes, for which a library of simulated hardware need not be built if there
@@ -28,25 +28,21 @@ class Codecs:
     def __init__(self, policy: Policy, name: str) -> None:
         backends.check_name(name)
         self._name = name
-        keeps = [rule.keep for rule in policy.rules if not rule.least and rule.dtype == "*"]
-        self._backends = {keep: backends.get(name, keep) for keep in keeps if isinstance(keep, StashFormat)}
+        self._backends: dict[StashFormat, Backend] = {}
         self._of: dict[tuple[Of, StashFormat], Backend] = {}
-        # By identity, with what it is of: a rule's hash takes longer than all else here.
-        self._found: dict[tuple[int, torch.dtype], tuple[Rule, Backend]] = {}
+        for rule in policy.rules:
+            if isinstance(rule.keep, StashFormat) and not rule.least and rule.dtype == "*":
+                self.get(rule.keep)
 
-    def get(self, rule: Rule, dtype: torch.dtype) -> Backend:
-        """What compresses tensors of a dtype that a rule keeps in a format."""
-        found = self._found.get((id(rule), dtype))
+    def get(self, fmt: StashFormat, of: Of = "values") -> Backend:
+        """What compresses tensors in a format."""
+        found = self._of.get((of, fmt))
         if found is None:
-            assert isinstance(rule.keep, StashFormat)
-            own = format_for(rule.keep, dtype)
-            if own not in self._backends:
-                self._backends[own] = backends.get(self._name, own)
-            codec = self._backends[own]
-            if rule.of != "values":
-                codec = self._of.setdefault((rule.of, own), Unsquashed(codec, rule.of))
-            found = self._found[id(rule), dtype] = rule, codec
-        return found[1]
+            if fmt not in self._backends:
+                self._backends[fmt] = backends.get(self._name, fmt)
+            codec = self._backends[fmt]
+            found = self._of[of, fmt] = codec if of == "values" else Unsquashed(codec, of)
+        return found
 
     def check(self) -> None:
         """Raises ValueError if a block that was decompressed on a GPU had an invalid header."""

@@ -1,0 +1,546 @@
+"""The front end for eager training: hooks that keep compressed bytes in place of what autograd saves."""
+
+from __future__ import annotations
+
+import reprlib
+import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import ContextDecorator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from golden import HadamardFormat
+
+from . import backends, internals
+from .backends.dtypes import StashFormat, float_name
+from .facts import functions
+from .facts.facts import Facts
+from .facts.geometry import Geometry, is_plain, local_of
+from .facts.needs import Exact as Needed
+from .facts.needs import Need
+from .facts.operations import Operation
+from .facts.watch import Watch, strided
+from .internals import sequence_number, uncompiled, unseen
+from .keep import OPTED_OUT, opt_out
+from .offload import Offload
+from .policy import Policy
+from .report import Report
+from .report.report import Tally
+from .store.attention import Node, may_be_again
+from .store.codecs import Codecs
+from .store.entries import Exact, Packed
+from .store.recomputed import source_of
+from .store.store import Saved, Store, node_of
+from .store.decompressed import Decompressed
+from .store.verdicts import Verdicts
+
+NOT_PLAIN = "not a plain strided tensor"
+_BITS = (2, 3, 4, 8)
+
+
+class Compressor(ContextDecorator):
+    """Keeps compressed blocks instead of the activations that a forward pass saves for its backward pass.
+
+    Made once for a model and entered in every step: the forward pass goes inside; the backward pass may run
+    inside or after. A decorator as well. Nothing about the model is changed, and the forward pass computes
+    what it always computes; the backward pass sees the activations that were decompressed.
+
+    A tensor is lossy only if the table of operations says that the backward pass of what saves it bears that.
+    Exact stay: parameters and buffers of ``model``, with all views and copies of them (autocast's too);
+    integers, and floats that no format has (fp64); tensors under ``min_values``; one value for a row, as a
+    mean; what a policy says; and what is saved by an operation or an ``autograd.Function`` that the table
+    does not know, which a warning names once. ``report()`` lists all of it.
+
+    What cheap operations made of stored tensors is not stored but recomputed, if the policy says so, as the
+    default one does. Everything else is cut into blocks in the order of memory and kept as uint8[blocks,
+    target] on its device. What tensors share of a storage is stored once. Of nested contexts the innermost
+    wins, as with all hooks of this kind in PyTorch.
+
+    Args:
+        model: whose parameters and buffers stay exact. It is not kept alive.
+        policy: which tensors are compressed, and how far; a fixed-mode format stands for
+            ``Policy.default(fmt)``. By default the Hadamard format in ``bits`` bits a value.
+        bits: of a value, where there is no policy: 2, 3, 4 or 8.
+        backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each, but that those
+            behind a memory engine give a Hadamard block the number that it has there.
+        min_values: tensors with fewer distinct values stay exact.
+        verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
+            :class:`CorruptionError`, which names tensor and block.
+        offload: where to keep what is stored, compressed or not, and every other tensor of at least
+            ``min_values``, in place of their memory. None with "memory" and "regions", which keep blocks
+            in a memory of their own.
+
+    Raises:
+        ValueError: an argument is none of these, or the format is lossless, whose blocks vary in size.
+        FileNotFoundError: the backend is "verilated", and a rule's library is not built; that of a rule
+            for large tensors, or for some dtypes, is looked for when the first is saved.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+        >>> saver = Compressor(model)
+        >>> with saver:
+        ...     loss = model(torch.randn(64, 64)).square().mean()
+        >>> loss.backward()
+        >>> round(saver.report().ratio, 1)
+        5.9
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        policy: StashFormat | Policy | None = None,
+        *,
+        bits: int | None = None,
+        backend: str = "auto",
+        min_values: int = 1024,
+        verify: bool = False,
+        offload: Offload | None = None,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
+        if not isinstance(min_values, int):
+            raise ValueError(f"min_values must be a number of values, not {min_values!r}")
+        if min_values < 0:
+            raise ValueError(f"min_values must not be negative, not {min_values!r}")
+        if offload is not None and not isinstance(offload, Offload):
+            raise ValueError(f"offload must be an Offload or None, not {offload!r}")
+        if offload is not None and backend in backends.IN_PLACE:
+            raise ValueError(f"offload must be None with backend {backend!r}, whose memory keeps the blocks")
+        self._policy = _policy(policy, bits)
+        self._codecs = Codecs(self._policy, backend)
+        self._min_values, self._verify, self._offload = min_values, verify, offload
+        records = self._policy.recomputes and internals.has("recomputation")
+        self._watch = Watch(model, records)
+        self._verdicts, self._shared = Verdicts(), set[Facts]()
+        self._told: set[str] = set()  # of whom a warning has said that they are not known
+        self._pass: _Pass | None = None
+        self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
+        internals.has("savers"), internals.has("storages")
+
+    def __enter__(self) -> Compressor:
+        if self._hooks is not None:
+            raise RuntimeError("this Compressor is entered already: to nest contexts make one for each")
+        internals.tell_compiler()
+        _tell_of_others()
+        step = self._offload.begin() if self._offload is not None else None
+        tally = Tally()
+        store = Store(
+            self._codecs, self._watch, self._verdicts, self._shared, tally, self._min_values, self._verify, step
+        )
+        one = self._pass = _Pass(self, store, tally, step)
+        self._watch.before = one.before
+        self._watch.__enter__()
+        self._opted = opt_out.set(False)
+        self._opted.__enter__()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(one.pack, one.unpack)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        one, hooks = self._pass, self._hooks
+        assert one is not None
+        assert hooks is not None
+        try:
+            one.settle()
+        finally:
+            hooks.__exit__(kind, error, trace)
+            self._hooks = None
+            self._opted.__exit__(kind, error, trace)
+            self._watch.before = None  # a circle that only the garbage collector would find
+            self._watch.__exit__(kind, error, trace)
+        if one.step is not None and error is None:
+            one.step.end_forward()
+
+    # What the last forward pass kept
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the tensors that the last forward pass saved, parameters and buffers left out."""
+        return self._settled().tally.raw_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the same as they are kept, with headers, padding and what stays exact; offloaded or not."""
+        return self._settled().tally.stored_bytes
+
+    @property
+    def ratio(self) -> float:
+        """Original over stored bytes, as in the report; to ask for it never waits for a GPU."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Of the stored bytes, those that were sent away."""
+        step = self._settled().step
+        return step.bytes if step is not None else 0
+
+    def report(self) -> Report:
+        """Every tensor that the last forward pass saved; see :class:`Report`.
+
+        Raises:
+            RuntimeError: there was none.
+            ValueError: a block that was decompressed on a GPU had an invalid header.
+        """
+        self._codecs.check()
+        return self._settled().tally.report()
+
+    def _settled(self) -> _Pass:
+        if self._pass is None:
+            raise RuntimeError("there is nothing to report before the first forward pass")
+        self._pass.settle()
+        return self._pass
+
+
+def _policy(policy: StashFormat | Policy | None, bits: int | None) -> Policy:
+    if policy is None:
+        bits = 4 if bits is None else bits
+        if bits not in _BITS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, not {bits!r}")
+        fmt = HadamardFormat()
+        return Policy.default(HadamardFormat(target=fmt.block * bits // 8))
+    if bits is not None:
+        raise ValueError(f"bits must be None where there is a policy, which says them, not {bits!r}")
+    if isinstance(policy, StashFormat):
+        return Policy.default(policy)
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a format or a Policy, not {reprlib.repr(policy)}")
+    return policy
+
+
+def _tell_of_others() -> None:
+    """Warn if hooks are active that will see nothing of what is saved inside."""
+    others = internals.active_hooks()
+    pack = others[0] if others else None
+    if pack is not None and not isinstance(getattr(pack, "__self__", None), _Pass):
+        name = getattr(pack, "__qualname__", repr(pack))
+        warnings.warn(
+            f"other hooks for saved tensors are active ({name}): what is saved inside a Compressor goes to the "
+            "Compressor alone. Switch the others off, as activation_offloading of TRL; Compressor(offload=…) "
+            "offloads what it keeps.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+class Sharded:
+    """What autograd holds for a DTensor: what became of its local part, and how to wrap that again."""
+
+    __slots__ = ("_kind", "_parts", "_rest", "_size", "_stride", "packed")
+
+    def __init__(self, tensor: torch.Tensor, packed: Exact | Packed | Saved) -> None:
+        self.packed, self._kind = packed, type(tensor)
+        names, self._rest = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        self._parts = {name: getattr(tensor, name) for name in names if name != "_local_tensor"}
+        self._size, self._stride = tensor.shape, tensor.stride()
+
+    def wrap(self, local: torch.Tensor) -> torch.Tensor:
+        """The DTensor of a local part."""
+        parts = self._parts | {"_local_tensor": local}
+        return self._kind.__tensor_unflatten__(parts, self._rest, self._size, self._stride)  # type: ignore
+
+
+class _Pass:
+    """One forward pass. It holds numbers and names: what is stored belongs to autograd's graph and goes with it.
+
+    Who saves a tensor is told by the number of the node that does: an operation saves its inputs just before
+    it runs and its results just after, and its node has the same number all the while.
+    """
+
+    def __init__(self, owner: Compressor, store: Store, tally: Tally, step: Any) -> None:
+        self._policy, self._watch, self._told = owner._policy, owner._watch, owner._told
+        self._min_values = owner._min_values
+        self._store, self.tally, self.step = store, tally, step
+        self._decompressed = Decompressed()
+        self._lock = threading.RLock()
+        self._again: tuple[int, Node] | None = None  # the attention that ran last, by its node's number
+
+    # Packing
+
+    @uncompiled
+    def pack(self, tensor: torch.Tensor) -> Exact | Packed | Saved | Sharded:
+        """The pack hook: what autograd keeps in place of a tensor."""
+        function = internals.function_that_saves()
+        if is_plain(tensor):
+            return self._pack(tensor, function)
+        local = local_of(tensor)
+        if local is tensor or not is_plain(local):
+            return self._pack_strange(tensor)
+        return Sharded(tensor, self._pack(local, function))
+
+    def _pack_strange(self, tensor: torch.Tensor) -> Exact:
+        nbytes, op = tensor.numel() * tensor.element_size(), node_of(tensor)
+        is_ragged = tensor.is_nested and tensor.layout is torch.strided  # these have no sizes
+        shape = (tensor.numel(),) if is_ragged else tuple(tensor.shape)
+        facts = Facts("", "", None, op, "", self._watch.module, tensor.dtype, shape, tensor.numel(), True)
+        with self._lock:
+            self.tally.add(self.tally.sums(facts, op, NOT_PLAIN), nbytes, nbytes, counted=True)
+        return Exact(tensor.detach(), None)
+
+    def _pack(self, tensor: torch.Tensor, function: str) -> Exact | Packed | Saved:
+        watch, thread, number = self._watch, self._watch.thread, sequence_number()
+        stays = opt_out.holds
+        if stays:
+            self.settle()  # what was saved before does not stay
+        with self._lock, unseen():
+            # A tensor that is detached within an operation counts versions for itself.
+            saved = Saved(tensor, tensor.detach(), watch.origin(tensor), watch.module, number, function)
+            if stays:
+                return self._keep_all(saved, OPTED_OUT)
+            op = thread.operation
+            if function or op is None or (number != thread.number and not self._is_copied(saved, number)):
+                thread.waiting.append(saved)
+                return saved
+            return self._keep_result(saved, op, thread.needs)
+
+    def _is_copied(self, saved: Saved, number: int) -> bool:
+        """Whether it is the result of an operation in place on a view, behind which autograd makes two nodes."""
+        thread = self._watch.thread
+        op = thread.operation
+        return op is not None and bool(op.written) and number == thread.number + 2 and saved.origin.op == op.name
+
+    def _keep_result(self, saved: Saved, op: Operation, needs: dict[int, Any]) -> Exact | Packed:
+        """Keep what an operation's node saves of its results."""
+        name, _, place = saved.origin.op.partition(".")
+        number = int(place) if place else 0
+        if name != op.name or number not in op.results:
+            return self._keep(saved, op.in_table, "", None)
+        slot = op.results[number]
+        if self._again is not None and self._again[0] == saved.number and number < 2:
+            facts = self._facts(saved, op.in_table, slot, needs[number])
+            packed = self._store.keep_result(self._again[1], number, saved, facts)
+            if packed is not None:
+                return packed
+        return self._keep(saved, op.in_table, slot, needs[number])
+
+    def before(self, op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what this thread saved before an operation: it saved its arguments, or others did before."""
+        waiting, number = self._watch.thread.waiting, sequence_number()
+        with self._lock, unseen():
+            mine: list[Saved] = []
+            if torch.is_grad_enabled():
+                mine = [one for one in waiting if one.number == number and not one.function]
+            if len(mine) < len(waiting):
+                if waiting[-1].number == number and not torch.is_grad_enabled():
+                    return  # a Function that goes on
+                self._settle([one for one in waiting if one not in mine])
+            waiting[:] = mine
+            # Of what it writes to an operation saves a clone; that has no node of its own then.
+            if not mine or op.is_clone:
+                return
+            waiting[:] = self._keep_inputs(mine, op, args, kwargs)
+
+    def _keep_inputs(
+        self, mine: list[Saved], op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Saved]:
+        """Keep what an operation's node saves of its arguments; what is none of these."""
+        slots: dict[Any, tuple[int | str, str]] = {}
+        has_node, most = False, 0
+        places = [*enumerate(args), *kwargs.items()]
+        for place, value in places:
+            if type(value) is not int and type(value) is not float:
+                for tensor in strided(value):
+                    name = place if isinstance(place, str) else op.arguments[place] if op.arguments else ""
+                    slots.setdefault(_place(tensor), (place, name))
+                    has_node = has_node or tensor.requires_grad
+                    most = max(most, tensor.numel())
+        if not has_node:
+            return mine
+        found, others = [], []
+        for saved in mine:
+            assert saved.values is not None
+            slot = slots.get(_place(saved.values))
+            if slot is None and op.written and saved.origin.op:
+                slot = 0, op.arguments[0]  # a clone of what it writes to
+            if slot is None:
+                others.append(saved)
+            else:
+                found.append((saved, slot))
+        is_again = op.is_attention and self._is_again(op, args, kwargs, found, len(slots))
+        held = {}
+        for saved, (place, name) in found:
+            if saved.packed is None:
+                assert saved.values is not None
+                is_table = op.is_pointwise and not saved.requires_grad and saved.values.numel() < most
+                need, where = op.need(name, args, kwargs), Geometry.of(saved.values)
+                saved.packed = self._keep(saved, op.in_table, name, need, is_table=is_table, is_again=is_again)
+                saved.values = None
+            packed = saved.packed
+            held[place] = (packed.entry if isinstance(packed, Packed) else packed), where
+        self._again = (mine[0].number, Node(op, args, kwargs, held)) if is_again else None
+        return others
+
+    def _is_again(
+        self,
+        op: Operation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: Sequence[tuple[Saved, Any]],
+        operands: int,
+    ) -> bool:
+        """Whether attention is done again for its node: if that holds all it needs, and the rules agree."""
+        if len({place for _, (place, _) in found}) < operands or not may_be_again(op, args, kwargs):
+            return False
+        one = found[0][0]
+        assert one.values is not None
+        facts = Facts(
+            op.in_table,
+            op.results.get(0, ""),
+            Need.ATTENDED,
+            op.name,
+            "",
+            one.module,
+            one.values.dtype,
+            tuple(one.values.shape),
+            one.values.numel(),
+            True,
+        )
+        sums = facts._replace(slot=op.results.get(1, ""), made_by=f"{op.name}.1")
+        return all(self._policy.decide(each).recompute == "lossy" for each in (facts, sums))
+
+    def settle(self) -> None:
+        """Keep what this thread saved since its last operation: no operation of torch did."""
+        waiting = self._watch.thread.waiting
+        if waiting:
+            with self._lock, unseen():
+                self._settle(list(waiting))
+                waiting.clear()
+
+    def _settle(self, waiting: list[Saved]) -> None:
+        """Keep what Functions saved, call by call, and what nobody is known to have saved."""
+        calls: dict[tuple[int, str], list[Saved]] = {}
+        for saved in waiting:
+            if saved.packed is None and saved.values is not None:
+                calls.setdefault((saved.number, saved.function), []).append(saved)
+        for (_, function), all_saved in calls.items():
+            floats = [one for one in all_saved if one.values.is_floating_point()]  # type: ignore[union-attr]
+            needs = functions.needs_of(function, [_as_saved(one) for one in floats]) if function else None
+            unknown = 0
+            for saved in all_saved:
+                assert saved.values is not None
+                nbytes = saved.values.nbytes
+                place = floats.index(saved) if saved in floats else -1
+                need = needs[place] if needs is not None and place >= 0 else None
+                saved.packed = self._keep(saved, function, str(place) if place >= 0 else "", need)
+                unknown += nbytes if self._is_unknown else 0
+                saved.values = None
+            if unknown:
+                self._tell(function, all_saved[0].module, unknown)
+
+    def _tell(self, function: str, module: str, nbytes: int) -> None:
+        """Name who saved tensors that stay exact because nobody knows what their backward pass needs."""
+        if function in self._told:
+            return
+        self._told.add(function)
+        who = f"autograd.Function {function!r}" if function else "an unknown operation"
+        rule = f'Rule(fmt, saved_by="{function}")' if function else 'Rule(fmt, saved_by="")'
+        warnings.warn(
+            f"{who} in module {module!r} saves {nbytes:,} bytes that stay exact: what its backward pass needs "
+            f"of them is not known. If it bears small errors: Policy([{rule}, *policy.rules])",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    _is_unknown = False
+
+    def _keep(
+        self,
+        saved: Saved,
+        saved_by: str,
+        slot: str,
+        need: Need | Needed | None,
+        *,
+        is_table: bool = False,
+        is_again: bool = False,
+    ) -> Exact | Packed:
+        facts = self._facts(saved, saved_by, slot, need, is_table=is_table, is_again=is_again)
+        decision = self._policy.decide(facts)
+        self._is_unknown = (
+            decision.unknown and facts.count >= self._min_values and float_name(facts.dtype) is not None
+        )
+        return self._store.keep(saved, facts, decision)
+
+    def _keep_all(self, saved: Saved, why: str) -> Exact | Packed:
+        """Keep a tensor as it is, whatever others do with it."""
+        facts = self._facts(saved, "", "", None)
+        assert saved.values is not None
+        source = source_of(saved.origin, saved.values, saved.values._version)
+        why = facts.constant or why
+        return self._store.leave(saved, facts, source, Geometry.of(saved.values).region, why)
+
+    def _facts(
+        self,
+        saved: Saved,
+        saved_by: str,
+        slot: str,
+        need: Need | Needed | None,
+        *,
+        is_table: bool = False,
+        is_again: bool = False,
+    ) -> Facts:
+        tensor = saved.values
+        assert tensor is not None
+        shape = tuple(tensor.shape)
+        facts = _facts(saved, saved_by, slot, need, shape, Geometry.of(tensor).region.count)
+        if is_table or is_again:
+            return facts._replace(is_table=is_table, is_again=is_again)
+        return facts
+
+    # Unpacking
+
+    @uncompiled
+    def unpack(self, packed: Exact | Packed | Saved | Sharded) -> torch.Tensor:
+        """The unpack hook: the tensor again, its bits what the format kept of them."""
+        if isinstance(packed, Sharded):
+            return packed.wrap(self._unpack(packed.packed))
+        return self._unpack(packed)
+
+    def _unpack(self, packed: Exact | Packed | Saved) -> torch.Tensor:
+        if type(packed) is Exact and self.step is None:
+            return packed.tensor()
+        with self._lock, unseen():
+            if isinstance(packed, Saved):
+                if packed.packed is None:
+                    self._settle([packed])
+                assert packed.packed is not None
+                packed = packed.packed
+            if self.step is not None:
+                self.step.advance()
+            if isinstance(packed, Exact):
+                return packed.tensor()
+            return packed.entry.memory.view(self._decompressed.values(packed.entry), packed.geometry)
+
+
+def _facts(
+    saved: Saved, saved_by: str, slot: str, need: Need | Needed | None, shape: tuple[int, ...], count: int
+) -> Facts:
+    origin, tensor = saved.origin, saved.values
+    assert tensor is not None
+    return Facts(
+        saved_by,
+        slot,
+        need,
+        origin.op,
+        origin.constant,
+        saved.module,
+        tensor.dtype,
+        shape,
+        count,
+        saved.requires_grad,
+        origin.is_statistic or (count > 1 and shape[-1:] == (1,)),
+    )
+
+
+def _as_saved(saved: Saved) -> torch.Tensor:
+    """The tensor, as far as a table of Functions asks: its values, and whether it requires a gradient."""
+    assert saved.values is not None
+    return saved.values.detach().requires_grad_(saved.requires_grad)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a tensor among an operation's arguments: where it lies."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()

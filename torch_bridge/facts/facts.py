@@ -1,0 +1,53 @@
+"""What is known of one saved tensor: the record that a policy decides by."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from .needs import Exact, Need
+
+
+class Facts(NamedTuple):
+    """What is known of a saved tensor before anyone decides what becomes of it; two alike are treated alike.
+
+    Attributes:
+        saved_by: the operation whose node saves it, without namespace, overload and the underscore of the one
+            in place: "mul"; of an ``autograd.Function`` the class's name. "" if that is not known.
+        slot: which tensor of that operation it is: the name of an argument or of a result, as torch's
+            ``derivatives.yaml`` has it, "self" or "result"; "" if that is not known.
+        need: what the backward pass of that operation needs of it; None if no table says.
+        made_by: the operation that filled its storage, "" if it was not seen: "gelu",
+            "native_layer_norm.1" for a second result.
+        constant: "parameter", "buffer", "parameter copy" or "buffer copy" of the model, or "".
+        module: in whose forward pass it was saved, as in ``model.named_modules()``; "" is the model itself.
+        dtype, shape: of the tensor.
+        count: distinct elements of memory that it has.
+        requires_grad: whether a gradient is wanted of it.
+        is_statistic: whether it has one value for a row: a mean, a norm, a scale, a loss.
+        is_table: whether it needs no gradient and is broadcast against a larger tensor, as the cosines of
+            rotary embeddings are.
+        is_again: whether it is given to attention that is done again in the backward pass.
+    """
+
+    saved_by: str
+    slot: str
+    need: Need | Exact | None
+    made_by: str
+    constant: str
+    module: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    count: int
+    requires_grad: bool
+    is_statistic: bool = False
+    is_table: bool = False
+    is_again: bool = False
+
+
+@cache
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name without "torch."."""
+    return str(dtype).removeprefix("torch.")

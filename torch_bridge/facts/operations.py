@@ -1,0 +1,114 @@
+"""What is known of an operation of torch, looked up once: its names, what it writes to, what it saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import needs
+from .needs import Entry, Exact, Need
+from .recompute import RECOMPUTATIONS, Recomputation
+
+# Operations whose result is their first argument in other memory or another type.
+_COPIES = ("_to_copy", "clone")
+# Its result is its argument in other sizes, but it does not say so.
+_UNSAFE_VIEW = "_unsafe_view"
+# They give one value for many.
+_REDUCTIONS = (
+    *("sum", "mean", "amax", "amin", "max", "min", "aminmax", "median", "prod", "norm", "linalg_vector_norm"),
+    *("var", "std", "var_mean", "std_mean", "logsumexp", "nll_loss_forward", "nll_loss2d_forward"),
+)
+ATTENTION = "_scaled_dot_product_"
+
+
+class Operation:
+    """An operation.
+
+    Attributes:
+        func, run: itself, and what runs it.
+        name: without namespace and overload.
+        written: places and names of the arguments that it writes to.
+        is_view: whether it only makes views.
+        is_copy: whether its result is its first argument in other memory or another type.
+        is_clone: whether nothing else is.
+        is_pointwise: whether it takes tensors value by value, and broadcasts them.
+        is_reduction: whether a result has one value for many of an argument.
+        is_attention: whether it is fused attention.
+        recomputation: how to do it again, if that is known.
+        arguments: their names, by places.
+        saves: what the backward pass needs of what it saves, by the names that torch gives that; None if it
+            is not known.
+        results: names of the results that it saves, by their places.
+    """
+
+    __slots__ = (
+        *("arguments", "func", "is_attention", "is_clone", "is_copy", "is_pointwise", "is_reduction"),
+        *("is_view", "name", "recomputation", "results", "run", "saves", "written"),
+    )
+
+    def __init__(self, func: Any) -> None:
+        self.func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
+        self.name = func.name().split("::")[-1].split(".")[0]
+        schema = getattr(func, "_schema", None)  # torch.cond and its like have none
+        arguments = schema.arguments if schema else ()
+        self.arguments = tuple(argument.name for argument in arguments)
+        self.written = tuple(
+            (place, argument.name)
+            for place, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        aliases = any(result.alias_info is not None for result in schema.returns) if schema else False
+        self.is_view = (aliases and not self.written) or self.name == _UNSAFE_VIEW
+        self.is_copy, self.is_clone = self.name in _COPIES, self.name == "clone"
+        self.is_pointwise = torch.Tag.pointwise in getattr(func, "tags", ())
+        self.is_reduction = self.name in _REDUCTIONS
+        self.is_attention = self.name.startswith(ATTENTION)
+        self.recomputation: Recomputation | None = RECOMPUTATIONS.get(func)
+        of_aten = func.namespace == "aten" if hasattr(func, "namespace") else False
+        self.saves = _saves(self.in_table, getattr(func, "_overloadname", "")) if of_aten else None
+        self.results = _results(schema, self.saves or {})
+
+    @property
+    def in_table(self) -> str:
+        """Its name in place or not."""
+        return self.name.removesuffix("_") if writes(self.name) else self.name
+
+    def need(self, slot: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Need | Exact | None:
+        """What its backward pass needs of what it saves under a name; None if that is not known."""
+        entry = None if self.saves is None else self.saves.get(slot)
+        if callable(entry):
+            return entry(dict(zip(self.arguments, args, strict=False)) | kwargs)
+        return entry
+
+
+def _saves(name: str, overload: str) -> dict[str, Entry] | None:
+    return needs.TABLE.get(f"{name}.{overload}", needs.TABLE.get(name))
+
+
+def _results(schema: Any, saves: dict[str, Any]) -> dict[int, str]:
+    """Of a result that is the only one, "result"; of others with their numbers, or as the schema names them."""
+    found: dict[int, str] = {}
+    for place, result in enumerate(schema.returns if schema else ()):
+        names = ("result",) if len(schema.returns) == 1 else (f"result{place}",)
+        for name in (*names, result.name, "result" if place == 0 else ""):
+            if name and name in saves:
+                found[place] = name
+                break
+    return found
+
+
+def writes(name: str) -> bool:
+    """Whether an operation writes to its first argument, by its name."""
+    return name.endswith("_") and not name.endswith("__")
+
+
+_KNOWN: dict[int, Operation] = {}  # by identity: a function's hash takes longer, and they hold it
+
+
+def operation(func: Any) -> Operation:
+    """What is known of a function that a dispatch mode is given."""
+    found = _KNOWN.get(id(func))
+    if found is None:
+        found = _KNOWN[id(func)] = Operation(func)
+    return found

@@ -1,0 +1,80 @@
+"""What is known of a storage: what wrote it, how it could be computed anew, and what is stored of it.
+
+An :class:`Origin` describes one state of a storage, from one write to the next, and hangs on the storage
+itself: it goes when the storage does, and no address is ever mistaken for another's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from .geometry import Geometry, Region
+from .recompute import Recipe
+
+# Recorded operations in a row, until how the first was given its arguments is forgotten.
+LONGEST = 12
+
+
+class Origin:
+    """What is known of one state of one storage.
+
+    Attributes:
+        step: of the watch that noted it; to another step it says nothing.
+        op: name of the operation that wrote it, without namespace, "" if not seen; with its number if it is
+            not the first output: "native_layer_norm.1".
+        constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or "".
+        is_statistic: whether it has one value for a row of another tensor: a mean, a norm, a loss.
+        storage: a weak reference to it.
+        parameter: a weak reference to the tensor, if it is a parameter that was there before, has the storage
+            for itself, and was not gathered by FSDP.
+        recipe: how it was made, if that is known and can be done again.
+        sources: what is stored of it, by version and dtype.
+    """
+
+    __slots__ = (
+        *("__weakref__", "constant", "is_statistic", "op", "parameter", "recipe", "sources", "step", "storage"),
+    )
+
+    def __init__(
+        self, step: object, storage: torch.UntypedStorage, op: str = "", constant: str = ""
+    ) -> None:
+        self.step, self.storage, self.op, self.constant = step, weakref.ref(storage), op, constant
+        self.is_statistic = False
+        self.parameter: weakref.ref[torch.Tensor] | None = None
+        self.recipe: Recipe | None = None
+        self.sources: dict[tuple[int, torch.dtype], weakref.ref[Any]] | None = None
+
+    def forget_recipe(self, stored: Region) -> None:
+        """A region is stored: if it is all of the storage, what it was made of is not needed any more."""
+        if self.recipe is not None and self.recipe.geometry.region.is_within(stored):
+            self.recipe = None
+
+
+class Operand:
+    """What an operation was given: a tensor, told by a state of its storage and where it lies in it.
+
+    Attributes:
+        origin: of the storage, as it was then.
+        version: of the tensor then.
+        dtype, geometry: of the tensor.
+    """
+
+    __slots__ = ("dtype", "geometry", "origin", "version")
+
+    def __init__(self, origin: Origin, tensor: torch.Tensor) -> None:
+        self.origin, self.version, self.dtype = origin, tensor._version, tensor.dtype
+        self.geometry = Geometry.of(tensor)
+
+
+def note_recipe(origin: Origin, recipe: Recipe) -> None:
+    """Note how a storage was filled; of operations too many in a row the first are forgotten."""
+    for operand in (*recipe.args, *recipe.kwargs.values()):
+        if type(operand) is Operand and (other := operand.origin.recipe) is not None:
+            if recipe.length + other.length > LONGEST:
+                operand.origin.recipe = None
+            else:
+                recipe.length += other.length
+    origin.recipe = recipe

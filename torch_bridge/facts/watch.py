@@ -1,0 +1,367 @@
+"""What is told by watching the operations of a forward pass: who made a tensor, who saves it, in which module.
+
+The hooks of autograd see a saved tensor and nothing else: attention's log-sum-exp and the statistics of a norm
+have no ``grad_fn``, and autocast's copy of a weight looks like any activation. So a ``TorchDispatchMode`` notes,
+for every storage that an operation fills, which operation that was, and how to do it again if that is asked
+for. It runs every operation unchanged, below autograd and autocast, after the kernel has been chosen.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from ..internals import sequence_number, uncompiled
+from .geometry import is_plain, local_of
+from .operations import Operation, operation, writes
+from .origin import Operand, Origin, note_recipe
+from .recompute import Recipe, Recomputation
+
+PARAMETER, BUFFER, COPY = "parameter", "buffer", " copy"
+_STRIDED = torch.strided
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+# What autograd calls copies and views.
+_COPY_NODES = {
+    f"{name}Backward0"
+    for name in (
+        *("ToCopy", "Clone", "T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand"),
+    )
+}
+_NOTHING: dict[str, Any] = {}
+_keys = count()
+
+
+class Thread(threading.local):
+    """What a thread does.
+
+    Attributes:
+        waiting: what it saved since its last operation.
+        operation: that ran last and may have a node; None if that is not known.
+        number: of the node, as autograd counts them.
+        needs: what that needs of its results, by their places.
+        modules: names of the modules whose forward passes are under way.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.operation: Operation | None = None
+        self.number = -1
+        self.needs: dict[int, Any] = {}
+        self.modules: list[str] = [""]
+
+
+class Watch(TorchDispatchMode):
+    """Notes the origin of every storage that is filled while the mode is active.
+
+    Args:
+        model: its parameters and buffers are known as such, and copies of them too.
+        records: also note how to do an operation again, for :attr:`Origin.recipe`.
+
+    Attributes:
+        before: called with an operation, its arguments and their names before it runs, where tensors wait.
+        thread: what the thread does that asks.
+
+    Example:
+        >>> with Watch(torch.nn.Linear(2, 2)) as watch:
+        ...     y = torch.log_softmax(torch.ones(3, 3), 0)
+        >>> watch.origin(y).op
+        '_log_softmax'
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: torch.nn.Module, records: bool = False) -> None:
+        super().__init__()
+        self._model, self._records = weakref.ref(model), records
+        self._key = f"_bitstash_{next(_keys)}"  # of the origin among a storage's attributes
+        self._step = object()
+        self._hooks: list[RemovableHandle] = []
+        self._names: dict[torch.nn.Module, str] = {}
+        self.before: Callable[[Operation, tuple[Any, ...], dict[str, Any]], None] | None = None
+        self.thread = Thread()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile need not fall back to eager because this mode watches."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's own way to leave a mode uncompiled costs as much as the mode."""
+        return False
+
+    @uncompiled
+    def __enter__(self) -> Watch:
+        # Autocast keeps its copies of weights: those made before now were made unseen.
+        torch.clear_autocast_cache()
+        self._step, self.thread = object(), Thread()
+        model = self._model()
+        if model is not None:
+            self._note_model(model)
+            self._names = {part: name for name, part in model.named_modules()}
+        self._hooks += [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return super().__enter__()
+
+    @uncompiled
+    def __exit__(self, *error: Any) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._names = {}
+        super().__exit__(*error)
+
+    # The model
+
+    def _note_model(self, model: torch.nn.Module) -> None:
+        modules = _modules(model)
+        gathered = _gathered(modules)
+        for part in modules:
+            for buffer in part._buffers.values():
+                if buffer is not None:
+                    self._note_constant(buffer, BUFFER)
+        for part in modules:
+            for parameter in part._parameters.values():
+                if parameter is not None:
+                    origin = self._note_constant(parameter, PARAMETER)
+                    if origin is not None and id(parameter) not in gathered:
+                        origin.parameter = weakref.ref(parameter)
+
+    def _note_constant(self, tensor: torch.Tensor, kind: str) -> Origin | None:
+        if tensor.layout is not _STRIDED or torch.nn.parameter.is_lazy(tensor):
+            return None
+        local = local_of(tensor)
+        storage = local.untyped_storage()
+        other = self.known(storage)
+        if other is not None and other.constant == kind:
+            if other.parameter is not None and other.parameter() is not tensor:
+                other.parameter = None  # flattened: each part counts versions for itself
+            return None
+        origin = self._note(storage, constant=kind)
+        return origin if local is tensor else None
+
+    @property
+    def module(self) -> str:
+        """Name of the innermost module whose forward pass this thread is in; "" for the model itself."""
+        return self.thread.modules[-1]
+
+    def _enter_module(self, module: torch.nn.Module, *_: Any) -> None:
+        name = self._names.get(module)
+        if name is not None:
+            self.thread.modules.append(name)
+
+    def _leave_module(self, module: torch.nn.Module, *_: Any) -> None:
+        names = self.thread.modules
+        if module in self._names and len(names) > 1:
+            names.pop()
+
+    # Storages
+
+    def known(self, storage: torch.UntypedStorage) -> Origin | None:
+        """What was noted of a storage in this step."""
+        origin: Origin | None = getattr(storage, self._key, None)
+        return origin if origin is not None and origin.step is self._step else None
+
+    def _note(self, storage: torch.UntypedStorage, op: str = "", constant: str = "") -> Origin:
+        origin = Origin(self._step, storage, op, constant)
+        setattr(storage, self._key, origin)
+        return origin
+
+    def is_current(self, origin: Origin) -> bool:
+        """Whether the storage is there, and was not written to since."""
+        storage = origin.storage()
+        return storage is not None and getattr(storage, self._key, None) is origin
+
+    def origin(self, tensor: torch.Tensor) -> Origin:
+        """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
+        storage = local_of(tensor).untyped_storage()
+        origin = self.known(storage)
+        if origin is None:
+            origin = self._note(storage, constant=f"{PARAMETER}{COPY}" if _is_copy_of_parameter(tensor) else "")
+        if not origin.constant and _is_of_parameter(tensor):
+            origin.constant = PARAMETER
+        return origin
+
+    # Operations
+
+    @uncompiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        op, thread = operation(func), self.thread
+        if thread.waiting and self.before is not None:
+            self.before(op, args, kwargs or _NOTHING)
+        result = op.run(*args, **kwargs) if kwargs else op.run(*args)
+        if op.written:
+            self._note_writes(op, args, kwargs or _NOTHING)
+        elif not op.is_view:
+            self._note_results(op, result, args, kwargs or _NOTHING)
+        if torch.is_grad_enabled():
+            thread.operation, thread.number = op, sequence_number()
+            if op.results:
+                thread.needs = {
+                    place: op.need(name, args, kwargs or _NOTHING) for place, name in op.results.items()
+                }
+        else:
+            thread.operation = None
+        return result
+
+    def _note_results(self, op: Operation, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if type(result) is torch.Tensor and result.layout is _STRIDED:
+            if op.is_copy and args and _is_strided(args[0]):
+                origin = self._note_copy(op, result.untyped_storage(), args[0])
+            else:
+                origin = self._note(result.untyped_storage(), op.name)
+                origin.is_statistic = op.is_reduction
+            if op.recomputation is not None and self._records:
+                self._record(op.recomputation, args, kwargs, (result,), origin)
+            return
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        first = None
+        for index, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor) and output.layout is _STRIDED:
+                name = f"{op.name}.{index}" if index else op.name
+                origin = self._note(local_of(output).untyped_storage(), name)
+                origin.is_statistic = op.is_reduction
+                first = first or origin
+        if first is not None and op.recomputation is not None and self._records:
+            self._record(op.recomputation, args, kwargs, outputs, first)
+
+    def _note_copy(self, op: Operation, storage: torch.UntypedStorage, copied: torch.Tensor) -> Origin:
+        source = self.origin(copied)
+        is_constant = source.constant and not _repeats(copied)
+        constant = f"{source.constant.removesuffix(COPY)}{COPY}" if is_constant else ""
+        origin = self._note(storage, source.op or op.name, constant)
+        origin.is_statistic = source.is_statistic
+        return origin
+
+    def _note_writes(self, op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # What is written to as ``out`` may be a part of a storage, as in place.
+        name = op.name if writes(op.name) else f"{op.name}_"
+        for place, key in op.written:
+            value = args[place] if place < len(args) else kwargs.get(key)
+            for tensor in strided(value):
+                storage = tensor.untyped_storage()
+                before = self.known(storage)
+                origin = self._note(storage, name)
+                if before is not None and before.constant in (PARAMETER, BUFFER):
+                    origin.constant, origin.parameter = before.constant, before.parameter
+
+    def _record(
+        self,
+        way: Recomputation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: Any,
+        origin: Origin,
+    ) -> None:
+        """Note how to make the first result of an operation again."""
+        made = outputs[0]
+        if (way.fits is not None and not way.fits(args)) or made.is_inference():
+            return
+        taken = list(args) if way.takes is None else [args[place] for place in way.takes]
+        taken += [outputs[place] for place in way.results]
+        most = 0
+        for place, value in enumerate(taken):
+            if isinstance(value, torch.Tensor):
+                if not _may_start(value, made):
+                    return
+                taken[place] = operand = Operand(self.origin(value), value)
+                if operand.origin.is_statistic:
+                    most = max(most, operand.geometry.count)
+        for name, value in kwargs.items():
+            if isinstance(value, torch.Tensor):
+                if not _may_start(value, made):
+                    return
+                kwargs = {**kwargs, name: Operand(self.origin(value), value)}
+        recipe = Recipe(way, taken, kwargs, made)
+        origin.is_statistic |= 0 < recipe.geometry.count <= most
+        note_recipe(origin, recipe)
+
+
+def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Each once; every step asks, and ``model.modules()`` takes the longer the deeper the model."""
+    modules, seen = [model], {model}
+    for module in modules:
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append(child)
+    return modules
+
+
+def _gathered(modules: list[torch.nn.Module]) -> set[int]:
+    """Identities of parameters that FSDP2 has gathered already; sharded ones are DTensors."""
+    managed = [part for part in modules if hasattr(type(part), "unshard") and hasattr(type(part), "reshard")]
+    parameters = (parameter for part in managed for parameter in part.parameters())
+    return {id(parameter) for parameter in parameters if type(parameter) is torch.nn.Parameter}
+
+
+def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:
+    """Whether autograd's graph says that copies and views of a parameter were made, and no more.
+
+    Not of one that was expanded: what is made of that takes as much more memory.
+    """
+    node = tensor.grad_fn
+    if node is None:
+        return False
+    while node is not None and node.name() in _COPY_NODES:
+        node = node.next_functions[0][0]
+    variable = getattr(node, "variable", None)
+    return isinstance(variable, torch.nn.Parameter) and tensor.numel() <= variable.numel()
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it has elements of its memory more than once."""
+    return tensor.numel() > 1 and 0 in [
+        step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    ]
+
+
+def _is_of_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one."""
+    for one in (tensor, tensor._base):
+        # What a type of its own has to say of it takes longer to ask, and a plain tensor has nothing.
+        if one is not None and type(one) is not torch.Tensor and isinstance(one, torch.nn.Parameter):
+            return True
+    return False
+
+
+def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether a tensor may be computed anew from another: on one device, and no integers from floats.
+
+    What resolves a lazy bit is given it here. Tensors of inference mode have no versions.
+    """
+    return (
+        (operand.get_device() == made.get_device() or not operand.dim())
+        and (made.dtype.is_floating_point or not operand.dtype.is_floating_point)
+        and (type(operand) in _PLAIN_TYPES or is_plain(operand))
+        and operand.layout is _STRIDED
+        and not operand.is_nested
+        and not operand.is_meta
+        and not (operand.is_conj() or operand.is_neg() or operand.is_inference())
+    )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+def strided(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an operation's arguments that are memory with strides; of DTensors local parts."""
+    return map(local_of, filter(_is_strided, _tensors(value)))
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is _STRIDED

@@ -1,0 +1,233 @@
+"""Torch's internals that the bridge stands on, all in this file, each tried before it is first used.
+
+What a version of torch lacks turns one feature off, with one warning that names the version; an import never
+fails over it. Nothing else in the bridge takes anything from ``torch._C``.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, reduce, wraps
+from operator import or_
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _find(path: str) -> Any:
+    """What stands at a path below torch, None if it is not there."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+# Which operation saves a tensor
+#
+# Every node of autograd's graph has a number, one more than the node made before it by the same thread. While
+# a node saves tensors, this is the number behind the last node's: the same in the pack hook and below autograd,
+# where the operation itself runs.
+
+sequence_number: Callable[[], int] = _find("_C._autograd._get_sequence_nr") or (lambda: -1)
+
+_apply_code: CodeType | None = getattr(
+    getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None
+)
+
+
+def function_that_saves() -> str:
+    """The name of the ``autograd.Function`` that saves a tensor, "" if none does; for a pack hook to ask."""
+    frame: FrameType | None = sys._getframe(1).f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        frame = frame.f_back
+    if frame is not None and frame.f_code is _apply_code:
+        return str(frame.f_locals["cls"].__name__)
+    return ""
+
+
+_OWN = ("torch._dynamo", __name__)  # frames between autograd and a hook
+
+
+# What hooks compute, unseen
+
+_len_dispatch = _find("_C._len_torch_dispatch_stack") or (lambda: 1)
+_len_function = _find("_C._len_torch_function_stack") or (lambda: 1)
+_disable_dispatch = _find("_C._DisableTorchDispatch") or nullcontext
+_disable_function = _find("_C.DisableTorchFunction") or nullcontext
+_NOTHING = nullcontext()
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Where no mode sees what is computed, nor a default device changes where."""
+    if _len_function():
+        return _unseen_by_all()
+    return _disable_dispatch() if _len_dispatch() else _NOTHING
+
+
+@contextmanager
+def _unseen_by_all() -> Any:
+    with _disable_dispatch(), _disable_function():
+        yield
+
+
+# An operation that is done again below autograd and autocast, as it was recorded
+
+_DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
+_below_autograd = _find("_C._AutoDispatchBelowAutograd")
+_exclude = _find("_C._ExcludeDispatchKeyGuard")
+_key_set, _keys = _find("_C.DispatchKeySet"), _find("_C.DispatchKey")
+
+
+@cache
+def _autocast_keys() -> Any:
+    keys = (getattr(_keys, f"Autocast{device}", None) for device in _DEVICES)
+    return reduce(or_, (_key_set(key) for key in keys if key is not None))
+
+
+@contextmanager
+def as_recorded() -> Any:
+    """What runs inside runs as it does when a dispatch mode sees it."""
+    with _below_autograd(), _exclude(_autocast_keys()):
+        yield
+
+
+# Tensors
+
+_dispatch_keys = _find("_C._dispatch_keys")
+_is_wrapped = _find("_C._functorch.is_functorch_wrapped_tensor") or (lambda tensor: True)
+
+
+def keys_of(tensor: torch.Tensor) -> int:
+    """A number that tensors of a kind share: subclass, layout, device type, lazy bits."""
+    return _dispatch_keys(tensor).raw_repr()
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether it is functorch's: no memory of its own."""
+    return bool(_is_wrapped(tensor))
+
+
+# Hooks
+
+_top_hooks = _find("_C._autograd._top_saved_tensors_default_hooks")
+
+
+def active_hooks() -> Any:
+    """The pack and unpack hooks that are active, None without any."""
+    return _top_hooks(False) if _top_hooks else None
+
+
+# Compilation
+
+_callback = _find("_C._dynamo.eval_frame.get_eval_frame_callback") or (lambda: None)
+_codes: list[CodeType] = []
+
+
+def uncompiled(function: F) -> F:
+    """A function of places and no names that is never compiled, once :func:`tell_compiler` was called.
+
+    ``torch.compiler.disable`` imports the compiler, and then takes longer than most of what is called here.
+    """
+    disabled: list[Callable[..., Any]] = []
+
+    @wraps(function)
+    def run(*args: Any) -> Any:
+        if _callback() is None:
+            return function(*args)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args)
+
+    _codes.append(run.__code__)  # type: ignore[attr-defined]
+    return run  # type: ignore[return-value]
+
+
+def tell_compiler() -> None:
+    """Have the compiler skip what is not to be compiled, if it has been imported."""
+    if "torch._dynamo" in sys.modules:
+        while _codes:
+            torch._dynamo.eval_frame.skip_code(_codes.pop())
+
+
+# The self-test
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.numbers.append(sequence_number())
+        return func(*args, **(kwargs or {}))
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return 2 * grads[0]
+
+
+def _tells_savers() -> bool:
+    """Whether a pack hook sees the number that the operation has, and the Function that saves."""
+    packed: list[tuple[int, str]] = []
+
+    def pack(tensor: torch.Tensor) -> None:
+        packed.append((sequence_number(), function_that_saves()))
+
+    x = torch.ones(2, requires_grad=True, device="cpu")
+    with _Seen() as seen, torch.autograd.graph.saved_tensors_hooks(pack, lambda _: x):
+        y = x.sin()
+        numbers = seen.numbers[-1:]
+        _Double.apply(y)
+    return packed[:1] == [(*numbers, "")] and packed[1][1] == _Double.__name__ and packed[1][0] != numbers[0]
+
+
+def _storages_carry_facts() -> bool:
+    """Whether what is attached to a storage stays for as long as it lives."""
+    x = torch.ones(2, device="cpu")
+    x.untyped_storage()._bitstash_test = x.shape  # type: ignore[attr-defined]
+    return getattr(x.view(1, 2).untyped_storage(), "_bitstash_test", None) == (2,)
+
+
+def _does_again() -> bool:
+    x = torch.ones(2, requires_grad=True, device="cpu")
+    with as_recorded():
+        return not torch.ops.aten.add.Tensor(x, x).requires_grad
+
+
+_TESTS: dict[str, tuple[Callable[[], bool], str]] = {
+    "savers": (_tells_savers, "which operation saves a tensor cannot be told: every tensor stays exact"),
+    "storages": (_storages_carry_facts, "what made a tensor cannot be told: every tensor stays exact"),
+    "recomputation": (_does_again, "no tensor is recomputed"),
+}
+
+
+@cache
+def has(feature: str) -> bool:
+    """Whether this torch has what a feature needs; a warning, once, if not.
+
+    Args:
+        feature: "savers", "storages" or "recomputation".
+    """
+    test, consequence = _TESTS[feature]
+    try:
+        with torch.enable_grad():
+            works = test()
+    except Exception:  # whatever a changed internal raises, the feature is not there
+        works = False
+    if not works:
+        warnings.warn(f"torch {torch.__version__}: {consequence}", RuntimeWarning, stacklevel=2)
+    return works

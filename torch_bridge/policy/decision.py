@@ -1,0 +1,55 @@
+"""What is to become of a saved tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from golden import PlaneFormat
+
+from ..backends.dtypes import StashFormat
+
+Of = Literal["values", "logit", "atanh"]
+Recompute = Literal["no", "exact", "lossy"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to become of saved tensors with the same facts.
+
+    Attributes:
+        format: that they are compressed in; None if they stay exact.
+        of: what of them goes into the format: their values, or what a sigmoid or tanh made them of.
+        bits: whether they are stored as bits if they have at most two values.
+        finite: whether they stay exact if they have infinities, or numbers in their place.
+        recompute: whether they are recomputed if cheap operations made them of what is stored: "lossy" also
+            from what is compressed, "exact" only from what is not.
+        why: they stay exact, or have this format.
+        unknown: whether that is because no table knows what saves them.
+    """
+
+    format: StashFormat | None = None
+    of: Of = "values"
+    bits: bool = False
+    finite: bool = False
+    recompute: Recompute = "no"
+    why: str = ""
+    unknown: bool = False
+
+    @property
+    def strength(self) -> tuple[bool, float]:
+        """Comparable: whether single values keep their signs and zeros, and bits a value."""
+        if self.format is None:
+            return True, float("inf")
+        return strength_of(self.format)
+
+
+def strength_of(fmt: StashFormat) -> tuple[bool, float]:
+    """Comparable: whether a format keeps signs and zeros of single values, and its bits a value."""
+    assert fmt.target is not None
+    return keeps_signs(fmt), 8 * fmt.target / fmt.block
+
+
+def keeps_signs(fmt: StashFormat) -> bool:
+    """Whether a value's sign and zeros survive whatever shares its block: bit planes; others mix values."""
+    return isinstance(fmt, PlaneFormat)

@@ -1,0 +1,1 @@
+"""Where saved tensors go: exact, compressed, as bits, recomputed, offloaded."""

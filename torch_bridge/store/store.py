@@ -1,0 +1,389 @@
+"""Carries out what was decided of a saved tensor."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..backends import Backend, streams
+from ..backends.bits import BitsCodec
+from ..backends.checksum import checksums
+from ..facts.facts import Facts, name_of
+from ..facts.geometry import Geometry, Region
+from ..facts.origin import Origin
+from ..facts.watch import Watch
+from ..offload import Handle, Step
+from ..policy import Decision
+from ..policy.policy import TABLE
+from ..report.report import Sums, Tally
+from ..report.rows import BITS, COMPRESSED, RECOMPUTED
+from .attention import Node
+from .codecs import Codecs
+from .entries import Entry, Exact, Joint, Packed, Source
+from .recomputed import Planner, Recomputed, source_of
+from .verdicts import Flag, Verdicts
+
+# What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
+INFINITIES = "infinities, or numbers in their place"
+# What it says of what was copied so that others can be recomputed from it.
+INPUT = "recomputation input"
+
+# What requires no gradient and has a number as large as this may be a mask that attention adds.
+_AS_INFINITE = 1e3
+
+
+class Saved:
+    """A tensor as autograd saves it, and what autograd holds for it.
+
+    Args:
+        tensor: as the pack hook is given it.
+        values: the tensor without its history; it counts versions with the tensor.
+        origin: what is known of its storage.
+        module: in whose forward pass it was saved.
+        number: of the node that saves it, as autograd counts.
+        function: the name of the ``autograd.Function`` that saves it, "" if none does.
+
+    Attributes:
+        parameter: the tensor itself, if it is a parameter.
+        op: the operation that made it, "" if nothing says which.
+        packed: what it became.
+    """
+
+    __slots__ = (
+        *("function", "module", "number", "op", "origin", "packed", "parameter", "requires_grad", "values"),
+    )
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        values: torch.Tensor,
+        origin: Origin,
+        module: str,
+        number: int,
+        function: str,
+    ) -> None:
+        self.values: torch.Tensor | None = values
+        self.origin, self.module, self.number, self.function = origin, module, number, function
+        self.requires_grad = tensor.requires_grad
+        self.op = origin.op or node_of(tensor)
+        is_parameter = isinstance(tensor, torch.nn.Parameter) and tensor.is_leaf
+        self.parameter = tensor if is_parameter else None
+        self.packed: Exact | Packed | None = None
+
+
+def node_of(tensor: torch.Tensor) -> str:
+    """What autograd calls the operation that made a tensor, "" without one."""
+    return tensor.grad_fn.name() if tensor.grad_fn else ""
+
+
+class Store:
+    """What is stored in one forward pass. It holds nothing of that: what is stored goes with autograd's graph.
+
+    Args:
+        codecs: what compresses.
+        watch: that knows of storages.
+        verdicts: answers about values, of all steps.
+        shared: what turned out to be a table that several layers share, of all steps.
+        tally: where it is counted.
+        min_values: what has fewer stays exact.
+        verify: whether blocks have checksums.
+        step: where tensors go, None if they stay in their memory.
+    """
+
+    def __init__(
+        self,
+        codecs: Codecs,
+        watch: Watch,
+        verdicts: Verdicts,
+        shared: set[Facts],
+        tally: Tally,
+        min_values: int,
+        verify: bool,
+        step: Step | None,
+    ) -> None:
+        self._codecs, self._verdicts, self._shared, self._tally = codecs, verdicts, shared, tally
+        self._min_values, self._verify, self._step = min_values, verify, step
+        self._planner = Planner(watch, verdicts)
+        self._too_small = f"under {min_values} values"
+        self._doubted: list[weakref.ref[Entry]] = []
+
+    def keep(self, saved: Saved, facts: Facts, decision: Decision) -> Exact | Packed:
+        """Keep a saved tensor as was decided; what autograd holds in its place."""
+        tensor, origin = saved.values, saved.origin
+        assert tensor is not None
+        if self._doubted:  # their values go as soon as they are not needed
+            self._doubted = [ref for ref in self._doubted if (one := ref()) is not None and one.is_doubtful]
+        geometry = Geometry.of(tensor)
+        region = geometry.region
+        source = source_of(origin, tensor, tensor._version)
+        if facts.constant:
+            return self.leave(saved, facts, source, region, decision.why)
+        if facts in self._shared:
+            decision = replace(decision, format=None, recompute="no", why=TABLE)
+        for entry in source.holding(region):
+            if self._serves(entry, facts, decision, tensor):
+                if isinstance(entry, Recomputed):
+                    self._count_more(entry, region)
+                return Packed(entry, geometry)
+        if source.is_left(region):
+            return self.leave(saved, facts, source, region, decision.why)
+        if facts.count < self._min_values:
+            return self._keep_small(saved, facts, source, geometry)
+
+        new = self._entry_for(saved, facts, decision, source, geometry)
+        if new is not None:
+            return Packed(new, geometry)
+        return self.leave(saved, facts, source, region, decision.why, self._step)
+
+    def leave(
+        self,
+        saved: Saved,
+        facts: Facts,
+        source: Source,
+        region: Region,
+        why: str,
+        step: Step | None = None,
+    ) -> Exact:
+        """A tensor that stays as it is."""
+        tensor = saved.values
+        assert tensor is not None
+        exact = Exact(tensor if saved.parameter is None else saved.parameter, source)
+        if count := source.leave(region, exact):
+            nbytes = count * tensor.element_size()
+            if step is not None:
+                step.keep(source, nbytes)
+            self.count(saved, facts, why, nbytes, nbytes)
+        return exact
+
+    def keep_result(self, node: Node, number: int, saved: Saved, facts: Facts) -> Packed | None:
+        """A result of an attention that is done again, for its own node; None if it cannot be made so."""
+        tensor = saved.values
+        assert tensor is not None
+        geometry = Geometry.of(tensor)
+        if geometry.region.has_gaps:
+            return None
+        entry = node.result(number, source_of(saved.origin, tensor, tensor._version), tensor, facts)
+        entry.facts, entry.sums = facts, self.count(saved, facts, RECOMPUTED, 0, 0)
+        saved.origin.recipe = None
+        self._count_more(entry, geometry.region)
+        return Packed(entry, geometry)
+
+    def _serves(self, entry: Entry, facts: Facts, decision: Decision, tensor: torch.Tensor) -> bool:
+        """Whether what is stored of a tensor is good enough for one more node, or was made so."""
+        if entry.is_exact:
+            return True
+        if not facts.requires_grad and facts.dtype.is_floating_point and entry.facts.module != facts.module:
+            # Several layers share it, and its error would be the same in all of them.
+            self._shared |= {entry.facts, facts}
+            return self._finer(entry, Decision(why=TABLE), tensor)
+        if isinstance(entry, Recomputed):
+            return decision.recompute == "lossy" or (decision.format is not None and not decision.strength[0])
+        if decision.format is None:
+            return False
+        if isinstance(entry, Joint):
+            return all(_is_enough(part, decision) for part in entry.parts)
+        return _is_enough(entry, decision) or self._finer(entry, decision, tensor)
+
+    def _finer(self, entry: Entry, decision: Decision, tensor: torch.Tensor) -> bool:
+        """Store a tensor anew for a node that needs more of it, if its entry has no more than the tensor."""
+        region = Geometry.of(tensor).region
+        if isinstance(entry, (Recomputed, Joint)) or entry.region != region or not entry.is_alone:
+            return False
+        values = region.values(tensor)
+        codec = None if decision.format is None else self._codec(decision, values)
+        stored = values.clone() if codec is None else codec.compress(values)
+        sums = checksums(stored) if codec is not None and self._verify else None
+        handle = self._step.put(stored, entry.name, stored) if self._step is not None else None
+        kept = decision.why if codec is None else COMPRESSED
+        before = entry.nbytes
+        entry.become(codec, stored if handle is None else handle, sums, decision.strength)
+        kept = kept if handle is None else f"{kept}, offloaded"
+        entry.sums = self._tally.move(entry.sums, kept, entry.original, (before, entry.nbytes))
+        return True
+
+    def _keep_small(
+        self, saved: Saved, facts: Facts, source: Source, geometry: Geometry
+    ) -> Exact | Packed:
+        # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
+        if facts.count < source.elements:
+            why = self._too_small
+            return Packed(
+                self._store(saved, facts, source, geometry.region, None, why, None, Decision()), geometry
+            )
+        return self.leave(saved, facts, source, geometry.region, self._too_small)
+
+    def _entry_for(
+        self, saved: Saved, facts: Facts, decision: Decision, source: Source, geometry: Geometry
+    ) -> Entry | None:
+        """A new entry as was decided; None if the tensor stays in its memory as it is."""
+        tensor, region = saved.values, geometry.region
+        assert tensor is not None
+        flag, codec, kept = None, None, decision.why
+        if tensor.dtype == torch.bool and decision.bits:
+            codec, kept = BitsCodec.of(region.values(tensor)), BITS
+        elif decision.recompute != "no" and (entry := self._recompute(saved, facts, decision)) is not None:
+            return entry
+        elif decision.bits and (found := self._bits(facts, region.values(tensor))) is not None:
+            (codec, flag), kept = found, BITS
+        elif decision.format is not None:
+            kept = COMPRESSED
+            if decision.finite:
+                flag, is_finite = self._finite(facts, tensor, region)
+                kept = COMPRESSED if is_finite else INFINITIES
+            if kept is COMPRESSED:
+                codec = self._codec(decision, tensor)
+        saved.origin.forget_recipe(region)
+        if codec is None and self._step is None:
+            return None
+        streams.hold(tensor)
+        return self._store(saved, facts, source, region, codec, kept, self._step, decision, flag)
+
+    def _codec(self, decision: Decision, tensor: torch.Tensor) -> Backend:
+        assert decision.format is not None
+        return self._codecs.get(decision.format, decision.of)
+
+    def _recompute(self, saved: Saved, facts: Facts, decision: Decision) -> Recomputed | None:
+        """What a tensor is recomputed from; None if it has to be kept."""
+        tensor, origin = saved.values, saved.origin
+        assert tensor is not None
+        planned = self._planner.plan(tensor, origin, facts, decision.recompute == "exact")
+        if planned is None:
+            return None
+        redone, whole = planned
+        if self._planner.copied:
+            self.count(saved, facts, INPUT, 0, self._planner.copied)
+        origin.recipe = None
+        entry = Recomputed(source_of(origin, tensor, tensor._version), whole, tensor, redone)
+        entry.facts, entry.sums = facts, self.count(saved, facts, RECOMPUTED, 0, 0)
+        self._count_more(entry, Geometry.of(tensor).region)
+        return entry
+
+    def _count_more(self, entry: Recomputed, region: Region) -> None:
+        """Count what was not saved before of a region that is recomputed."""
+        if count := entry.save(region):
+            self._tally.more(entry.sums, count * entry.dtype.itemsize)
+
+    def _bits(self, facts: Facts, values: torch.Tensor) -> tuple[BitsCodec, Flag | None] | None:
+        """What stores two values as bits, and what tells later whether they are two; None if they are not."""
+        key = "bits", facts
+        known = self._verdicts.known(key)
+        if known is False or (found := BitsCodec.levels_of(values)) is None:
+            return None
+        codec, are_two = found
+        flag = Flag(are_two)
+        answer = self._verdicts.note(key, bool(are_two)) if known is None else flag.value
+        if answer is False:
+            self._verdicts.note(key, False)
+            return None
+        return codec, None if answer else flag
+
+    def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[Flag | None, bool]:
+        """Whether a tensor has no infinities, nor what stands for them, as far as is known; a flag if not."""
+        key = "finite", facts
+        known = self._verdicts.known(key)
+        if known is False:
+            return None, False
+        values = tensor.as_strided(region.size, region.stride, region.offset)
+        is_finite = ~(values.abs() >= _AS_INFINITE).any()
+        flag = Flag(is_finite)
+        answer = self._verdicts.note(key, bool(is_finite)) if known is None else flag.value
+        if answer is False:
+            self._verdicts.note(key, False)
+        return (flag if answer is None else None), answer is not False
+
+    def _store(
+        self,
+        saved: Saved,
+        facts: Facts,
+        source: Source,
+        region: Region,
+        codec: Backend | BitsCodec | None,
+        kept: str,
+        step: Step | None,
+        decision: Decision,
+        flag: Flag | None = None,
+    ) -> Any:
+        """Store what others have not stored of a tensor's region, and say so in the report.
+
+        None if it stays where it is, as it may, unless it is offloaded.
+        """
+        tensor = saved.values
+        assert tensor is not None
+        may_stay = codec is None and step is not None
+        strength = (True, float("inf")) if codec is None or isinstance(codec, BitsCodec) else decision.strength
+        parts, rest = source.shared(region, codec)
+        new: list[Entry] = []
+        for one in rest if parts else [region]:
+            entry = self._entry(source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts)
+            if entry is None:
+                return None
+            entry.strength, entry.is_alone = strength, not parts
+            new.append(entry)
+        if any(isinstance(entry.stored, Handle) for entry in new):
+            kept = f"{kept if codec is not None else 'exact'}, offloaded"
+        if new:
+            original = sum(entry.region.count for entry in new) * tensor.element_size()
+            sums = self.count(saved, facts, kept, original, sum(entry.nbytes for entry in new))
+            for entry in new:
+                entry.sums, entry.original = sums, entry.region.count * tensor.element_size()
+        if not parts:
+            return new[0]
+        joint = Joint(source, region, tensor, [*parts, *((entry, entry.region) for entry in new)])
+        joint.facts = facts
+        return joint
+
+    def _entry(
+        self,
+        source: Source,
+        region: Region,
+        codec: Backend | BitsCodec | None,
+        tensor: torch.Tensor,
+        step: Step | None,
+        facts: Facts,
+        op: str,
+        flag: Flag | None,
+        may_stay: bool,
+    ) -> Entry | None:
+        """Store a region that no one has; as it is if it is small. None if it stays and is not offloaded."""
+        if region.count < self._min_values:
+            codec = step = flag = None
+        values = region.values(tensor)
+        stored = values if codec is None else codec.compress(values)
+        sums = checksums(stored) if codec is not None and self._verify else None
+        is_same = codec is None and not region.has_gaps  # memory, which what has gaps is copied out of
+        name = _title(op, tensor) if self._verify or step is not None else ""
+        handle = step.put(stored, name, tensor if is_same else stored) if step is not None else None
+        if handle is not None:
+            entry = Entry(source, region, codec, values, handle, sums, name)
+        elif may_stay:
+            return None
+        else:
+            stored = stored.clone() if is_same else stored
+            entry = Entry(source, region, codec, values, stored, sums, name)
+            if step is not None:
+                step.keep(entry, entry.nbytes)
+        entry.facts = facts
+        if flag is not None:
+            entry.doubt(flag, values)
+            self._doubted.append(weakref.ref(entry))
+        return entry
+
+    def count(self, saved: Saved, facts: Facts, kept: str, original: int, stored: int) -> Sums:
+        """Count a tensor in its row of the report."""
+        sums = self._tally.sums(facts, saved.op, kept)
+        self._tally.add(sums, original, stored, not facts.constant)
+        return sums
+
+
+def _is_enough(entry: Entry, decision: Decision) -> bool:
+    has, wants = entry.strength, decision.strength
+    return entry.is_exact or (has[0] >= wants[0] and has[1] >= wants[1])
+
+
+def _title(op: str, tensor: torch.Tensor) -> str:
+    """What an error calls a tensor."""
+    shape = " x ".join(map(str, tensor.shape)) or "scalar"
+    return f"{op + ', ' if op else ''}{shape}, {name_of(tensor.dtype)}"

@@ -1,0 +1,74 @@
+"""Questions about the values of tensors, whose answers a device would have to be waited for.
+
+The first time that a question is asked of a place in the model the device is waited for. From then on the answer
+stands; whether it still holds is computed on the device and read when it is there (:class:`Flag`), and until
+then nothing is let go of that would be needed if it did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+
+class Flag:
+    """One truth value on its way from a device.
+
+    Args:
+        flag: a tensor with that value.
+    """
+
+    def __init__(self, flag: torch.Tensor) -> None:
+        self._event: torch.Event | None = None
+        self._host = flag
+        if flag.device.type != "cpu":
+            self._host = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._host.copy_(flag.reshape(()), non_blocking=True)
+            self._event = torch.Event(flag.device)
+            self._event.record()
+
+    @property
+    def value(self) -> bool | None:
+        """The value, None if it is not there yet; never waits."""
+        if self._event is not None and not self._event.query():
+            return None
+        return bool(self._host.numpy())
+
+
+class Verdicts:
+    """Answers, by questions and places in the model."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, bool] = {}
+        self._asked: dict[Hashable, int] = {}
+        self._pending: dict[Hashable, Flag] = {}
+
+    def known(self, key: Hashable) -> bool | None:
+        """The answer, None if it was not asked."""
+        return self._known.get(key)
+
+    def note(self, key: Hashable, answer: bool) -> bool:
+        self._known[key] = answer
+        return answer
+
+    def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
+        """The answer to a question of quality, which is asked anew the 2nd, 4th, 8th, … time only.
+
+        Args:
+            key: the question, and of which place in the model.
+            compute: the answer, or a tensor that has it.
+        """
+        times = self._asked[key] = self._asked.get(key, 0) + 1
+        if key not in self._known:
+            return self.note(key, bool(compute()))
+        if (flag := self._pending.get(key)) is not None and (value := flag.value) is not None:
+            del self._pending[key]
+            self._known[key] = value
+        if times & (times - 1) == 0:
+            answer = compute()
+            if isinstance(answer, torch.Tensor):
+                self._pending[key] = Flag(answer)
+            else:
+                self._known[key] = answer
+        return self._known[key]
