@@ -6,7 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -94,6 +94,27 @@ class BlockFormat(ABC):
         """
         return -(-as_count(count) // self.block)
 
+    def for_rows(self, width: int) -> Self:
+        """The format for rows of so many values: each, as a token, has a scale of its own.
+
+        A format whose blocks have no scale for all of their values stays as it is.
+
+        Raises:
+            ValueError: ``width`` is no whole number from 1 up.
+        """
+        as_width(width)
+        return self
+
+    def padded_width(self, width: int) -> int:
+        """Values that a row takes with its padding, without which blocks would have values of two rows.
+
+        A format whose blocks have no scale for all of their values packs rows: that is ``width``.
+
+        Raises:
+            ValueError: ``width`` is no whole number from 1 up.
+        """
+        return as_width(width)
+
     def _check_parameters(self, blocks: Sequence[int], least: str, most: str, lossless: bool = False) -> None:
         """Raise ValueError for what is no parameter; make NumPy's integers and strings Python's.
 
@@ -162,6 +183,42 @@ class BlockFormat(ABC):
     def _as_array(self, words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Bit patterns of all blocks -> values of a shape, the padding dropped."""
         return words.reshape(-1)[: prod(shape)].view(self.float_type.array).reshape(shape)
+
+
+def block_for_rows(width: int, blocks: Sequence[int], most: int) -> int:
+    """The block for rows of so many values: the largest of those that pad a row the least.
+
+    Args:
+        width: values of a row, from 1 up.
+        blocks: the sizes that there are, each a multiple of the smallest.
+        most: that it may have, one of these.
+
+    Raises:
+        ValueError: there is no such width.
+
+    Example:
+        >>> [block_for_rows(width, (64, 128, 256), most=128) for width in (64, 576, 768, 100, 1000)]
+        [64, 64, 128, 128, 128]
+    """
+    least = whole_blocks(width, min(blocks))
+    return max(block for block in blocks if block <= most and least % block == 0)
+
+
+def whole_blocks(width: int, block: int) -> int:
+    """Values of the blocks that a row has to itself, its padding among them.
+
+    Raises:
+        ValueError: ``width`` is no whole number from 1 up.
+    """
+    return -(-as_width(width) // block) * block
+
+
+def as_width(number: object) -> int:
+    """The values of a row as int; raises ValueError for what is no such number."""
+    whole = as_integer(number)
+    if whole is None or whole < 1:
+        raise ValueError(f"width must be a whole number from 1 up, not {number!r}")
+    return whole
 
 
 def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -10,16 +10,16 @@ and scale so that the result is unbiased.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import ml_dtypes
 import numpy as np
 
-from .blocks import BlockFormat, as_shape, bit_length
+from .blocks import BlockFormat, as_shape, bit_length, block_for_rows, whole_blocks
 
 BLOCKS = (64, 128, 256)
 
@@ -118,6 +118,37 @@ class HadamardFormat(BlockFormat):
     def names_specials(self) -> bool:
         """Whether every value has a bit to say that it is special."""
         return bool(self.widths[-1] > 0)
+
+    def for_rows(self, width: int) -> Self:
+        """The format for rows of so many values, with as many bits a value; of a byte, a fraction is dropped.
+
+        Its block is the largest that pads a row the least and is not above this format's; rows of a multiple
+        of 64 values take no padding.
+
+        Args:
+            width: values of a row, each row with a scale of its own: those of one token.
+
+        Raises:
+            ValueError: ``width`` is no whole number from 1 up.
+
+        Example:
+            >>> HadamardFormat("bf16", block=128, target=32).for_rows(576)
+            HadamardFormat(dtype='bf16', block=64, target=16)
+        """
+        block = block_for_rows(width, BLOCKS, self.block)
+        return replace(self, block=block, target=self.target * block // self.block)
+
+    def padded_width(self, width: int) -> int:
+        """Values that a row takes in whole blocks, the zeros behind its own among them.
+
+        Raises:
+            ValueError: ``width`` is no whole number from 1 up.
+
+        Example:
+            >>> HadamardFormat(block=128, target=32).padded_width(100)
+            128
+        """
+        return whole_blocks(width, self.block)
 
     # The codec.
 
