@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from golden import Format, HadamardFormat, PlaneFormat
-from torch_bridge import Policy, calibrate, compress_activations
+from torch_bridge import Policy, calibrate, Compressor
 from torch_bridge.job import train
 
 OPTIONS = train.Options(batch=2, dropout=0.1, steps=2)
@@ -38,7 +38,7 @@ def main() -> None:
 
     def gradient(policy: Format | Policy) -> tuple[torch.Tensor, int]:
         torch.manual_seed(5)
-        with compress_activations(model, policy) as stash:
+        with Compressor(model, policy) as stash:
             loss = model(**batch(seed=1)).loss
         found = torch.autograd.grad(loss, list(model.parameters()))
         return torch.cat([one.flatten() for one in found]), stash.stored_bytes

@@ -30,7 +30,7 @@ from rich.table import Table
 from torch import nn
 
 from gen.arguments import at_least
-from torch_bridge import Policy, Stash, compress_activations
+from torch_bridge import Policy, Stash, Compressor
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
 from torch_bridge.schemes import compact
@@ -101,7 +101,7 @@ def row(
     resting = sum(tensor.nbytes for tensor in [*model.parameters(), *moments])
     peak = measure(step, OPTIONS.torch_device).peak
     optimizer.zero_grad(set_to_none=True)
-    with compress_activations(model, Policy([])) as stash:
+    with Compressor(model, Policy([])) as stash:
         next(step())
     return {
         "val_loss": loss,

@@ -26,7 +26,7 @@ from torch._functorch import config
 from torch.autograd.graph import saved_tensors_hooks
 
 from golden import HadamardFormat
-from torch_bridge import backends, compress_activations
+from torch_bridge import backends, Compressor
 from torch_bridge.job import peak, train
 
 OUTPUT = Path("build/bench/compiled.json")
@@ -132,7 +132,7 @@ def rows(fused: bool) -> Iterator[dict[str, Any]]:
     model = train.build(train.Options(fused=fused)).train()
 
     def around() -> AbstractContextManager[Any]:
-        return compress_activations(model, FORMAT, min_values=MIN_VALUES)
+        return Compressor(model, FORMAT, min_values=MIN_VALUES)
 
     @contextmanager
     def checkpoints() -> Iterator[None]:

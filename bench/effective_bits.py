@@ -30,11 +30,11 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, backends, compress_activations
+from torch_bridge import Policy, backends, Compressor
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
-from torch_bridge.policy.policy import LOGITS, PROBABILITIES
+from torch_bridge.facts.needs import Need, PROBABILITIES
 
 FORMATS = [
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),
@@ -152,7 +152,7 @@ def everything(fmt: StashFormat) -> Policy:
     So it befits a study of formats. It does not befit models that were trained for long, see
     :data:`torch_bridge.policy.policy.LOGITS`.
     """
-    rules = Policy.default(fmt, derive=False).rules
+    rules = Policy.default(fmt, recompute=False).rules
     return Policy([rule for rule in rules if rule.why not in (LOGITS, PROBABILITIES)])
 
 
@@ -211,7 +211,7 @@ def gradient(model: torch.nn.Module, batch: Batch, fmt: StashFormat | None) -> t
     if fmt is None:
         loss = loss_of(model, batch)
     else:
-        with compress_activations(model, everything(fmt)):
+        with Compressor(model, everything(fmt)):
             loss = loss_of(model, batch)
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return torch.cat([one.flatten() for one in found if one is not None])

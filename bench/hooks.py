@@ -52,7 +52,7 @@ def measure(steps: int) -> dict[str, float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from golden import PlaneFormat
-    from torch_bridge import Policy, Rule, backends, compress_activations
+    from torch_bridge import Policy, Rule, backends, Compressor
 
     backends.get = Nothing
     torch.set_num_threads(1)
@@ -69,7 +69,7 @@ def measure(steps: int) -> dict[str, float]:
 
     def step(policy: Any) -> float:
         start = process_time()
-        with nullcontext() if policy is None else compress_activations(model, policy, min_values=256):
+        with nullcontext() if policy is None else Compressor(model, policy, min_values=256):
             loss = model(tokens, labels=tokens).loss
         loss.backward()
         seconds = process_time() - start

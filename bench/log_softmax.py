@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge import Policy, Rule, Compressor
 from torch_bridge.job import train
 
 OPTIONS = train.Options(config="gpt2", batch=1, steps=2)
@@ -37,7 +37,7 @@ def main() -> None:
     )
 
     def gradients(rules: list[Rule]) -> tuple[torch.Tensor, float]:
-        with compress_activations(model, Policy(rules)) as stash:
+        with Compressor(model, Policy(rules)) as stash:
             loss = train.loss_of(model, OPTIONS, tokens)
         found = torch.autograd.grad(loss, list(model.parameters()))
         return torch.cat([gradient.flatten() for gradient in found]), stash.report().ratio
@@ -46,11 +46,11 @@ def main() -> None:
         return float((found - exact).norm() / exact.norm())
 
     exact, _ = gradients([])
-    others = list(Policy.default(OPTIONS.format, derive=False).rules)
+    others = list(Policy.default(OPTIONS.format, recompute=False).rules)
     rows = []
     for bits in track(BITS, "training", console=Console(stderr=True), transient=True):
         fmt = PlaneFormat("fp32", 64, 8 * bits)
-        here = Rule("raw" if bits == 32 else fmt, op="_log_softmax")
+        here = Rule("exact" if bits == 32 else fmt, op="_log_softmax")
         alone, _ = gradients([here])
         everything, ratio = gradients([here, *others])
         rows.append(

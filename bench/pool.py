@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from gen.arguments import at_least
-from torch_bridge import Policy, Stash, compress_activations
+from torch_bridge import Policy, Stash, Compressor
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
 from torch_bridge.schemes import pool
@@ -169,7 +169,7 @@ def row(
     optimizer.zero_grad(set_to_none=True)
     batch = torch.arange(given.batch)
     peak = measure(lambda: step(batch), DEVICE).peak
-    with compress_activations(model, Policy([])) as stash:
+    with Compressor(model, Policy([])) as stash:
         next(step(batch))
     measured = {
         "accuracy": curve,

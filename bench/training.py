@@ -34,15 +34,15 @@ from rich.table import Table
 
 from gen.arguments import at_least
 from golden import HadamardFormat
-from torch_bridge import Policy, Stash, compress_activations
+from torch_bridge import Policy, Stash, Compressor
 from torch_bridge.job import peak, train
 
 SCHEMES = ("none", "planes", "planes_verify", "derive", "checkpoint", "save_on_cpu")
 MODELS = {
-    "small": train.Options(config="small", batch=8, steps=2, derive=False),
-    "small-fused": train.Options(config="small", batch=8, steps=2, derive=False, fused=True),
-    "gpt2": train.Options(config="gpt2", batch=1, steps=1, derive=False),
-    "gpt2-fused": train.Options(config="gpt2", batch=1, steps=1, derive=False, fused=True),
+    "small": train.Options(config="small", batch=8, steps=2, recompute=False),
+    "small-fused": train.Options(config="small", batch=8, steps=2, recompute=False, fused=True),
+    "gpt2": train.Options(config="gpt2", batch=1, steps=1, recompute=False),
+    "gpt2-fused": train.Options(config="gpt2", batch=1, steps=1, recompute=False, fused=True),
 }
 OUTPUT = Path("build/bench/training.json")
 
@@ -57,9 +57,9 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
 
     def around() -> AbstractContextManager[Stash | None]:
         if scheme.startswith("planes"):
-            return compress_activations(model, options.policy, verify=scheme == "planes_verify")
+            return Compressor(model, options.policy, verify=scheme == "planes_verify")
         if scheme == "derive":
-            return compress_activations(model, HadamardFormat("fp32", 128, 64))
+            return Compressor(model, HadamardFormat("fp32", 128, 64))
         if scheme == "save_on_cpu":
             return torch.autograd.graph.save_on_cpu(device.type == "cuda")
         return nullcontext()
@@ -83,7 +83,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
 
     model.zero_grad(set_to_none=True)
     found = peak.measure(step, device)
-    with compress_activations(model, Policy([])) as raw:
+    with Compressor(model, Policy([])) as raw:
         forward()
     predicted = raw.raw_bytes if scheme == "none" else found.between and found.between.stored_bytes
     return {

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from bitstash import PlaneFormat, compress_activations
+from bitstash import PlaneFormat, Compressor
 
 accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 1))
@@ -18,7 +18,7 @@ fmt = PlaneFormat("bf16", block=64, target=64)  # 128 bytes of activations becom
 
 for batch in batches:
     with accelerator.accumulate(model):
-        with compress_activations(model, fmt) as stash:
+        with Compressor(model, fmt) as stash:
             loss = (model(batch) - batch.norm(dim=1, keepdim=True)).square().mean()
         accelerator.backward(loss)
         optimizer.step()

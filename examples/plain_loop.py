@@ -2,7 +2,7 @@
 
 import torch
 
-from bitstash import PlaneFormat, compress_activations
+from bitstash import PlaneFormat, Compressor
 
 fmt = PlaneFormat("fp32", block=64, target=80)  # 256 bytes of activations become 80
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
@@ -10,7 +10,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 for step in range(20):
     x = torch.randn(512, 64)
-    with compress_activations(model, fmt) as stash:
+    with Compressor(model, fmt) as stash:
         loss = (model(x) - x.norm(dim=1, keepdim=True)).square().mean()
     loss.backward()
     optimizer.step()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bitstash import PlaneFormat, compress_activations
+from bitstash import PlaneFormat, Compressor
 from torch_bridge.job.train import draw, read_text
 
 LENGTH, WIDTH = 64, 64
@@ -63,7 +63,7 @@ def main():
     fmt = PlaneFormat("fp32", block=64, target=80)  # 256 bytes of activations become 80
     for step in range(options.steps):
         tokens = draw(text, 16, LENGTH, batches).to(device)
-        with compress_activations(model, fmt) as stash:
+        with Compressor(model, fmt) as stash:
             loss = model(tokens)
         loss.backward()
         optimizer.step()

@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge import Policy, Rule, Compressor
 
 from .plain_stash import COARSE, is_log_softmax, reference, stored, untouched
 
@@ -81,13 +81,13 @@ def is_exact(tensor: torch.Tensor) -> bool:
 
 # Derives what it can, and keeps the rest as it is.
 FIXED = [rule for rule in stored(COARSE).rules if rule.keep in ("raw", "bits")]
-EXACT = Policy([Rule("derive", op="*attention*"), *FIXED, Rule("derive")])
+EXACT = Policy([Rule("recompute", op="*attention*"), *FIXED, Rule("recompute")])
 
 HOOKS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
-    "bridge": lambda model: compress_activations(model, stored(COARSE), min_values=2),
+    "bridge": lambda model: Compressor(model, stored(COARSE), min_values=2),
     "reference": lambda model: reference(model, COARSE, is_exact, min_values=2),
     "exact": lambda model: untouched(),
-    "derived": lambda model: compress_activations(model, EXACT, min_values=2),
+    "derived": lambda model: Compressor(model, EXACT, min_values=2),
 }
 
 

@@ -11,10 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from golden import PlaneFormat
-from torch_bridge import Policy
+from torch_bridge import Policy, Rule
 from torch_bridge.backends import get
 from torch_bridge.backends.dtypes import float_name, format_for
-from torch_bridge.policy.policy import LOGITS
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 COARSE = PlaneFormat("fp32", block=16, target=9)  # what goes through it is plainly not exact
@@ -25,9 +24,8 @@ _PADDING = 256
 
 
 def stored(fmt: PlaneFormat) -> Policy:
-    """The bridge's policy that stores every tensor, as the plain stash does, queries and keys too."""
-    rules = Policy.default(fmt, derive=False).rules
-    return Policy([rule for rule in rules if rule.of == "values" and rule.why != LOGITS])
+    """The bridge's policy that stores every tensor, as the plain stash does, whatever it is needed for."""
+    return Policy([Rule(fmt, unchecked=True)])
 
 
 hooks = torch.autograd.graph.saved_tensors_hooks

@@ -12,11 +12,11 @@ from torch.nn import functional
 from torch.profiler import profile
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge import Policy, Rule, Compressor
 from torch_bridge.backends.quant_format import QuantFormat
-from torch_bridge.policy.policy import LOGITS
-from torch_bridge.stash.derive import Derived
-from torch_bridge.stash.recipe import OPERATIONS
+from torch_bridge.facts.needs import Need
+from torch_bridge.store.recomputed import Derived
+from torch_bridge.facts.recompute import OPERATIONS
 
 from .overwriting import Sine
 from .plain_stash import NOTHING
@@ -50,7 +50,7 @@ def inputs(dtype=torch.float32):
 
 def gradient(model, policy, dtype=torch.float32):
     """Of a model's parameters, flat, and a stash."""
-    around = nullcontext() if policy is None else compress_activations(model, policy)
+    around = nullcontext() if policy is None else Compressor(model, policy)
     with around as stash:
         loss = model(inputs(dtype)).float().square().mean()
     found = torch.autograd.grad(loss, list(model.parameters()))
@@ -75,13 +75,13 @@ def test_large_logits_survive_few_bits(fmt, options):
     exact, _ = gradient(Trained(**options), None)
     assert kept(stash)[FLASH] == kept(stash)[f"{FLASH}.1"] == "derived"
     assert (found - exact).norm() < 2.5 * exact.norm()
-    plain = Policy([rule for rule in Policy.default(fmt, derive=False).rules if rule.why != LOGITS])
+    plain = Policy([rule for rule in Policy.default(fmt, recompute=False).rules if rule.why != LOGITS])
     assert not error(Trained(**options), plain) < 1.05  # infinite for some
 
 
 @pytest.mark.parametrize("fmt", [FORMATS[1], FORMATS[2]], ids=str)
 def test_queries_and_keys_are_finer_where_attention_is_not_done_again(fmt):
-    policy = Policy.default(fmt, derive=False)
+    policy = Policy.default(fmt, recompute=False)
     assert error(Trained(), policy) < 0.5
     assert error(Trained(), Policy([rule for rule in policy.rules if rule.why != LOGITS])) > 1
 
@@ -107,12 +107,12 @@ def test_probabilities_of_eager_attention_are_finer(fmt, derive):
         return found.view(2, -1)[:, : 128 * 64], stash  # rows of the projections' weights
 
     exact, _ = of_queries_and_keys(None)
-    found, stash = of_queries_and_keys(Policy.default(fmt, derive=derive))
+    found, stash = of_queries_and_keys(Policy.default(fmt, recompute=derive))
     (row,) = [row for row in stash.report().rows if row.op == "_softmax"]
     bits = 4 if derive else 10
     assert bits / 32 <= row.stored_bytes / row.raw_bytes < (bits + 0.5) / 32
     coarse, _ = of_queries_and_keys(
-        Policy([Rule(fmt, op="_softmax"), *Policy.default(fmt, derive=derive).rules])
+        Policy([Rule(fmt, op="_softmax"), *Policy.default(fmt, recompute=derive).rules])
     )
     assert (found - exact).norm() < 0.7 * (coarse - exact).norm()
 
@@ -120,7 +120,7 @@ def test_probabilities_of_eager_attention_are_finer(fmt, derive):
 @pytest.mark.parametrize("after", [torch.sum, lambda y: nn.Linear(32, 8)(y).sum()], ids=["sum", "linear"])
 def test_attention_is_done_again_once(after):
     x = torch.randn(2, 2, 96, 32, requires_grad=True)
-    with compress_activations(NOTHING, TWO_BITS) as stash:
+    with Compressor(NOTHING, TWO_BITS) as stash:
         loss = after(functional.scaled_dot_product_attention(x * 1, x * 2, x * 3))
     assert kept(stash)[FLASH] == "derived"
     with profile() as found:
@@ -137,7 +137,7 @@ def test_sums_that_are_under_the_size_floor_go_with_the_outputs():
 
 @pytest.mark.parametrize("rule", [{"op": FLASH}, {"op": f"{FLASH}.1"}, {"most": 384}], ids=str)
 def test_where_a_rule_keeps_a_result_queries_and_keys_are_finer(rule):
-    _, stash = gradient(Trained(), Policy([Rule("raw", **rule), *Policy.default(TWO_BITS).rules]))
+    _, stash = gradient(Trained(), Policy([Rule("exact", **rule), *Policy.default(TWO_BITS).rules]))
     by_rate = {row.stored_bytes / row.raw_bytes for row in stash.report().rows if row.op == "mul"}
     assert max(by_rate) == 10 / 32
 
@@ -149,13 +149,13 @@ def relative(found, exact):
 def step(policy, forward, *shape):
     """A gradient of what is given a tensor of normal values, and the stash."""
     x = torch.randn(*shape or (2, 2, 96, 32), generator=torch.Generator().manual_seed(0)).requires_grad_()
-    around = nullcontext() if policy is None else compress_activations(NOTHING, policy)
+    around = nullcontext() if policy is None else Compressor(NOTHING, policy)
     with around as stash:
         loss = forward(x)
     return torch.autograd.grad(loss, x)[0], stash
 
 
-EXACT = Policy([Rule("derive"), Rule("raw")])
+EXACT = Policy([Rule("recompute"), Rule("exact")])
 
 
 @pytest.mark.parametrize("fmt", [TWO_BITS, PlaneFormat("fp32", 64, 40), QuantFormat("fp32", 2)], ids=str)
@@ -236,7 +236,7 @@ def test_a_bias_that_the_step_made_is_finer(derive):
         return y.square().sum()
 
     exact, _ = step(None, forward, 2, 4, 96, 16)
-    found, _ = step(Policy.default(TWO_BITS, derive=derive), forward, 2, 4, 96, 16)
+    found, _ = step(Policy.default(TWO_BITS, recompute=derive), forward, 2, 4, 96, 16)
     assert relative(found, exact) < 0.6
 
 
@@ -249,7 +249,7 @@ def test_no_outputs_stay_in_memory_behind_the_backward_pass():
     torch.manual_seed(0)
     model = nn.Sequential(*(Layer(64, 192) for _ in range(8)))
     x = torch.randn(2, 96, 64)
-    with compress_activations(model, EXACT):
+    with Compressor(model, EXACT):
         loss = model(x).sum()
     made = []
     with pytest.MonkeyPatch.context() as patch:
@@ -278,14 +278,14 @@ def test_attention_with_dropout_is_not_done_again():
 
 def test_a_rule_names_one_of_what_an_operation_saves():
     x = torch.randn(64, 64, requires_grad=True)
-    rules = [Rule("raw", saved_by="mul.1", why="the second"), Rule(PlaneFormat("fp32", 64, 80))]
-    with compress_activations(NOTHING, Policy(rules)) as stash:
+    rules = [Rule("exact", saved_by="mul.1", why="the second"), Rule(PlaneFormat("fp32", 64, 80))]
+    with Compressor(NOTHING, Policy(rules)) as stash:
         y = (x.sin() * x.cos()).sum()
     y.backward()
     found = {row.op: row.kept for row in stash.report().rows}
     assert (found["sin"], found["cos"]) == ("compressed", "the second")
-    assert Rule("raw", saved_by="pow(*.*").fits("x", "", "float32", 9, "pow(0.5).1")
-    assert not Rule("raw", saved_by="pow(*.*").fits("x", "", "float32", 9, "pow(2).1")
+    assert Rule("exact", saved_by="pow(*.*").fits("x", "", "float32", 9, "pow(0.5).1")
+    assert not Rule("exact", saved_by="pow(*.*").fits("x", "", "float32", 9, "pow(2).1")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_rule_names_one_of_what_an_operation_saves():
 )
 @pytest.mark.parametrize("derive", [True, False])
 def test_a_rule_about_attention_fits_it_done_again_or_not(saved_by, fits, derive):
-    rules = [Rule("raw", saved_by=saved_by, why="mine"), *Policy.default(TWO_BITS, derive=derive).rules]
+    rules = [Rule("exact", saved_by=saved_by, why="mine"), *Policy.default(TWO_BITS, recompute=derive).rules]
     _, stash = step(Policy(rules), lambda x: attend(x.sin(), x.cos(), x.tan()))
     mine = {row.op for row in stash.report().rows if row.kept == "mine"}
     assert mine == {("sin", "cos", "tan")[int(place)] for place in fits}
@@ -307,4 +307,4 @@ def attend(q, k, v):
 @pytest.mark.parametrize("saved_by", ["div.", "div.-1", "mul.*", "mul.?", "pow(2).x"])
 def test_what_cannot_be_the_number_of_a_tensor_is_refused(saved_by):
     with pytest.raises(ValueError, match=re.escape(f"as 'div.1' or 'div.[01]', not {saved_by!r}")):
-        Rule("raw", saved_by=saved_by)
+        Rule("exact", saved_by=saved_by)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import CorruptionError, compress_activations
+from torch_bridge import CorruptionError, Compressor
 from torch_bridge.backends import checksum
 from torch_bridge.backends.checksum import checksums
-from torch_bridge.stash.entries import Entry
+from torch_bridge.store.entries import Entry
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 NOTHING = torch.nn.Module()
@@ -31,7 +31,7 @@ def entries():
 
 def stashed(**options):
     x = leaf(100, 64)
-    with compress_activations(NOTHING, FMT, **options) as stash:
+    with Compressor(NOTHING, FMT, **options) as stash:
         loss = torch.nn.functional.dropout((x * 2).sin(), 0.5).sum()
     return loss, stash
 
@@ -70,7 +70,7 @@ def test_checksums_do_not_go_to_the_default_device():
         checksum._weights.cache_clear()
         x = leaf(100, 64)
         with device:
-            with compress_activations(NOTHING, FMT, verify=True):
+            with Compressor(NOTHING, FMT, verify=True):
                 loss = (x * 2).sin().sum()
             loss.backward()
         return x.grad

@@ -14,13 +14,13 @@ from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
-from torch_bridge import compress_activations
+from torch_bridge import Compressor
 
 from .plain_stash import COARSE, FMT, gradients, is_log_softmax, reference, stored, unequal, untouched
 
 
 def bridge(model, fmt=COARSE):
-    return compress_activations(
+    return Compressor(
         model, stored(fmt), min_values=2
     )  # a single value is what a loss is divided by
 
@@ -320,7 +320,7 @@ def test_the_size_floor_keeps_the_statistics_of_norms_in_fused_kernels():
     compiled = torch.compile(model, dynamic=False)
     kept = []
     for floor in (0, 41):  # there are 40 rows
-        with compress_activations(model, COARSE, min_values=floor) as stash:
+        with Compressor(model, COARSE, min_values=floor) as stash:
             loss = compiled(batch()).square().mean()
         loss.backward()
         statistics = [row for row in stash.report().rows if row.shape == (40, 1)]
@@ -370,7 +370,7 @@ def test_a_hundred_failed_steps_leave_memory_where_it_was(where):
     x = torch.randn(1024, 256)  # a step saves four tensors of 1 MB, and keeps 1.1 MB of them
 
     def step():
-        with compress_activations(model, FMT):
+        with Compressor(model, FMT):
             h = model(x)
             if where == "forward":
                 raise ArithmeticError("forward")
@@ -409,4 +409,4 @@ def test_on_a_gpu_memory_is_saved_and_given_back():
         return after - before
 
     kept(untouched())  # cuBLAS takes its workspace
-    assert kept(compress_activations(model, FMT)) < kept(untouched()) / 2.5
+    assert kept(Compressor(model, FMT)) < kept(untouched()) / 2.5

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from torch_bridge import Offload, Rule, Stash, compress_activations
+from torch_bridge import Offload, Rule, Stash, Compressor
 from torch_bridge.backends import GoldenBackend
 from torch_bridge.trainers.huggingface import CompressActivationsMixin
 from torch_bridge.trainers.lightning import CompressActivations
@@ -60,7 +60,7 @@ def equal(found, expected):
 
 @pytest.fixture(scope="module")
 def expected():
-    found = trained_by_a_plain_loop(lambda model: compress_activations(model, COARSE))
+    found = trained_by_a_plain_loop(lambda model: Compressor(model, COARSE))
     assert not equal(found, trained_by_a_plain_loop(lambda model: untouched()))
     return found
 
@@ -103,7 +103,7 @@ def huggingface(kind, folder, options=None, **arguments):
 
 
 def every_option(folder):
-    """Of compress_activations, but for the policy; each leaves its trace in the stash."""
+    """Of Compressor, but for the policy; each leaves its trace in the stash."""
     disk = Offload(folder, amount="all")
     return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk, "by_module": True}
 

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge import Policy, Rule, Compressor
 
 from .plain_stash import (
     COARSE,
@@ -202,7 +202,7 @@ def check(task, model, fmt=FMT, *, min_values=2, **how):
 
     A single value is what the loss is divided by.
     """
-    found, stash = step(task, model, compress_activations(model, stored(fmt), min_values=min_values), **how)
+    found, stash = step(task, model, Compressor(model, stored(fmt), min_values=min_values), **how)
     assert stash.report().ratio > 2, str(stash.report())
 
     expected, _ = step(task, model, reference(model, fmt, is_exact, min_values=min_values), **how)
@@ -249,7 +249,7 @@ def test_a_format_that_loses_nothing_changes_nothing(name, attention):
     model = task.build(attention, dropout=0.1)
     exact, _ = step(task, model, untouched(), autocast=autocast)
     lossless = PlaneFormat("fp32", block=64, target=256)
-    found, stash = step(task, model, compress_activations(model, stored(lossless)), autocast=autocast)
+    found, stash = step(task, model, Compressor(model, stored(lossless)), autocast=autocast)
     assert any(row.kept == "compressed" for row in stash.report().rows)
     assert unequal(found, exact) == []
 
@@ -261,7 +261,7 @@ def test_what_is_derived_from_exact_tensors_changes_nothing(name, attention, aut
     model = task.build(attention, dropout=0.1)
     exact, _ = step(task, model, untouched(), autocast=autocast)
     fixed = [rule for rule in stored(FMT).rules if rule.keep in ("raw", "bits")]
-    policy = Policy([*fixed, Rule("derive")])
-    found, stash = step(task, model, compress_activations(model, policy, min_values=2), autocast=autocast)
+    policy = Policy([*fixed, Rule("recompute")])
+    found, stash = step(task, model, Compressor(model, policy, min_values=2), autocast=autocast)
     assert stash.report().derived_bytes > 0
     assert unequal(found, exact) == []

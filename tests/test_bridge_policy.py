@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, compress_activations
+from torch_bridge import Policy, Rule, Compressor
 from torch_bridge.backends.bits import BitsCodec
 
 FMT = PlaneFormat("fp32", block=64, target=80)
@@ -58,7 +58,7 @@ def test_a_dropout_mask_is_kept_as_bits_and_exact(dtype):
     def gradient(policy):
         torch.manual_seed(0)
         x = leaf(100, 100).to(dtype).detach().requires_grad_()
-        with compress_activations(NOTHING, policy) as stash:
+        with Compressor(NOTHING, policy) as stash:
             loss = torch.nn.functional.dropout(x, 0.3).sum()
         loss.backward()
         return x.grad, stash
@@ -79,20 +79,20 @@ def test_quotients_of_16_bytes_stay_raw():
         loss.backward()
         return x.grad, stash
 
-    found, stash = gradient(compress_activations(NOTHING, FMT))
+    found, stash = gradient(Compressor(NOTHING, FMT))
     assert torch.equal(found, gradient(contextlib.nullcontext())[0])
     assert "not floating point" in kept(stash)
 
 
 def test_a_quotient_is_no_mask():
-    with compress_activations(NOTHING, FMT) as stash:
+    with Compressor(NOTHING, FMT) as stash:
         (leaf(64, 64) * 2).div_(3).sin()
     assert kept(stash) == {"compressed"}
 
 
 def test_boolean_masks_take_a_bit():
     x = leaf(64, 64)
-    with compress_activations(NOTHING, COARSE) as stash:
+    with Compressor(NOTHING, COARSE) as stash:
         y = torch.where(x > 0, x, 2 * x)
     y.sum().backward()
     assert torch.equal(x.grad, torch.where(x > 0, 1.0, 2.0))
@@ -103,8 +103,8 @@ def test_boolean_masks_take_a_bit():
 
 
 def test_the_first_rule_that_fits_holds():
-    policy = Policy([Rule("raw", op="sin", why="a test"), Rule(COARSE, op="ad*"), Rule(FMT)])
-    with compress_activations(NOTHING, policy) as stash:
+    policy = Policy([Rule("exact", op="sin", why="a test"), Rule(COARSE, op="ad*"), Rule(FMT)])
+    with Compressor(NOTHING, policy) as stash:
         x = leaf(64, 64) * 1
         (x.sin().cos(), (x + 1).cos(), (x * 2).cos())
     rows = {row.op: (row.kept, row.stored_bytes) for row in stash.report().rows}
@@ -116,13 +116,13 @@ def test_the_first_rule_that_fits_holds():
 def test_rules_by_size_and_dtype():
     policy = Policy(
         [
-            Rule("raw", most=2047, why="small"),
-            Rule("raw", least=8192, why="large"),
-            Rule("raw", dtype="b*16", why="short"),
+            Rule("exact", most=2047, why="small"),
+            Rule("exact", least=8192, why="large"),
+            Rule("exact", dtype="b*16", why="short"),
             Rule(FMT),
         ]
     )
-    with compress_activations(NOTHING, policy) as stash:
+    with Compressor(NOTHING, policy) as stash:
         for rows, dtype in (
             (31, torch.float32),
             (32, torch.float32),
@@ -143,9 +143,9 @@ def test_rules_by_module_also_after_one_has_failed():
         torch.nn.Tanh(), torch.nn.Sequential(torch.nn.Tanh(), Broken()), torch.nn.Tanh()
     )
     policy = Policy(
-        [Rule("raw", module="1.*", why="inner"), Rule("raw", module="", why="outside"), Rule(FMT)]
+        [Rule("exact", module="1.*", why="inner"), Rule("exact", module="", why="outside"), Rule(FMT)]
     )
-    with compress_activations(model, policy) as stash:
+    with Compressor(model, policy) as stash:
         x = model[0](leaf(64, 64))
         with pytest.raises(RuntimeError, match="broken"):
             model[1](x)
@@ -153,7 +153,7 @@ def test_rules_by_module_also_after_one_has_failed():
         x.sin()
     assert [(row.kept, row.tensors) for row in stash.report().rows] == [("compressed", 2), ("inner", 1)]
     assert not torch.nn.modules.module._global_forward_hooks
-    with compress_activations(model, policy) as stash:
+    with Compressor(model, policy) as stash:
         leaf(64, 64).sin()
     assert kept(stash) == {"outside"}
 
@@ -161,8 +161,8 @@ def test_rules_by_module_also_after_one_has_failed():
 def test_a_tensor_stays_what_it_became_when_it_was_saved_first():
     model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(64, 64))
     for first in ("raw", FMT):
-        policy = Policy([Rule(first, module="0"), Rule("raw" if first is FMT else FMT)])
-        with compress_activations(model, policy) as stash:
+        policy = Policy([Rule(first, module="0"), Rule("exact" if first is FMT else FMT)])
+        with Compressor(model, policy) as stash:
             model(leaf(64, 64))
         counted = [row for row in stash.report().rows if row.counted]
         assert [(row.kept, row.tensors) for row in counted] == [
@@ -171,14 +171,14 @@ def test_a_tensor_stays_what_it_became_when_it_was_saved_first():
 
 
 def test_bits_fall_through_where_there_are_more_values():
-    with compress_activations(NOTHING, Policy([Rule("bits"), Rule(FMT)])) as stash:
+    with Compressor(NOTHING, Policy([Rule("bits"), Rule(FMT)])) as stash:
         leaf(64, 64).sin()
         (leaf(64, 64) > 0).float().requires_grad_().sin()
     assert [row.kept for row in stash.report().rows] == ["compressed", "bits"]
 
 
 def test_without_a_rule_all_stays_raw():
-    with compress_activations(NOTHING, Policy([])) as stash:
+    with Compressor(NOTHING, Policy([])) as stash:
         leaf(64, 64).sin()
     assert stash.raw_bytes == stash.stored_bytes
     assert kept(stash) == {"no rule"}
@@ -186,7 +186,7 @@ def test_without_a_rule_all_stays_raw():
 
 def test_a_large_log_softmax_has_a_rate_of_its_own():
     rows, classes = 64, 16_384
-    with compress_activations(NOTHING, FMT) as stash:
+    with Compressor(NOTHING, FMT) as stash:
         leaf(rows, classes).log_softmax(1)
         leaf(rows, 100).log_softmax(1)
     large, small = stash.report().rows
@@ -204,17 +204,17 @@ def test_what_no_tensor_can_fit_is_named():
     with pytest.raises(
         ValueError, match=r"dtype must be one of torch's, as 'float32', or fit one, not 'fp32'"
     ):
-        Rule("raw", dtype="fp32")
+        Rule("exact", dtype="fp32")
     with pytest.raises(ValueError, match=r"dtype must be a name or a shell pattern, not torch.float32"):
-        Rule("raw", dtype=torch.float32)
+        Rule("exact", dtype=torch.float32)
     with pytest.raises(ValueError, match="most must be a number of values, from 10, not 5"):
-        Rule("raw", least=10, most=5)
+        Rule("exact", least=10, most=5)
     with pytest.raises(ValueError, match="least must be a number of values, from 0, not -1"):
-        Rule("raw", least=-1)
+        Rule("exact", least=-1)
     with pytest.raises(ValueError, match=r"rules must be a sequence of Rule, not \[PlaneFormat"):
         Policy([PlaneFormat("fp32", 64, 80)])
     with pytest.raises(ValueError, match=r"rules must be a sequence of Rule, not Rule"):
-        Policy(Rule("raw"))
+        Policy(Rule("exact"))
 
 
 def test_a_lossless_format_is_an_error():

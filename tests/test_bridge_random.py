@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import Offload, compress_activations, keep_activations
+from torch_bridge import Offload, Compressor, keep_activations
 
 EXACT = PlaneFormat("fp32", block=16, target=64)  # loses nothing
 NOTHING = torch.nn.Module()
@@ -65,7 +65,7 @@ def test_what_is_saved_comes_back_as_it_was(how, tmp_path):
                 if "modified by an inplace operation" not in str(error):  # of what stayed as it is
                     raise
 
-        with compress_activations(NOTHING, EXACT, **options):
+        with Compressor(NOTHING, EXACT, **options):
             sources = [x * 2, (x * 3).transpose(0, 2).contiguous(), x.sin().view(-1)[3:].view(-1, 9)]
             for _ in range(draw.randrange(4, 20)):
                 source = draw.choice(sources)

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, QuantFormat, Rule, compress_activations
-from torch_bridge.stash.stash import INFINITIES
+from torch_bridge import Policy, QuantFormat, Rule, Compressor
+from torch_bridge.store.store import INFINITIES
 
 FMT = HadamardFormat("fp32", 128, 32)
 BF16 = PlaneFormat("bf16", 64, 80)
@@ -95,7 +95,7 @@ def gradient(function, policy=None, positive=False):
     if policy is None:
         function(x).sum().backward()
         return x.grad, None
-    with compress_activations(torch.nn.Module(), policy, "golden") as stash:
+    with Compressor(torch.nn.Module(), policy, "golden") as stash:
         y = function(x).sum()
     y.backward()
     return x.grad, stash
@@ -129,7 +129,7 @@ def test_so_it_does_in_sixteen_bits(name, dtype):
     torch.manual_seed(1)
     layer, x = torch.nn.Linear(64, 64).to(dtype), torch.randn(256, 64).to(dtype)
     gradients = []
-    for context in (nullcontext(), compress_activations(layer, HadamardFormat("fp32", 128, 64))):
+    for context in (nullcontext(), Compressor(layer, HadamardFormat("fp32", 128, 64))):
         with context:
             loss = HALVED[name](layer(x)).float().mean()
         gradients.append(
@@ -148,7 +148,7 @@ def losses_through(name, policy=None):
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     losses = []
     for _ in range(20):
-        with nullcontext() if policy is None else compress_activations(layer, policy):
+        with nullcontext() if policy is None else Compressor(layer, policy):
             h = layer(x).flatten()
             h = h + 0.3 * h.detach().sign()  # away from 0, where most of them have no gradient
             loss = (NEEDY[name](h.abs() if name.startswith(POSITIVE) else h) - 1).square().mean()
@@ -220,7 +220,7 @@ def test_a_divisor_shares_nothing_with_what_was_stashed_before():
 
 def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins():
     """No more than the inputs of one operation wait undecided: the forward pass keeps no raw tensors."""
-    with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
+    with Compressor(torch.nn.Module(), FMT, "golden") as stash:
         x = torch.randn(4096, requires_grad=True)
         for _ in range(6):
             x = torch.nn.functional.silu(x * 1.5)
@@ -230,7 +230,7 @@ def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins
 
 
 def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
-    with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
+    with Compressor(torch.nn.Module(), FMT, "golden") as stash:
         y = torch.randn(4096, requires_grad=True).tanh()
         assert stash.ratio == pytest.approx(3.2, rel=0.01)
     y.sum().backward()
@@ -240,7 +240,7 @@ def test_nothing_waits_for_the_garbage_collector():
     gc.collect()
     gc.disable()
     try:
-        with compress_activations(torch.nn.Module(), FMT, "golden") as stash:
+        with Compressor(torch.nn.Module(), FMT, "golden") as stash:
             y = torch.randn(4096, requires_grad=True).exp().log().sum()
         y.backward()
         gone = weakref.ref(stash)
@@ -254,7 +254,7 @@ def test_a_mask_that_attention_adds_is_kept_as_bits():
     q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     mask = torch.ones(2, 1, 40, 40, dtype=torch.bool).tril()
     mask[0, :, :, 30:] = False
-    with compress_activations(torch.nn.Module(), FMT, min_values=2) as stash:
+    with Compressor(torch.nn.Module(), FMT, min_values=2) as stash:
         loss = functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).square().mean()
     loss.backward()
     assert q.grad.isfinite().all()
@@ -305,7 +305,7 @@ def trained(attention, make_mask, policy):
     losses, gradients = [], []
     for _ in range(4):
         q.grad = None
-        with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy) as stash:
+        with nullcontext() if policy is None else Compressor(torch.nn.Module(), policy) as stash:
             loss = (attention(q, make_mask(40)) - goal).square().mean()
         loss.backward()
         losses.append(loss.item())
@@ -346,7 +346,7 @@ def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
     q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     mask = torch.arange(40.0).expand(40, 40) * bias
     mask.masked_fill_(torch.ones(40, 40, dtype=torch.bool).triu(1), -torch.inf)
-    with compress_activations(torch.nn.Module(), FMT, min_values=2) as stash:
+    with Compressor(torch.nn.Module(), FMT, min_values=2) as stash:
         loss = functional.scaled_dot_product_attention(q * 1, q * 2, q * 3, attn_mask=mask).square().mean()
     loss.backward()
     assert q.grad.isfinite().all()
@@ -354,12 +354,12 @@ def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
 
 
 def test_a_rule_about_no_operation_is_not_about_one_that_no_rule_names():
-    policy = Policy([Rule("raw", saved_by="", why="by none"), Rule(FMT)])
+    policy = Policy([Rule("exact", saved_by="", why="by none"), Rule(FMT)])
     assert [policy.asks_for(op) for op in ("exp", "")] == [True, False]
     assert [Policy.default(FMT).asks_for(op) for op in ("pow(0.5)", "pow(3)", "div", "exp")] == [
         *(True, False, True, False),
     ]
-    with compress_activations(torch.nn.Module(), policy, "golden") as stash:
+    with Compressor(torch.nn.Module(), policy, "golden") as stash:
         x = torch.randn(4096, requires_grad=True)
         (x * 1).exp()
     assert [row.kept for row in stash.report().rows] == ["by none"]
@@ -405,7 +405,7 @@ def test_losses_near_their_least_have_the_right_gradients(name, fmt):
     found, goal = near((32, 4, 32))
     loss = LOSSES_NEAR_THEIR_LEAST[name]
     (exact,) = torch.autograd.grad(loss(found, goal), found)
-    with compress_activations(torch.nn.Module(), Policy.default(fmt)):
+    with Compressor(torch.nn.Module(), Policy.default(fmt)):
         lossy = loss(found, goal)
     assert error(torch.autograd.grad(lossy, found)[0], exact) < 0.01
 
@@ -416,7 +416,7 @@ def test_draws_with_gradients_have_finite_ones(name):
     gradients = []
     for context in (
         nullcontext(),
-        compress_activations(torch.nn.Module(), Policy.default(FMT, derive=False)),
+        Compressor(torch.nn.Module(), Policy.default(FMT, recompute=False)),
     ):
         torch.manual_seed(0)
         with context:
@@ -427,7 +427,7 @@ def test_draws_with_gradients_have_finite_ones(name):
 
 def test_a_power_whose_exponent_prints_with_one_has_a_finite_gradient():
     found, _ = near((64, 64))
-    with compress_activations(torch.nn.Module(), Policy.default(FMT)):
+    with Compressor(torch.nn.Module(), Policy.default(FMT)):
         powers = (found.abs() * 1).pow(1e-5).sum()
     assert torch.autograd.grad(powers, found)[0].isfinite().all()
 
@@ -435,7 +435,7 @@ def test_a_power_whose_exponent_prints_with_one_has_a_finite_gradient():
 def test_tensors_of_two_values_are_bits_whatever_made_them():
     found, goal = near((64, 64))
     mask = (goal > 0).to(torch.float32)
-    with compress_activations(torch.nn.Module(), Policy.default(FMT)) as stash:
+    with Compressor(torch.nn.Module(), Policy.default(FMT)) as stash:
         out = (found * mask).sum()
     assert [row.kept for row in stash.report().rows] == ["bits"]
     assert torch.equal(torch.autograd.grad(out, found)[0], mask)
@@ -461,7 +461,7 @@ def of_saturating(name, policy=None, dtype=torch.float32):
     """The gradient of values of which some are far where nothing but the end is left."""
     draw = torch.Generator().manual_seed(0)
     x = (2.5 * torch.randn(64, 64, generator=draw)).clamp(-12, 12).to(dtype).requires_grad_()
-    with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy):
+    with nullcontext() if policy is None else Compressor(torch.nn.Module(), policy):
         loss = SATURATING[name](x)
     return torch.autograd.grad(loss, x)[0].float()
 
@@ -475,13 +475,13 @@ def test_where_sigmoid_and_tanh_end_gradients_stay_right(name, fmt):
 @pytest.mark.parametrize("name", SATURATING)
 @pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
 def test_so_they_do_where_nothing_is_derived(name, fmt):
-    assert error(of_saturating(name, Policy.default(fmt, derive=False)), of_saturating(name)) < 0.3
+    assert error(of_saturating(name, Policy.default(fmt, recompute=False)), of_saturating(name)) < 0.3
 
 
 @pytest.mark.parametrize("derive", [False, True])
 @pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
 def test_a_squashed_gaussian_of_sixteen_bits_does_not_diverge(fmt, derive):
-    policy = Policy.default(fmt, derive=derive)
+    policy = Policy.default(fmt, recompute=derive)
     exact = of_saturating("squashed Gaussian", None, torch.bfloat16)
     assert error(of_saturating("squashed Gaussian", policy, torch.bfloat16), exact) < 1.3
 
@@ -495,11 +495,11 @@ def test_what_has_to_be_exact_is_so_behind_them(fmt, derive, function):
     def gradients(policy):
         found, goal = near((64, 64))
         for loss in (lambda y: y.amax(1).sum(), lambda y: F.mse_loss(y, function(goal))):
-            with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy):
+            with nullcontext() if policy is None else Compressor(torch.nn.Module(), policy):
                 y = loss(function(found * 1))
             yield torch.autograd.grad(y, found)[0]
 
-    policy = Policy.default(fmt, derive=derive)
+    policy = Policy.default(fmt, recompute=derive)
     for exact, found in zip(gradients(None), gradients(policy), strict=True):
         assert error(found, exact) < 0.15
 
@@ -512,7 +512,7 @@ ENDS = {
 
 def saved_in(policy, values):
     """What a square has of values that it saved."""
-    with compress_activations(torch.nn.Module(), policy, min_values=0):
+    with Compressor(torch.nn.Module(), policy, min_values=0):
         loss = (values.clone().requires_grad_() * 1).square().sum()
     return loss.grad_fn.next_functions[0][0]._saved_self.detach()
 
@@ -553,7 +553,7 @@ def test_what_was_written_as_out_to_a_part_of_a_storage_is_kept_beside_the_rest(
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
     def gradient(policy):
-        with nullcontext() if policy is None else compress_activations(torch.nn.Module(), policy):
+        with nullcontext() if policy is None else Compressor(torch.nn.Module(), policy):
             both = torch.empty(64, 128)
             with torch.no_grad():
                 torch.tanh(x[:, :64], out=both[:, :64])
@@ -573,7 +573,7 @@ def test_recurrent_cells_whose_gates_share_a_storage(kind, fmt):
 
     def gradient(policy):
         state, outputs = None, []
-        with nullcontext() if policy is None else compress_activations(cell, policy):
+        with nullcontext() if policy is None else Compressor(cell, policy):
             for step in x:
                 state = cell(step, state)
                 outputs.append(state[0] if isinstance(state, tuple) else state)
@@ -590,7 +590,7 @@ def test_divisors_of_every_size_keep_theirs_in_planes_of_few_bits(function, targ
     """Beside large values small ones would be zeros there."""
     x = torch.rand(64, 64, generator=torch.Generator().manual_seed(0)).mul(-30).exp().requires_grad_()
     (exact,) = torch.autograd.grad(function(x * 1).sum(), x)
-    with compress_activations(torch.nn.Module(), PlaneFormat("fp32", 64, target)):
+    with Compressor(torch.nn.Module(), PlaneFormat("fp32", 64, target)):
         y = function(x * 1).sum()
     (found,) = torch.autograd.grad(y, x)
     assert ((found - exact).abs() <= 0.3 * exact.abs()).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, Rule, calibrate, compress_activations
+from torch_bridge import Policy, Rule, calibrate, Compressor
 from torch_bridge.calibration import Calibration
 from torch_bridge.calibration.calibration import FORMATS
 
@@ -38,7 +38,7 @@ def cross_entropy(model, batch):
 
 def gradients(model, batch, policy):
     torch.manual_seed(7)
-    with compress_activations(model, policy) as stash:
+    with Compressor(model, policy) as stash:
         loss = cross_entropy(model, batch)
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), stash
 
@@ -164,7 +164,7 @@ def test_calibration_leaves_a_log_softmax_ten_bits_or_what_it_has_by_default(for
     )
     policy = calibration.policy(calibration.least)
     assert any("gradient" in rule.why for rule in policy.rules)
-    with compress_activations(model, policy) as stash:
+    with Compressor(model, policy) as stash:
         model(batches[0][0])
     (row,) = [row for row in stash.report().rows if row.op == "_log_softmax"]
     assert 32 * row.stored_bytes / row.raw_bytes == pytest.approx(bits, rel=0.01)
@@ -215,7 +215,7 @@ def test_what_is_no_model_or_format_is_named():
     with pytest.raises(ValueError, match="of must be one of values, logit, atanh, not 'exp'"):
         Rule(FMT, of="exp")
     with pytest.raises(ValueError, match="of must be 'values' where no format is kept, not 'logit'"):
-        Rule("raw", of="logit")
+        Rule("exact", of="logit")
 
 
 def test_a_large_budget_keeps_everything_raw():

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations
+from torch_bridge import Compressor
 from torch_bridge.schemes import compact
 
 from .launch import TORCHRUN, python
@@ -477,7 +477,7 @@ def test_projections_are_compressed_like_other_tensors():
     model.zero_grad()
     stashes = []
     for each in (plain, model):
-        with compress_activations(each, PlaneFormat("fp32", 64, 128), min_values=64) as stash:
+        with Compressor(each, PlaneFormat("fp32", 64, 128), min_values=64) as stash:
             loss = each(tokens(), labels=tokens()).loss
         loss.backward()
         stashes.append(stash)

@@ -16,12 +16,12 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import CorruptionError, Offload, Policy, Rule, compress_activations, keep_activations
+from torch_bridge import CorruptionError, Offload, Policy, Rule, Compressor, keep_activations
 from torch_bridge.job import peak
-from torch_bridge.stash.derive import MOST_OPERATIONS
-from torch_bridge.stash.entries import Entry
-from torch_bridge.stash.origin import Recipe
-from torch_bridge.stash.recipe import OPERATIONS as RECIPES
+from torch_bridge.store.recomputed import MOST_OPERATIONS
+from torch_bridge.store.entries import Entry
+from torch_bridge.facts.origin import Recipe
+from torch_bridge.facts.recompute import OPERATIONS as RECIPES
 
 from .overwriting import Sine
 from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
@@ -29,12 +29,12 @@ from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
 FOUR_BITS = HadamardFormat("fp32", 128, 64)
 # Derives what it can, and keeps the rest as it is.
 EXACT = Policy(
-    [*(rule for rule in Policy.default(FMT).rules if rule.keep in ("raw", "bits")), Rule("derive")]
+    [*(rule for rule in Policy.default(FMT).rules if rule.keep in ("raw", "bits")), Rule("recompute")]
 )
 
 
 def ours(model=NOTHING, policy=EXACT, **options):
-    return compress_activations(model, policy, min_values=options.pop("min_values", 0), **options)
+    return Compressor(model, policy, min_values=options.pop("min_values", 0), **options)
 
 
 def leaf(*shape, seed=0):
@@ -315,7 +315,7 @@ def test_what_was_written_to_is_stored():
 
 def test_a_starting_point_is_what_it_was_when_it_was_used():
     """It is stashed, written to, and stashed again, before what was made of it is saved."""
-    with ours(policy=Policy([Rule("derive"), Rule(PlaneFormat("fp32", 64, 256))])) as stash:
+    with ours(policy=Policy([Rule("recompute"), Rule(PlaneFormat("fp32", 64, 256))])) as stash:
         h = stashed(64, 64)
         y = h * 2
         h.data.mul_(3)
@@ -347,8 +347,8 @@ def test_a_starting_point_that_was_written_to_since_is_an_error():
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_parameter_that_was_written_to_since_is_an_error(waits):
-    model, by_saver = Model(), [Rule("raw", saved_by="tan")] if waits else []
-    with ours(model, Policy([*by_saver, Rule("derive"), Rule(FMT)])) as stash:
+    model, by_saver = Model(), [Rule("exact", saved_by="tan")] if waits else []
+    with ours(model, Policy([*by_saver, Rule("recompute"), Rule(FMT)])) as stash:
         h = stashed(40, 50)
         loss = (h + model.bias).cos().sum()  # which saves no parameter
     assert derived(stash)
@@ -408,7 +408,7 @@ def test_a_node_may_write_over_what_it_saved():
         (first,) = torch.autograd.grad(sine, h, retain_graph=True)
         return torch.stack([first, *torch.autograd.grad(tanh, h)])
 
-    policy = Policy([Rule("derive"), Rule(PlaneFormat("fp32", 64, 256))])
+    policy = Policy([Rule("recompute"), Rule(PlaneFormat("fp32", 64, 256))])
     found, expected = step(lambda: ours(policy=policy)), step(nullcontext)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -536,7 +536,7 @@ def entries():
 
 def test_nothing_that_is_derived_stays_in_memory():
     before = len(entries())
-    with ours(policy=Policy([Rule("derive"), Rule(FMT)])):
+    with ours(policy=Policy([Rule("recompute"), Rule(FMT)])):
         x = leaf(64, 64)
         h = x.sin()
         y = gelu_new(h)
@@ -581,7 +581,7 @@ def test_the_peak_of_the_forward_pass_is_the_stash_and_a_few_tensors(fmt):
     size, x = 512 * 64 * 4, torch.randn(512, 64)
 
     def step() -> Iterator[int]:
-        with compress_activations(blocks, fmt) as stash:
+        with Compressor(blocks, fmt) as stash:
             loss = blocks(x).sum()
         yield stash.stored_bytes
         del loss
@@ -596,12 +596,12 @@ def test_the_peak_of_the_forward_pass_is_the_stash_and_a_few_tensors(fmt):
 def test_the_peak_of_the_backward_pass_is_what_is_kept_and_what_one_node_needs():
     blocks = nn.Sequential(*(part for _ in range(12) for part in (nn.Linear(64, 64), GeluNew())))
     size, x = 2048 * 64 * 4, torch.randn(2048, 64)
-    with compress_activations(blocks, FOUR_BITS) as stash:
+    with Compressor(blocks, FOUR_BITS) as stash:
         loss = blocks(x).sum()
     loss.backward()  # so that what is measured has gradients to add to
 
     def step() -> Iterator[None]:
-        with compress_activations(blocks, FOUR_BITS):
+        with Compressor(blocks, FOUR_BITS):
             loss = blocks(x).sum()
         yield
         loss.backward()
@@ -673,7 +673,7 @@ def agree(step, model=None):
         return gradients(model)
 
     def ours_that_derives(model, **options):
-        stashes.append(compress_activations(model, EXACT, min_values=2, **options))
+        stashes.append(Compressor(model, EXACT, min_values=2, **options))
         return stashes[-1]
 
     stashes = []
@@ -847,7 +847,7 @@ def test_what_is_small_beside_what_it_is_the_difference_of_is_not_derived(name):
 
     exact, _ = gradient(None)
     stored, _ = gradient(Policy([Rule(FOUR_BITS)]))
-    found, stash = gradient(Policy([Rule("derive"), Rule(FOUR_BITS)]))
+    found, stash = gradient(Policy([Rule("recompute"), Rule(FOUR_BITS)]))
     assert (found - exact).norm() < 1.2 * (stored - exact).norm(), stash.report()
     assert (kept(stash)[op] == "derived") == may_be, stash.report()
 
@@ -861,7 +861,7 @@ def test_what_is_saved_inside_keep_activations_is_not_derived():
 
 
 def test_a_starting_point_that_changed_is_named():
-    with compress_activations(NOTHING, FMT, min_values=0, verify=True) as stash:
+    with Compressor(NOTHING, FMT, min_values=0, verify=True) as stash:
         h = stashed(64, 64)
         loss = (h * 2).cos().sum()
     assert [row.op for row in derived(stash)] == ["mul"]
@@ -891,20 +891,20 @@ def test_integers_are_made_of_integers_only():
 
 def test_the_default_policy_derives_behind_what_has_to_be_exact():
     assert Policy.default(FMT).derives
-    assert not Policy.default(FMT, derive=False).derives
+    assert not Policy.default(FMT, recompute=False).derives
     keeps = [rule.keep for rule in Policy.default(FOUR_BITS).rules]
     behind = keeps[-1 - keeps[::-1].index("derive") :]
     assert "raw" not in behind
     assert behind[-1] == FOUR_BITS
     assert "derive" in str(Policy.default(FMT))
-    with compress_activations(NOTHING, FMT, min_values=0) as stash:
+    with Compressor(NOTHING, FMT, min_values=0) as stash:
         h = stashed(64, 64)
         functional.log_softmax(h * 2, 1)
     assert kept(stash) == {"randn": "compressed", "sin": "compressed", "_log_softmax": "log-softmax"}
 
 
 def test_what_cannot_be_derived_falls_to_the_next_rule():
-    with ours(policy=Policy([Rule("derive"), Rule("raw", why="next")])) as stash:
+    with ours(policy=Policy([Rule("recompute"), Rule("exact", why="next")])) as stash:
         h = leaf(64, 64).sin()
         (h.cos(), (h * 2).cos())
     assert kept(stash) == {"randn": "next", "sin": "next", "mul": "derived"}
@@ -949,7 +949,7 @@ def test_what_comes_close_to_the_end_of_fp16_stays_finite(target):
 
     torch.manual_seed(0)
     model, x = Scaled(), torch.randn(64, 64) * 3
-    with compress_activations(model, HadamardFormat("fp32", 128, target)) as stash:
+    with Compressor(model, HadamardFormat("fp32", 128, target)) as stash:
         loss = model(x).square().mean()
     loss.backward()
     assert any(row.kept == "derived" and row.dtype == "float16" for row in stash.report().rows)

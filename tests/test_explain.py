@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from golden import HadamardFormat
-from torch_bridge import Policy, compress_activations
+from torch_bridge import Policy, Compressor
 from torch_bridge.job import cli, explain, jobs, train
 from torch_bridge.stash.rows import merged
 
@@ -28,7 +28,7 @@ def page(tmp_path_factory):
 
 def test_a_report_saves_itself_with_every_row_and_the_modules(tmp_path):
     model, batch, loss = job()
-    with compress_activations(model, HadamardFormat(), by_module=True) as stash:
+    with Compressor(model, HadamardFormat()) as stash:
         loss(model, batch).backward()
     report = stash.report()
     report.save(tmp_path / "new" / "page.html")
@@ -44,7 +44,7 @@ def test_rows_are_told_apart_by_module_only_when_that_is_asked_for():
     model, batch, loss = job()
     reports = []
     for by_module in (False, True):
-        with compress_activations(model, HadamardFormat(), by_module=by_module) as stash:
+        with Compressor(model, HadamardFormat(), by_module=by_module) as stash:
             loss(model, batch)
         reports.append(stash.report())
     plain, apart = reports

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torch_bridge import Offload, Policy, Rule, compress_activations, keep_activations
+from torch_bridge import Offload, Policy, Rule, Compressor, keep_activations
 
 from .plain_stash import COARSE, NOTHING, gradients, stored, unequal, untouched
 
@@ -19,7 +19,7 @@ def leaf(*shape):
 
 
 def ours(model=NOTHING, policy=None, **options):
-    return compress_activations(model, policy or stored(COARSE), min_values=0, **options)
+    return Compressor(model, policy or stored(COARSE), min_values=0, **options)
 
 
 def kept(stash):

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from torch_bridge.stash.layout import Region, region_of
+from torch_bridge.facts.geometry import Region, region_of
 
 
 def view(size, stride, offset=0, elements=5000):

@@ -200,7 +200,7 @@ def test_training_through_memory_is_as_golden_with_its_numbers(scheme, libraries
     monkeypatch.setattr(train, "_VALIDATION_TOKENS", 64)
     tiny = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 32, "vocab_size": 256}
     monkeypatch.setitem(train.CONFIGS, "small", tiny)
-    options = train.Options(scheme=scheme, derive=False, steps=2, batch=2, validations=1)
+    options = train.Options(scheme=scheme, recompute=False, steps=2, batch=2, validations=1)
     if scheme == "hadamard":
         monkeypatch.setattr(train.Options, "format", HADAMARD)
     golden, ours = (train.run(replace(options, backend=name)) for name in ("regions", "memory"))

@@ -23,7 +23,7 @@ from torch_bridge import (
     Offload,
     OffloadError,
     Policy,
-    compress_activations,
+    Compressor,
 )
 from torch_bridge.offload import file, transfers
 
@@ -55,7 +55,7 @@ def model():
 
 def forward(model, policy=EXACT, **options):
     x = torch.linspace(-2, 1, SIZE).view(200, 200).requires_grad_()
-    with compress_activations(model, policy, **options) as stash:
+    with Compressor(model, policy, **options) as stash:
         loss = model(x)
     return loss, [x, model.weight], stash
 
@@ -130,7 +130,7 @@ def test_bytes_written_shrink_by_the_ratio(model, tmp_path):
 def test_memory_is_free_while_tensors_are_away(tmp_path):
     disk = Offload(tmp_path, amount="all")
     x = torch.ones(1 << 20, requires_grad=True)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
         y = x.exp()
         loss = y.sin().sum()
     seen = torch.multiprocessing.reductions.StorageWeakRef(y.untyped_storage())
@@ -144,7 +144,7 @@ def test_memory_is_free_while_tensors_are_away(tmp_path):
 def test_freed_addresses_are_not_mistaken(tmp_path):
     disk = Offload(tmp_path, amount="all")
     x = torch.ones(5000, requires_grad=True)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
         total = sum(((x * number).exp() * 2).sum() for number in range(20))
     total.backward()
     expected = sum(2 * number * torch.exp(torch.tensor(float(number))) for number in range(20))
@@ -159,7 +159,7 @@ def test_second_backward_and_double_backward(model, tmp_path):
 
     def twice(**options):
         x = torch.linspace(0, 1, 5000).requires_grad_()
-        with compress_activations(model, EXACT, **options):
+        with Compressor(model, EXACT, **options):
             (slope,) = torch.autograd.grad(x.sin().pow(3).sum(), x, create_graph=True)
             total = slope.pow(2).sum()
         return torch.autograd.grad(total, x)
@@ -172,7 +172,7 @@ def test_a_tensor_that_is_modified_before_it_is_away_is_an_error(tmp_path, monke
     intercept(monkeypatch, "pwrite", lambda real, *given: written.wait() and real(*given))
     disk = Offload(tmp_path, amount="all")
     x = torch.ones(5000, requires_grad=True)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
         y = x.exp()
         loss = y.sin().sum()
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_one_that_no_format_has_as_well(tmp_path, monkeypatch, policy):
     intercept(monkeypatch, "pwrite", lambda real, *given: written.wait() and real(*given))
     x, y = torch.ones(5000, dtype=torch.float64, requires_grad=True), torch.ones(5000, dtype=torch.float64)
     with Offload(tmp_path, amount="all") as disk:
-        with compress_activations(torch.nn.Identity(), policy, offload=disk):
+        with Compressor(torch.nn.Identity(), policy, offload=disk):
             loss = (x * y).sum()
             y.mul_(2)
         written.set()
@@ -217,7 +217,7 @@ def test_tensors_are_read_in_reverse_and_ahead_of_their_use(tmp_path, monkeypatc
     intercept(monkeypatch, "preadv", lambda real, *given: read.append(given[2]) or real(*given))
     disk = Offload(tmp_path, amount="all")
     x = torch.ones(5000, requires_grad=True)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
         y = x
         for _ in range(12):
             y = y.sin()
@@ -243,7 +243,7 @@ def test_what_is_read_ahead_takes_the_place_of_what_is_freed(tmp_path, monkeypat
         disk._transfers._loading.submit(lambda: None).result()
         ahead.append(disk.loaded_bytes // size)
 
-    with compress_activations(torch.nn.Identity(), policy, offload=disk) as stash:
+    with Compressor(torch.nn.Identity(), policy, offload=disk) as stash:
         y = x
         for _ in range(16):
             y = y.sin()
@@ -262,7 +262,7 @@ def test_what_is_read_ahead_takes_the_place_of_what_is_freed(tmp_path, monkeypat
 def test_the_first_go_and_the_last_stay(model, tmp_path):
     x = torch.ones(10_000, requires_grad=True)
     disk = Offload(tmp_path, amount=100_000)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk) as stash:
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk) as stash:
         first = x.sin()
         second = first.exp()
         third = second.tanh()
@@ -287,7 +287,7 @@ def test_the_forward_pass_waits_for_the_disk(tmp_path, monkeypatch, amount):
     intercept(monkeypatch, "pwrite", slow)
     disk = Offload(tmp_path, amount=amount)
     x = torch.ones(10_000, requires_grad=True)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
         y = x
         for _ in range(20):
             y = y.sin()
@@ -401,10 +401,10 @@ def test_two_jobs_in_one_directory(tmp_path):
 
 KILLED = """
 import os, signal, sys, torch
-from torch_bridge import Offload, Policy, compress_activations
+from torch_bridge import Offload, Policy, Compressor
 disk = Offload(sys.argv[1], amount="all")
 x = torch.ones(1 << 20, requires_grad=True)
-with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+with Compressor(torch.nn.Identity(), Policy([]), offload=disk):
     y = x.sin().exp().tanh()
 disk._transfers._storing.submit(lambda: None).result()
 print(disk.stored_bytes, os.listdir(sys.argv[1]), flush=True)
@@ -475,7 +475,7 @@ def test_failed_steps_leave_no_memory(model, tmp_path):
 
     def fails():
         x = torch.ones(200, 200, requires_grad=True)
-        with compress_activations(model, EXACT, offload=disk):
+        with Compressor(model, EXACT, offload=disk):
             model(x.sin())
             raise ZeroDivisionError
 
@@ -580,7 +580,7 @@ def test_an_offload_is_a_context(model, tmp_path):
 def test_closing_within_a_forward_pass_is_an_error_there(tmp_path):
     disk = Offload(tmp_path, amount="all")
     x = torch.ones(5000, requires_grad=True)
-    with compress_activations(torch.nn.Identity(), EXACT, offload=disk):
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
         y = x.sin()
         disk.close()
         with pytest.raises(OffloadError, match="the Offload is closed"):
@@ -671,7 +671,7 @@ def test_gradients_on_a_gpu(tmp_path, host_bytes):
 
     def gradients(**options):
         x = torch.linspace(-2, 1, SIZE, device="cuda").view(200, 200).requires_grad_()
-        with compress_activations(model, EXACT, **options):
+        with Compressor(model, EXACT, **options):
             loss = model(x)
         return torch.autograd.grad(loss, [x, model.weight])
 

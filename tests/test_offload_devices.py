@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from torch_bridge import CorruptionError, Offload, Policy, compress_activations
+from torch_bridge import CorruptionError, Offload, Policy, Compressor
 from torch_bridge.backends.memory import octets
 from torch_bridge.offload import copies, transfers
 
@@ -211,7 +211,7 @@ def test_tensors_of_a_cpu_stay_where_only_the_hosts_memory_is(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     x = torch.ones(VALUES, requires_grad=True)
     disk = Offload(None, host_bytes=1 << 30)
-    with compress_activations(torch.nn.Identity(), Policy([]), offload=disk) as stash:
+    with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as stash:
         loss = x.sin().exp().sum()
     assert stash.offloaded_bytes == 0
     assert {row.kept for row in stash.report().rows} == {"no rule"}

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_bridge import Offload, Policy, compress_activations
+from torch_bridge import Offload, Policy, Compressor
 from torch_bridge.offload.extents import ALIGNMENT, Extents
 
 from .test_offload import settle
@@ -61,7 +61,7 @@ def test_the_file_stays_small_when_lengths_vary(tmp_path):
     for _ in range(60):
         length = int(torch.randint(50, 400, (), generator=lengths))
         x = torch.ones(length, 64, requires_grad=True)
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk) as stash:
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as stash:
             loss = (x.sin().exp() @ torch.ones(64, 2 * length % 97 + 1)).tanh().sum()
         largest = max(largest, stash.offloaded_bytes)
         settle(disk)

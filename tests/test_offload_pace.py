@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from torch_bridge import Offload, Policy, compress_activations
+from torch_bridge import Offload, Policy, Compressor
 from torch_bridge.offload import step, transfers
 from torch_bridge.offload.pace import TOLERATED, Measured, Pace
 
@@ -29,7 +29,7 @@ class Machine:
         """Train one step; its seconds, and the share of its stash that was sent."""
         began = self.now
         x = torch.ones(VALUES, requires_grad=True)
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk) as stash:
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as stash:
             y = x
             for _ in range(layers):
                 y = Layer.apply(y, self)
@@ -176,16 +176,16 @@ def test_steps_that_tell_nothing_change_nothing(machine, tmp_path):
     disk = Offload(tmp_path)
 
     def fails():
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk):
             torch.ones(VALUES, requires_grad=True).sin()
             raise ZeroDivisionError
 
     def saves_nothing():
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk), torch.no_grad():
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk), torch.no_grad():
             torch.ones(VALUES, requires_grad=True).sin()
 
     def never_goes_back():
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk):
             return torch.ones(VALUES, requires_grad=True).sin()
 
     plans = []
@@ -205,7 +205,7 @@ def test_a_backward_pass_that_comes_after_another_forward_pass_is_measured(machi
     disk, losses = Offload(tmp_path), []
     for _ in range(2):
         x = torch.ones(VALUES, requires_grad=True)
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk):
             for _ in range(LAYERS):
                 x = Layer.apply(x, machine)
             losses.append(x.sum())
@@ -228,7 +228,7 @@ def test_a_backward_pass_that_took_no_time_asks_for_no_more_than_there_was():
 def test_a_step_whose_backward_pass_has_only_begun_tells_nothing_yet(tmp_path):
     x = torch.ones(VALUES, requires_grad=True)
     with Offload(tmp_path) as disk:
-        with compress_activations(torch.nn.Identity(), Policy([]), offload=disk):
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk):
             first, second = x.exp(), x.sin()
         second.sum().backward()
         disk.begin()

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations
+from torch_bridge import Compressor
 from torch_bridge.schemes import pool
 
 
@@ -424,7 +424,7 @@ def test_pooled_inputs_are_compressed_like_other_tensors():
     x = random(4, 3, 16, 16)
     exact = run(model, x)[2]
     model.zero_grad()
-    with compress_activations(model, PlaneFormat("fp32", 64, 128), min_values=64) as stash:
+    with Compressor(model, PlaneFormat("fp32", 64, 128), min_values=64) as stash:
         out = model(x)
     out.backward(random(*out.shape, seed=9))
     for name, parameter in model.named_parameters():

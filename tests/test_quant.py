@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torch_bridge import Policy, QuantFormat, backends, compress_activations
+from torch_bridge import Policy, QuantFormat, backends, Compressor
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 from torch_bridge.backends.quant_format import BITS
 
@@ -94,7 +94,7 @@ def test_equal_values_and_values_that_are_not_finite():
 
 def test_in_a_model_it_is_what_its_report_says():
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
-    with compress_activations(model, Policy.default(QuantFormat("fp32", 4), derive=False)) as stash:
+    with Compressor(model, Policy.default(QuantFormat("fp32", 4), recompute=False)) as stash:
         loss = model(torch.randn(256, 64)).square().mean()
     loss.backward()
     assert stash.raw_bytes / stash.stored_bytes == pytest.approx(1024 / 132)

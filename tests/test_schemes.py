@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_bridge import Offload, Policy, compress_activations
+from torch_bridge import Offload, Policy, Compressor
 from torch_bridge.job import compare, train
 from torch_bridge.job.peak import measure, name_of
 from torch_bridge.schemes import Scheme, schemes
@@ -91,10 +91,10 @@ def gradients(model, around):
 
 def test_recomputed_gradients_are_the_same_and_less_is_kept():
     model = Blocks()
-    exact, kept = gradients(model, compress_activations(model, Policy([])))
+    exact, kept = gradients(model, Compressor(model, Policy([])))
 
     def step():
-        with compress_activations(model, Policy([])) as stash, recompute_activations(model) as names:
+        with Compressor(model, Policy([])) as stash, recompute_activations(model) as names:
             loss = model(torch.ones(50, 32)).square().sum()
         assert names == ["layers.0", "layers.1", "layers.2"]
         yield stash

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import compress_activations
+from torch_bridge import Compressor
 from torch_bridge.backends import streams
 
 FMT = PlaneFormat("fp32", block=64, target=80)
@@ -49,7 +49,7 @@ def device(monkeypatch):
 def stashed(device, view=lambda h: h):
     """Two nodes that saved the same, by the first stream, and what the allocator was told meanwhile."""
     x = torch.randn(64, 80, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    with compress_activations(NOTHING, FMT):
+    with Compressor(NOTHING, FMT):
         y = view(x * 2)
         nodes = y.sin().grad_fn, y.cos().grad_fn
     assert (y.untyped_storage().data_ptr(), "first") in device.told  # the caller may free it now
@@ -86,7 +86,7 @@ def test_one_stream_waits_for_nothing(device):
 
 def test_what_lies_beside_it_is_written_after_the_memory_is_there(device):
     x = torch.randn(64, 80).requires_grad_()
-    with compress_activations(NOTHING, FMT):
+    with Compressor(NOTHING, FMT):
         halves = (x * 2).chunk(2, 1)
         nodes = [half.sin().grad_fn for half in halves]
     left = nodes[0]._saved_self
@@ -101,7 +101,7 @@ def test_what_lies_beside_it_is_written_after_the_memory_is_there(device):
 def test_two_values_and_checksums_are_waited_for_as_well(device):
     torch.manual_seed(0)
     x = torch.randn(64, 80).requires_grad_()
-    with compress_activations(NOTHING, FMT, verify=True):
+    with Compressor(NOTHING, FMT, verify=True):
         y = torch.nn.functional.dropout(x, 0.5)
     device.told.clear()
     device.current = device.second

@@ -14,7 +14,7 @@ import torch
 from torch_bridge.job import cli, demo, train
 from torch_bridge.job.activations import gpt2_activations
 
-TINY = train.Options(scheme="planes", derive=False, steps=2, batch=1, validations=1, dropout=0.1)
+TINY = train.Options(scheme="planes", recompute=False, steps=2, batch=1, validations=1, dropout=0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,10 @@ def test_the_default_model_shrinks_at_least_threefold():
 
 def test_what_is_derived_shrinks_more():
     tiny = replace(TINY, scheme="hadamard", steps=1, dropout=0.0)
-    stored, derived = (train.run(replace(tiny, derive=derive)) for derive in (False, True))
+    stored, derived = (train.run(replace(tiny, recompute=derive)) for derive in (False, True))
     assert derived["raw_bytes"] == stored["raw_bytes"]
     assert stored["ratio"] < 14 < 27 < derived["ratio"]
-    fused = train.run(replace(tiny, derive=True, fused=True))
+    fused = train.run(replace(tiny, recompute=True, fused=True))
     assert fused["raw_bytes"] < 0.6 * derived["raw_bytes"]
     assert fused["stored_bytes"] == derived["stored_bytes"]
 

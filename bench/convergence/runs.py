@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_bridge import Policy, calibrate, compress_activations
+from torch_bridge import Policy, calibrate, Compressor
 from torch_bridge.job import train
 
 from .. import smollm2
@@ -145,7 +145,7 @@ def stashed_bytes(
     subject: train.Subject, options: train.Options, policy: Policy, tokens: torch.Tensor
 ) -> int:
     """What a policy keeps of one batch."""
-    with compress_activations(subject.model, policy) as stash:
+    with Compressor(subject.model, policy) as stash:
         train.loss_of(subject.model, options, tokens)
     return stash.stored_bytes
 
@@ -154,7 +154,7 @@ def gradient(
     model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
 ) -> torch.Tensor:
     if compress:
-        with compress_activations(model, options.policy):
+        with Compressor(model, options.policy):
             loss = train.loss_of(model, options, tokens)
     else:
         loss = train.loss_of(model, options, tokens)

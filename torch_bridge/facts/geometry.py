@@ -18,6 +18,9 @@ import torch
 from .. import internals
 
 
+_LEAST_ROW = 64
+
+
 class Geometry:
     """How a tensor lies in a storage: sizes, strides and offset, in elements.
 
@@ -28,12 +31,32 @@ class Geometry:
             the last.
     """
 
-    __slots__ = ("count", "offset", "region", "size", "stride")
-
     def __init__(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
         self.size, self.stride, self.offset = size, stride, offset
         self.count = prod(size)
         self.region = _covered(size, stride, offset)
+
+    @cached_property
+    def row(self) -> int:
+        """Values of memory that belong to one row, as to a token: what may have a scale of its own.
+
+        Of the last two dimensions the one that is consecutive in memory has a row's values, and the other one
+        counts rows: a row reaches from one of these to the next, with all heads that lie between. All of the
+        region where there are no rows: in one dimension, and in images, which are tensors of four or more
+        dimensions whose rows are short.
+        """
+        size, stride = self.size, self.stride
+        run = self.region.size[-1] if self.region.stride[-1] == 1 else 1
+        if len(size) < 2 or 1 not in stride[-2:]:
+            return run
+        is_last = stride[-1] == 1
+        values, step = (size[-1], stride[-2]) if is_last else (size[-2], stride[-1])
+        count = size[-2] if is_last else size[-1]
+        if count == 1 or step == 0:
+            row = run
+        else:
+            row = step if values <= step <= run and run % step == 0 else min(values, run)
+        return self.region.count if row < _LEAST_ROW and len(size) > 3 and not self.region.has_gaps else row
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Geometry:
@@ -74,6 +97,11 @@ class Region:
     @property
     def has_gaps(self) -> bool:
         return self.stride != (1,)
+
+    def row(self, values: int) -> int:
+        """Values of a row of the region, where a row of what it is a part of has so many."""
+        run = self.size[-1] if self.has_gaps and self.stride[-1] == 1 else self.count
+        return values if values and run % values == 0 else run
 
     def room(self, elements: int) -> tuple[int, int]:
         """The run of memory, of a storage of so many elements, that is made for the region: offset and count.

@@ -321,7 +321,7 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
 def _scheme(task: Task, name: str) -> Scheme:
     adaptive = name == ADAPTIVE
     options = replace(
-        DERIVING.get(name) or train.Options(scheme="offload" if adaptive else name, derive=False),
+        DERIVING.get(name) or train.Options(scheme="offload" if adaptive else name, recompute=False),
         offload_dir=task.offload_dir,
         offload_amount="adaptive" if adaptive else task.amount,
     )

@@ -26,9 +26,9 @@ from .ratios import PAPER, WORKLOAD, ratios
 SCHEMES = ("planes", "hadamard")
 
 # The length is chosen so that the demo takes about ten minutes on two cores.
-LONG = train.Options(steps=200, batch=4, derive=False)
+LONG = train.Options(steps=200, batch=4, recompute=False)
 # Few, because a simulation is slow: 22 MB go both ways through the RTL in every step.
-SHORT = train.Options(derive=False, steps=3, batch=2, validations=1)
+SHORT = train.Options(recompute=False, steps=3, batch=2, validations=1)
 
 PARTS = ("sign", "exponent", "mantissa", "whole")
 

@@ -15,7 +15,7 @@ from ..backends.dtypes import StashFormat
 from ..backends.quant_format import BITS, QuantFormat
 from ..calibration import Calibration
 from ..policy import Policy
-from ..stash import Report, compress_activations, page, plots
+from ..stash import Report, Compressor, page, plots
 from . import peak
 from .jobs import Job, saying
 
@@ -57,7 +57,7 @@ def explain(job: Job, fmt: StashFormat, out: Path, *, budgets: bool = True) -> R
         ModuleNotFoundError: plotly is not installed, which draws the plots.
     """
     policy = Policy.default(fmt)
-    with compress_activations(job.model, policy, by_module=True) as stash:
+    with Compressor(job.model, policy) as stash:
         loss = job.checked_loss(job.model, job.batch)
     with saying(f"the backward pass of {job.name} failed"):
         loss.backward()  # gradients are there from now on: they are no activations
@@ -96,7 +96,7 @@ def _timeline(job: Job, policy: Policy) -> page.Section:
 
 
 def _step(job: Job, policy: Policy | None) -> Iterator[None]:
-    with compress_activations(job.model, policy) if policy else nullcontext():
+    with Compressor(job.model, policy) if policy else nullcontext():
         loss = job.checked_loss(job.model, job.batch)
     yield
     loss.backward()

@@ -45,10 +45,10 @@ class Offload:
         ValueError: an argument is none of the above, or there is neither a directory nor an accelerator.
 
     Example:
-        >>> from torch_bridge import Policy, compress_activations
+        >>> from torch_bridge import Policy, Compressor
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> with Offload("/tmp", amount="all") as disk:
-        ...     with compress_activations(model, Policy([]), offload=disk) as stash:
+        ...     with Compressor(model, Policy([]), offload=disk) as stash:
         ...         loss = model(torch.randn(64, 64)).square().mean()
         ...     loss.backward()
         >>> stash.offloaded_bytes == stash.raw_bytes

@@ -16,7 +16,7 @@ from ..backends.dtypes import StashFormat
 from ..backends.quant_format import QuantFormat
 from ..offload import Offload
 from ..policy import Policy
-from ..stash import Stash, compress_activations
+from ..stash import Stash, Compressor
 from . import compact, pool
 from .recompute import recompute_activations
 
@@ -107,7 +107,7 @@ class Scheme:
             if self.compresses or "offload" in self._parts or report:
                 offload = self.offload if "offload" in self._parts else None
                 stash = stack.enter_context(
-                    compress_activations(model, policy, self.backend, offload=offload)
+                    Compressor(model, policy, self.backend, offload=offload)
                 )
             if "recompute" in self._parts:
                 stack.enter_context(recompute_activations(model))

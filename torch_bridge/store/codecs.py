@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from .. import backends
 from ..backends import Backend
 from ..backends.dtypes import StashFormat
+from ..backends.rows import pad_rows, unpad_rows
 from ..policy import Of, Policy
 
 
@@ -29,25 +30,66 @@ class Codecs:
         backends.check_name(name)
         self._name = name
         self._backends: dict[StashFormat, Backend] = {}
-        self._of: dict[tuple[Of, StashFormat], Backend] = {}
+        self._wrapped: dict[Hashable, Backend] = {}
+        self._found: dict[tuple[Of, StashFormat, int | None], Backend] = {}
         for rule in policy.rules:
             if isinstance(rule.keep, StashFormat) and not rule.least and rule.dtype == "*":
                 self.get(rule.keep)
 
-    def get(self, fmt: StashFormat, of: Of = "values") -> Backend:
-        """What compresses tensors in a format."""
-        found = self._of.get((of, fmt))
+    def get(self, fmt: StashFormat, of: Of = "values", row: int | None = None) -> Backend:
+        """What compresses tensors in a format.
+
+        Args:
+            fmt: the format.
+            of: what of the values goes into it.
+            row: values of a row, where no block is to hold values of two; None where there are no rows, or
+                where a memory engine has the format that it has.
+        """
+        key = of, fmt, row
+        found = self._found.get(key)
         if found is None:
+            if row is not None and self._name not in backends.IN_PLACE:
+                fmt = fmt.for_rows(row)
             if fmt not in self._backends:
                 self._backends[fmt] = backends.get(self._name, fmt)
             codec = self._backends[fmt]
-            found = self._of[of, fmt] = codec if of == "values" else Unsquashed(codec, of)
+            if of != "values":
+                codec = self._wrapped.setdefault((of, fmt), Unsquashed(codec, of))
+            if row is not None and self._name not in backends.IN_PLACE and fmt.padded_width(row) != row:
+                codec = self._wrapped.setdefault((of, row, fmt), PaddedRows(codec, row))
+            found = self._found[key] = codec
         return found
 
     def check(self) -> None:
         """Raises ValueError if a block that was decompressed on a GPU had an invalid header."""
         for backend in self._backends.values():
             backend.check()
+
+
+class PaddedRows(Backend):
+    """Compresses rows whose ends are padded to whole blocks.
+
+    Args:
+        backend: that compresses them.
+        row: values of a row.
+    """
+
+    def __init__(self, backend: Backend, row: int) -> None:
+        super().__init__(backend.fmt)
+        self._backend, self._row = backend, row
+
+    def compress(self, values: torch.Tensor, first: int = 0) -> torch.Tensor:
+        return self._backend.compress(pad_rows(values, self._row, self.fmt), first)
+
+    def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
+        padded = count // self._row * self.fmt.padded_width(self._row)
+        return unpad_rows(self._backend.decompress(stored, padded, first), self._row, self.fmt)
+
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
+        raise AssertionError("rows are padded before their blocks are checked")
+
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
+        raise AssertionError("rows are padded before their blocks are checked")
 
 
 class Unsquashed(Backend):

@@ -17,6 +17,7 @@ from ..facts.origin import Origin
 from ..facts.watch import Watch
 from ..offload import Handle, Step
 from ..policy import Decision
+from ..policy.decision import keeps_signs
 from ..policy.policy import TABLE
 from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
@@ -28,6 +29,8 @@ from .verdicts import Flag, Verdicts
 
 # What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
 INFINITIES = "infinities, or numbers in their place"
+# What it says of what takes as many bytes with its rows in blocks of their own.
+SHORT_ROWS = "rows of few values"
 # What it says of what was copied so that others can be recomputed from it.
 INPUT = "recomputation input"
 
@@ -193,11 +196,13 @@ class Store:
         if isinstance(entry, (Recomputed, Joint)) or entry.region != region or not entry.is_alone:
             return False
         values = region.values(tensor)
-        codec = None if decision.format is None else self._codec(decision, values)
+        codec = None
+        if decision.format is not None:
+            codec = self._codec(decision, region, Geometry.of(tensor).row)
         stored = values.clone() if codec is None else codec.compress(values)
         sums = checksums(stored) if codec is not None and self._verify else None
         handle = self._step.put(stored, entry.name, stored) if self._step is not None else None
-        kept = decision.why if codec is None else COMPRESSED
+        kept = COMPRESSED if codec is not None else decision.why or SHORT_ROWS
         before = entry.nbytes
         entry.become(codec, stored if handle is None else handle, sums, decision.strength)
         kept = kept if handle is None else f"{kept}, offloaded"
@@ -233,17 +238,26 @@ class Store:
             if decision.finite:
                 flag, is_finite = self._finite(facts, tensor, region)
                 kept = COMPRESSED if is_finite else INFINITIES
-            if kept is COMPRESSED:
-                codec = self._codec(decision, tensor)
+            if kept is COMPRESSED and (codec := self._codec(decision, region, geometry.row)) is None:
+                kept = SHORT_ROWS
         saved.origin.forget_recipe(region)
         if codec is None and self._step is None:
             return None
         streams.hold(tensor)
-        return self._store(saved, facts, source, region, codec, kept, self._step, decision, flag)
+        return self._store(saved, facts, source, region, codec, kept, self._step, decision, flag, geometry.row)
 
-    def _codec(self, decision: Decision, tensor: torch.Tensor) -> Backend:
-        assert decision.format is not None
-        return self._codecs.get(decision.format, decision.of)
+    def _codec(self, decision: Decision, region: Region, row: int) -> Backend | None:
+        """What compresses a region whose rows have so many values; None if it would not be smaller."""
+        fmt = decision.format
+        assert fmt is not None
+        assert fmt.target is not None
+        if keeps_signs(fmt):
+            return self._codecs.get(fmt, decision.of)
+        row = region.row(row)
+        codec = self._codecs.get(fmt, decision.of, row)
+        padded = codec.fmt.padded_width(row) if row != region.count else row
+        is_smaller = padded * fmt.target < row * fmt.raw_bytes
+        return codec if is_smaller else None
 
     def _recompute(self, saved: Saved, facts: Facts, decision: Decision) -> Recomputed | None:
         """What a tensor is recomputed from; None if it has to be kept."""
@@ -305,6 +319,7 @@ class Store:
         step: Step | None,
         decision: Decision,
         flag: Flag | None = None,
+        row: int = 0,
     ) -> Any:
         """Store what others have not stored of a tensor's region, and say so in the report.
 
@@ -317,6 +332,8 @@ class Store:
         parts, rest = source.shared(region, codec)
         new: list[Entry] = []
         for one in rest if parts else [region]:
+            if parts and codec is not None and not isinstance(codec, BitsCodec):
+                codec = self._codec(decision, one, row)
             entry = self._entry(source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts)
             if entry is None:
                 return None

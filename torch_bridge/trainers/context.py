@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..stash import Stash, compress_activations
+from ..stash import Stash, Compressor
 
 Context = Callable[[torch.nn.Module], AbstractContextManager[Stash]]
 
 
 def context(**options: Any) -> Context:
-    """:func:`compress_activations` of a model to come; what is wrong with the options is raised at once."""
-    compress: Context = partial(compress_activations, **options)
+    """:func:`Compressor` of a model to come; what is wrong with the options is raised at once."""
+    compress: Context = partial(Compressor, **options)
     compress(torch.nn.Module())
     return compress

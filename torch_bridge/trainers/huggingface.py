@@ -23,7 +23,7 @@ class CompressActivationsMixin:
 
     Args:
         policy, backend, min_values, verify, offload, by_module: as of
-            :func:`torch_bridge.compress_activations`.
+            :func:`torch_bridge.Compressor`.
         args, kwargs: the Trainer's.
 
     Attributes:

@@ -38,7 +38,7 @@ class CompressActivations(Callback):
 
     Args:
         policy, backend, min_values, verify, offload, by_module: as of
-            :func:`torch_bridge.compress_activations`.
+            :func:`torch_bridge.Compressor`.
 
     Attributes:
         stash: of the last training step, None before the first; ``stash.report()`` lists what it kept.
