@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torchgen
@@ -66,19 +66,66 @@ def _name(attribute):
     return name if isinstance(name, str) else name.name
 
 
-def saved_by(outputs: Sequence[torch.Tensor]) -> Iterator[Saved]:
-    """All floating-point tensors that the graph behind some tensors holds, by known formulas."""
+class Gradients:
+    """Those of everything that needs one in a computation, which is done anew each time, from one seed.
+
+    Args:
+        compute: makes its own inputs, and gives a tensor or several.
+    """
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute = compute
+        self._outputs = self._computed()
+        self.saved = tuple(_saved_by(self._outputs))
+        self._exact = self._found(self._outputs)
+
+    def error(self, place: int, change: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """The largest relative error of a gradient where one of what is saved has changed; inf for NaNs."""
+        outputs = self._computed()
+        saved = tuple(_saved_by(outputs))[place]
+        saved.handle.register_hooks(lambda tensor: change(tensor.detach()), lambda tensor: tensor)
+        found = self._found(outputs)
+        return max(_relative(one, exact) for one, exact in zip(found, self._exact, strict=True))
+
+    def _computed(self) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        made = self._compute()
+        made = made if isinstance(made, tuple) else (made,)
+        return tuple(one for one in made if isinstance(one, torch.Tensor) and one.requires_grad)
+
+    def _found(self, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(1)
+        given = [torch.randn_like(one) for one in outputs]
+        leaves = [node.variable for node in _nodes(outputs) if hasattr(node, "variable")]
+        return torch.autograd.grad(outputs, leaves, given)
+
+
+def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    size = exact.norm()
+    error = (found - exact).norm() / size if size else found.norm()
+    return float(error.nan_to_num(torch.inf))
+
+
+def _nodes(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """All of autograd's graph behind some tensors."""
     waiting, seen = [one.grad_fn for one in outputs], set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [behind for behind, _ in node.next_functions]
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [behind for behind, _ in node.next_functions]
+            yield node
+
+
+def _saved_by(outputs: Iterable[torch.Tensor]) -> Iterator[Saved]:
+    """All tensors but integers that the graph behind some tensors holds, by formulas that are known."""
+    for node in _nodes(outputs):
         formula = formulas().get(node.name())
         for slot in formula.slots if formula else ():
             tensor = getattr(node, f"_saved_{slot}")
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            if isinstance(tensor, torch.Tensor) and (
+                tensor.is_floating_point() or tensor.dtype == torch.bool
+            ):
                 needed = need(formula.op, formula.overload, slot, _arguments(node))
                 yield Saved(formula, slot, needed, getattr(node, f"_raw_saved_{slot}"), tensor)
 

@@ -115,14 +115,10 @@ def _reduced(arguments: Arguments) -> Need | Exact:
     return Need.VALUES if arguments.get("reduce") in ("sum", "mean") else EQUALS
 
 
-def _factor(other: str) -> Callable[[Arguments], Need]:
-    """Of a product with a log-softmax it is a target, near which the loss has its least."""
-
-    def of(arguments: Arguments) -> Need:
-        is_target = _is_log_softmax(arguments.get(other))
-        return Need.LOG_PROBABILITIES if is_target else Need.VALUES
-
-    return of
+def _factor(arguments: Arguments) -> Need:
+    """Of a product with a log-softmax the other factor is a target, near which the loss has its least."""
+    factors = arguments.get("self"), arguments.get("other")
+    return Need.LOG_PROBABILITIES if any(map(_is_log_softmax, factors)) else Need.VALUES
 
 
 def _is_log_softmax(value: Any) -> bool:
@@ -133,7 +129,7 @@ def _is_log_softmax(value: Any) -> bool:
 
 
 # Products: their gradients are products with what they save.
-_rows("mul", {"self": _factor("other"), "other": _factor("self")})
+_rows("mul", {"self other": _factor})
 _rows("mm bmm _grouped_mm", {"self mat2": Need.VALUES})
 _rows("addmm", {"mat1 mat2": Need.VALUES})
 _rows("addbmm baddbmm", {"batch1 batch2": Need.VALUES})
