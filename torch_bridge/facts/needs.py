@@ -391,7 +391,7 @@ _rows("linalg_householder_product", {"input tau result": SINGULAR})
 _rows("linalg_inv_ex", {"inverse": SINGULAR})
 _rows("linalg_lstsq", {"self b solution": SINGULAR})
 _rows("linalg_lu", {"P L U": SINGULAR})
-_rows("linalg_lu_factor_ex", {"LU": SINGULAR})
+_rows("linalg_lu_factor linalg_lu_factor_ex", {"LU": SINGULAR})
 _rows("linalg_lu_solve", {"LU result": SINGULAR})
 _rows("linalg_qr", {"Q R": SINGULAR})
 
