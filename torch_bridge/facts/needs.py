@@ -79,7 +79,8 @@ TABLE: dict[str, dict[str, Entry]] = {}
 """What each operation needs of each tensor that it saves.
 
 The key is an operation's ATen name, without the underscore of the one in place, for all overloads;
-"name.overload" where one differs. The inner key is the name of an argument or of a result.
+"name.overload" where one differs. The inner key is the name of an argument or of a result: as the schema has
+it, otherwise "result", or of several "result0", "result1", ... What an operation in place leaves is "result".
 """
 
 
