@@ -87,6 +87,22 @@ def test_the_table_has_nothing_that_pytorch_does_not_save():
     assert not UNKNOWN & TABLE.keys()
 
 
+def names_in_schema(op, overload):
+    """Of an operation's arguments and results, as the table has them."""
+    packet = getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_")
+    schema = getattr(packet, overload or "default")._schema
+    results = [one.name for one in schema.returns]
+    numbered = [f"result{n}" if len(results) > 1 else "result" for n in range(len(results))]
+    named = [name or number for name, number in zip(results, numbered, strict=True)]
+    return {*(one.name for one in schema.arguments), *named}
+
+
+def test_what_is_saved_has_the_name_of_an_argument_or_a_result():
+    written_in_place = {"result"}
+    for op, overload, slots in formulas().values():
+        assert set(slots) <= names_in_schema(op, overload) | written_in_place, f"{op}.{overload}"
+
+
 def slots_that_may_be_lossy(key):
     return {slot for slot, entry in TABLE[key].items() if not isinstance(entry, Exact)}
 
