@@ -1,7 +1,6 @@
 """Fused attention: its backward pass takes the exponential of what a format leaves of queries and keys."""
 
 import gc
-import re
 import weakref
 from contextlib import nullcontext
 
@@ -14,9 +13,9 @@ from torch.profiler import profile
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Policy, Rule, Compressor
 from torch_bridge.backends.quant_format import QuantFormat
-from torch_bridge.facts.needs import Need
-from torch_bridge.store.recomputed import Derived
-from torch_bridge.facts.recompute import OPERATIONS
+from torch_bridge.facts.operations import operation
+from torch_bridge.store.recomputed import Recomputed
+from torch_bridge.store.attention import may_be_again
 
 from .overwriting import Sine
 from .plain_stash import NOTHING
@@ -73,9 +72,9 @@ def test_large_logits_survive_few_bits(fmt, options):
     policy = Policy.default(fmt)
     found, stash = gradient(Trained(**options), policy)
     exact, _ = gradient(Trained(**options), None)
-    assert kept(stash)[FLASH] == kept(stash)[f"{FLASH}.1"] == "derived"
+    assert kept(stash)[FLASH] == kept(stash)[f"{FLASH}.1"] == "recomputed"
     assert (found - exact).norm() < 2.5 * exact.norm()
-    plain = Policy([rule for rule in Policy.default(fmt, recompute=False).rules if rule.why != LOGITS])
+    plain = Policy([Rule(fmt, saved_by="*attention*.[!l]*", unchecked=True), Rule(fmt)])
     assert not error(Trained(**options), plain) < 1.05  # infinite for some
 
 
@@ -83,7 +82,7 @@ def test_large_logits_survive_few_bits(fmt, options):
 def test_queries_and_keys_are_finer_where_attention_is_not_done_again(fmt):
     policy = Policy.default(fmt, recompute=False)
     assert error(Trained(), policy) < 0.5
-    assert error(Trained(), Policy([rule for rule in policy.rules if rule.why != LOGITS])) > 1
+    assert error(Trained(), Policy([Rule(fmt, saved_by="*attention*.[!l]*", unchecked=True), Rule(fmt)])) > 1
 
 
 class Eager(Trained):
@@ -110,11 +109,12 @@ def test_probabilities_of_eager_attention_are_finer(fmt, derive):
     found, stash = of_queries_and_keys(Policy.default(fmt, recompute=derive))
     (row,) = [row for row in stash.report().rows if row.op == "_softmax"]
     bits = 4 if derive else 10
-    assert bits / 32 <= row.stored_bytes / row.raw_bytes < (bits + 0.5) / 32
+    padded = 128 / 96 if derive else 1  # rows of 96 values in blocks of their own
+    assert bits / 32 <= row.stored_bytes / row.raw_bytes / padded < (bits + 0.5) / 32
     coarse, _ = of_queries_and_keys(
-        Policy([Rule(fmt, op="_softmax"), *Policy.default(fmt, recompute=derive).rules])
+        Policy([Rule(fmt, op="_softmax", unchecked=True), *Policy.default(fmt, recompute=derive).rules])
     )
-    assert (found - exact).norm() < 0.7 * (coarse - exact).norm()
+    assert (found - exact).norm() < 0.8 * (coarse - exact).norm()
 
 
 @pytest.mark.parametrize("after", [torch.sum, lambda y: nn.Linear(32, 8)(y).sum()], ids=["sum", "linear"])
@@ -122,7 +122,7 @@ def test_attention_is_done_again_once(after):
     x = torch.randn(2, 2, 96, 32, requires_grad=True)
     with Compressor(NOTHING, TWO_BITS) as stash:
         loss = after(functional.scaled_dot_product_attention(x * 1, x * 2, x * 3))
-    assert kept(stash)[FLASH] == "derived"
+    assert kept(stash)[FLASH] == "recomputed"
     with profile() as found:
         loss.backward()
     assert [event.count for event in found.key_averages() if event.key == f"aten::{FLASH}"] == [1]
@@ -132,7 +132,7 @@ def test_sums_that_are_under_the_size_floor_go_with_the_outputs():
     model = Trained()
     assert 2 * 2 * 96 < 1024
     _, stash = gradient(model, Policy.default(TWO_BITS))
-    assert kept(stash)[f"{FLASH}.1"] == "derived"
+    assert kept(stash)[f"{FLASH}.1"] == "recomputed"
 
 
 @pytest.mark.parametrize("rule", [{"op": FLASH}, {"op": f"{FLASH}.1"}, {"most": 384}], ids=str)
@@ -171,7 +171,7 @@ def test_its_results_are_made_of_what_its_own_node_holds(fmt):
 
     exact, _ = step(None, forward)
     found, stash = step(Policy.default(fmt), forward)
-    assert kept(stash)[FLASH] == "derived"
+    assert kept(stash)[FLASH] == "recomputed"
     assert relative(found, exact) < 3
 
 
@@ -186,7 +186,7 @@ def test_it_is_done_again_whatever_keeps_the_outputs_as_well(after):
     target = torch.randn(2, 2, 96, 32, generator=torch.Generator().manual_seed(1)) / 2
     exact, _ = step(None, forward)
     found, stash = step(Policy.default(FORMATS[1]), forward)
-    assert kept(stash)[f"{FLASH}.1"] == "derived"
+    assert kept(stash)[f"{FLASH}.1"] == "recomputed"
     assert relative(found, exact) < 0.25
 
 
@@ -198,7 +198,7 @@ def test_values_that_are_derived_take_part():
     exact, _ = step(None, forward)
     assert torch.equal(step(EXACT, forward)[0], exact)
     found, stash = step(Policy.default(FORMATS[1]), forward)
-    assert kept(stash)[f"{FLASH}.1"] == "derived"
+    assert kept(stash)[f"{FLASH}.1"] == "recomputed"
     assert relative(found, exact) < 0.5
 
 
@@ -221,7 +221,7 @@ def test_attention_without_a_node_is_no_link_in_a_chain():
     exact, _ = step(None, forward)
     found, stash = step(EXACT, forward)
     assert torch.equal(found, exact)
-    assert kept(stash)["mul"] == "raw"
+    assert kept(stash)["mul"] == "exact"
 
 
 @pytest.mark.parametrize("derive", [True, False])
@@ -253,14 +253,14 @@ def test_no_outputs_stay_in_memory_behind_the_backward_pass():
         loss = model(x).sum()
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        write_to = Derived.write_to
+        write_to = Recomputed.write_to
 
         def watched(self, memory, where):
             values = write_to(self, memory, where)
             made.append(weakref.ref(values.untyped_storage()))
             return values
 
-        patch.setattr(Derived, "write_to", watched)
+        patch.setattr(Recomputed, "write_to", watched)
         for _ in range(2):
             torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
             gc.collect()
@@ -269,42 +269,34 @@ def test_no_outputs_stay_in_memory_behind_the_backward_pass():
 
 
 def test_attention_with_dropout_is_not_done_again():
-    outputs, sums = OPERATIONS[getattr(torch.ops.aten, FLASH).default]
-    for operation in (outputs, sums):
-        assert operation.fits((None, None, None))
-        assert operation.fits((None, None, None, 0.0, True))
-        assert not operation.fits((None, None, None, 0.1, True))
+    attention = operation(getattr(torch.ops.aten, FLASH).default)
+    assert may_be_again(attention, (None, None, None), {})
+    assert may_be_again(attention, (None, None, None, 0.0, True), {})
+    assert not may_be_again(attention, (None, None, None, 0.1, True), {})
+    assert not may_be_again(attention, (None, None, None), {"dropout_p": 0.1})
 
 
 def test_a_rule_names_one_of_what_an_operation_saves():
     x = torch.randn(64, 64, requires_grad=True)
-    rules = [Rule("exact", saved_by="mul.1", why="the second"), Rule(PlaneFormat("fp32", 64, 80))]
+    rules = [Rule("exact", saved_by="mul.other", why="the second"), Rule(PlaneFormat("fp32", 64, 80))]
     with Compressor(NOTHING, Policy(rules)) as stash:
         y = (x.sin() * x.cos()).sum()
     y.backward()
     found = {row.op: row.kept for row in stash.report().rows}
     assert (found["sin"], found["cos"]) == ("compressed", "the second")
-    assert Rule("exact", saved_by="pow(*.*").fits("x", "", "float32", 9, "pow(0.5).1")
-    assert not Rule("exact", saved_by="pow(*.*").fits("x", "", "float32", 9, "pow(2).1")
 
 
 @pytest.mark.parametrize(
     ("saved_by", "fits"),
-    [(FLASH, "012"), ("*attention*.[0-1]", "01"), ("*attention*.[!0]", "12"), ("*.1", "1")],
+    [(FLASH, "012"), ("*attention*.[qk]*", "01"), ("*attention*.[!q]*", "12"), ("*.key", "1")],
 )
 @pytest.mark.parametrize("derive", [True, False])
 def test_a_rule_about_attention_fits_it_done_again_or_not(saved_by, fits, derive):
     rules = [Rule("exact", saved_by=saved_by, why="mine"), *Policy.default(TWO_BITS, recompute=derive).rules]
     _, stash = step(Policy(rules), lambda x: attend(x.sin(), x.cos(), x.tan()))
     mine = {row.op for row in stash.report().rows if row.kept == "mine"}
-    assert mine == {("sin", "cos", "tan")[int(place)] for place in fits}
+    assert mine - {FLASH, f"{FLASH}.1"} == {("sin", "cos", "tan")[int(place)] for place in fits}
 
 
 def attend(q, k, v):
     return functional.scaled_dot_product_attention(q, k, v).sum()
-
-
-@pytest.mark.parametrize("saved_by", ["div.", "div.-1", "mul.*", "mul.?", "pow(2).x"])
-def test_what_cannot_be_the_number_of_a_tensor_is_refused(saved_by):
-    with pytest.raises(ValueError, match=re.escape(f"as 'div.1' or 'div.[01]', not {saved_by!r}")):
-        Rule("exact", saved_by=saved_by)

@@ -670,14 +670,14 @@ def test_buffers_are_exact():
 def test_log_softmax_is_told_by_its_operation():
     x = leaf(64, 64)
     targets = torch.arange(64)
-    with ours(fmt=COARSE) as stash:
+    with Compressor(NOTHING, COARSE, min_values=0) as stash:
         loss = torch.nn.functional.cross_entropy(x, targets)
     loss.backward()
     y = leaf(64, 64)
     torch.nn.functional.cross_entropy(y, targets).backward()
     assert torch.equal(x.grad, y.grad)
 
-    with ours() as stash:
+    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as stash:
         z = torch.log_softmax(leaf(64, 64), 1)
         z.sin()  # saves the same tensor, which is still a log-softmax
         (z * 1).sin()  # of the same shape, but any tensor
@@ -688,7 +688,7 @@ def test_log_softmax_is_told_by_its_operation():
 
 def test_log_sum_exp_of_attention_is_told_by_its_operation():
     q = leaf(2, 4, 64, 32)
-    with ours() as stash:
+    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as stash:
         y = torch.nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, is_causal=True)
         like = y[..., 0].contiguous()
         like.sin()
@@ -699,7 +699,7 @@ def test_log_sum_exp_of_attention_is_told_by_its_operation():
 
 def test_norm_statistics_are_told_by_their_operation():
     x = leaf(2000, 8)
-    with ours() as stash:
+    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as stash:
         torch.nn.functional.layer_norm(x, (8,))
         torch.nn.functional.group_norm(x.view(500, 4, 8), 2)
         torch.nn.functional.batch_norm(x.t(), None, None, training=True)
@@ -833,7 +833,7 @@ def test_the_backend_of_every_rule_is_made_at_once(monkeypatch, tmp_path):
 def test_a_bad_argument_is_an_error_at_once(tmp_path):
     for policy in (FMT, Policy([]), Policy([Rule(FMT, dtype="float32")]), Policy([Rule(FMT, least=9)])):
         with pytest.raises(ValueError, match=r"backend must be one of .*, not 'gpu'"):
-            Compressor(NOTHING, policy, backend="gpu")
+            Compressor(NOTHING, policy, "gpu")
     with pytest.raises(ValueError, match="must have a target"):
         Compressor(NOTHING, PlaneFormat("fp32", 64, None))
     with pytest.raises(ValueError, match="min_values must not be negative, not -1"):

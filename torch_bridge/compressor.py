@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import ContextDecorator
+from math import prod
 from types import TracebackType
 from typing import Any
 
@@ -63,9 +64,9 @@ class Compressor(ContextDecorator):
         model: whose parameters and buffers stay exact. It is not kept alive.
         policy: which tensors are compressed, and how far; a fixed-mode format stands for
             ``Policy.default(fmt)``. By default the Hadamard format in ``bits`` bits a value.
-        bits: of a value, where there is no policy: 2, 3, 4 or 8.
         backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each, but that those
             behind a memory engine give a Hadamard block the number that it has there.
+        bits: of a value, where there is no policy: 2, 3, 4 or 8.
         min_values: tensors with fewer distinct values stay exact.
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
             :class:`CorruptionError`, which names tensor and block.
@@ -92,9 +93,9 @@ class Compressor(ContextDecorator):
         self,
         model: torch.nn.Module,
         policy: StashFormat | Policy | None = None,
+        backend: str = "auto",
         *,
         bits: int | None = None,
-        backend: str = "auto",
         min_values: int = 1024,
         verify: bool = False,
         offload: Offload | None = None,
@@ -385,22 +386,19 @@ class _Pass:
         """Whether attention is done again for its node: if that holds all it needs, and the rules agree."""
         if len({place for _, (place, _) in found}) < operands or not may_be_again(op, args, kwargs):
             return False
-        one = found[0][0]
-        assert one.values is not None
-        facts = Facts(
-            op.in_table,
-            op.results.get(0, ""),
-            Need.ATTENDED,
-            op.name,
-            "",
-            one.module,
-            one.values.dtype,
-            tuple(one.values.shape),
-            one.values.numel(),
-            True,
+        query, value, module = args[0], args[2], self._watch.module
+        shape = *query.shape[:-1], value.shape[-1]
+        each = (
+            (op.results.get(0, ""), op.name, query.dtype, shape),
+            (op.results.get(1, ""), f"{op.name}.1", torch.float32, shape[:-1]),
         )
-        sums = facts._replace(slot=op.results.get(1, ""), made_by=f"{op.name}.1")
-        return all(self._policy.decide(each).recompute == "lossy" for each in (facts, sums))
+        return all(
+            self._policy.decide(
+                Facts(op.in_table, slot, Need.ATTENDED, name, "", module, dtype, size, prod(size), True)
+            ).recompute
+            == "lossy"
+            for slot, name, dtype, size in each
+        )
 
     def settle(self) -> None:
         """Keep what this thread saved since its last operation: no operation of torch did."""

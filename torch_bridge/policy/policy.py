@@ -131,10 +131,15 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         bits = facts.dtype == torch.bool
         return Decision(bits=bits, recompute=_if(recompute, "lossy"), why=NOT_FLOAT)
     if rule.unchecked and float_name(facts.dtype) is not None:
-        return Decision(format_for(fmt, facts.dtype), bits=bits, recompute=_if(recompute, "lossy"), why=rule.why)
+        own, may_be_mask = format_for(fmt, facts.dtype), not facts.requires_grad
+        finite = may_be_mask and not keeps_signs(own)
+        lossy = _if(recompute, "lossy")
+        return Decision(own, bits=bits, finite=finite, recompute=lossy, why=rule.why)
     need = facts.need
     if need is None and rule.names_saver:
         need = Need.VALUES
+    if need is Need.VALUES and facts.made_by in _SIGNS:
+        bits, need = True, Need.SIGNS
     exact = Decision(bits=bits, recompute=_if(recompute, "exact"))
     if need is None:
         return replace(exact, why=UNKNOWN, unknown=True)
@@ -164,6 +169,8 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
     )
 
 
+# They have two values or three, of which one may be zero.
+_SIGNS = ("sign", "sgn")
 # What may be recomputed from what is lossy; of other needs a small error of what a tensor is made of may be a
 # large one of what is needed of it.
 _RECOMPUTED = (Need.VALUES, Need.PROBABILITIES, Need.ATTENDED, Need.TANH)
@@ -193,12 +200,9 @@ def _format_for_need(
     if need is Need.TANH and facts.made_by == "tanh" and not recompute:
         return own, "atanh"
     fine = _planes(fmt, facts, FINE_BITS)
-    # In place they may have written to a part of a storage, beside the other's: gates of a recurrent cell.
-    if need is Need.SIGMOID and not facts.made_by.endswith("_"):
+    if need is Need.SIGMOID:
         return fine, "logit"
-    if need in (Need.SIGMOID, Need.TANH):
-        return fine, "atanh"
-    return fine, "values"
+    return fine, "atanh" if need is Need.TANH else "values"
 
 
 def _planes(fmt: StashFormat, facts: Facts, bits: int) -> PlaneFormat:

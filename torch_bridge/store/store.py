@@ -136,10 +136,10 @@ class Store:
         if facts.count < self._min_values:
             return self._keep_small(saved, facts, source, geometry)
 
-        new = self._entry_for(saved, facts, decision, source, geometry)
+        new, kept = self._entry_for(saved, facts, decision, source, geometry)
         if new is not None:
             return Packed(new, geometry)
-        return self.leave(saved, facts, source, region, decision.why, self._step)
+        return self.leave(saved, facts, source, region, kept, self._step)
 
     def leave(
         self,
@@ -222,15 +222,15 @@ class Store:
 
     def _entry_for(
         self, saved: Saved, facts: Facts, decision: Decision, source: Source, geometry: Geometry
-    ) -> Entry | None:
-        """A new entry as was decided; None if the tensor stays in its memory as it is."""
+    ) -> tuple[Entry | None, str]:
+        """A new entry as was decided, None if the tensor stays as it is; and what the report says of it."""
         tensor, region = saved.values, geometry.region
         assert tensor is not None
         flag, codec, kept = None, None, decision.why
         if tensor.dtype == torch.bool and decision.bits:
             codec, kept = BitsCodec.of(region.values(tensor)), BITS
         elif decision.recompute != "no" and (entry := self._recompute(saved, facts, decision)) is not None:
-            return entry
+            return entry, RECOMPUTED
         elif decision.bits and (found := self._bits(facts, region.values(tensor))) is not None:
             (codec, flag), kept = found, BITS
         elif decision.format is not None:
@@ -242,9 +242,10 @@ class Store:
                 kept = SHORT_ROWS
         saved.origin.forget_recipe(region)
         if codec is None and self._step is None:
-            return None
+            return None, kept
         streams.hold(tensor)
-        return self._store(saved, facts, source, region, codec, kept, self._step, decision, flag, geometry.row)
+        step, row = self._step, geometry.row
+        return self._store(saved, facts, source, region, codec, kept, step, decision, flag, row), kept
 
     def _codec(self, decision: Decision, region: Region, row: int) -> Backend | None:
         """What compresses a region whose rows have so many values; None if it would not be smaller."""
