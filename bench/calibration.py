@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from golden import Format, HadamardFormat, PlaneFormat
-from torch_bridge import Policy, calibrate, Compressor
+from torch_bridge import Compressor, Policy, calibrate
 from torch_bridge.job import train
 
 OPTIONS = train.Options(batch=2, dropout=0.1, steps=2)

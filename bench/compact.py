@@ -30,7 +30,7 @@ from rich.table import Table
 from torch import nn
 
 from gen.arguments import at_least
-from torch_bridge import Policy, Stash, Compressor
+from torch_bridge import Compressor, Policy
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
 from torch_bridge.schemes import compact
@@ -77,7 +77,7 @@ def row(
     seen, held_out = split(text)
     generator, seconds = torch.Generator().manual_seed(0), []
 
-    def step() -> Iterator[Stash | None]:
+    def step() -> Iterator[Compressor | None]:
         """Yields between the passes."""
         tokens = train.draw(seen, OPTIONS.batch, 128, generator).to(OPTIONS.torch_device)
         loss = train.loss_of(model, OPTIONS, tokens)

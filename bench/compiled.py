@@ -26,7 +26,7 @@ from torch._functorch import config
 from torch.autograd.graph import saved_tensors_hooks
 
 from golden import HadamardFormat
-from torch_bridge import backends, Compressor
+from torch_bridge import Compressor, backends
 from torch_bridge.job import peak, train
 
 OUTPUT = Path("build/bench/compiled.json")

@@ -30,11 +30,11 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, backends, Compressor
+from torch_bridge import Compressor, Policy, Rule, backends
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
+from torch_bridge.facts.needs import PROBABILITIES
 from torch_bridge.job import train
-from torch_bridge.facts.needs import Need, PROBABILITIES
 
 FORMATS = [
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (10, 8, 6, 5, 4, 3)),
@@ -147,13 +147,13 @@ def main() -> None:
 
 
 def everything(fmt: StashFormat) -> Policy:
-    """What the default policy keeps in a format, nothing derived, and what attention has finer by default.
+    """What the default policy keeps in a format, nothing recomputed, and what attention has finer by default.
 
-    So it befits a study of formats. It does not befit models that were trained for long, see
-    :data:`torch_bridge.policy.policy.LOGITS`.
+    So it befits a study of formats. It does not befit models that were trained for long, whose attention needs
+    more, see :class:`torch_bridge.facts.needs.Need`.
     """
-    rules = Policy.default(fmt, recompute=False).rules
-    return Policy([rule for rule in rules if rule.why not in (LOGITS, PROBABILITIES)])
+    attention = ("*attention*.[qkvo]*", "_softmax.result")
+    return Policy([*(Rule(fmt, saved_by=one, unchecked=True) for one in attention), Rule(fmt)])
 
 
 def trained(make: Maker) -> tuple[torch.nn.Module, Batch]:

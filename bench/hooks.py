@@ -52,7 +52,7 @@ def measure(steps: int) -> dict[str, float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from golden import PlaneFormat
-    from torch_bridge import Policy, Rule, backends, Compressor
+    from torch_bridge import Compressor, Policy, Rule, backends
 
     backends.get = Nothing
     torch.set_num_threads(1)

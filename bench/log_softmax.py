@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, Compressor
+from torch_bridge import Compressor, Policy, Rule
 from torch_bridge.job import train
 
 OPTIONS = train.Options(config="gpt2", batch=1, steps=2)

@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from gen.arguments import at_least
-from torch_bridge import Policy, Stash, Compressor
+from torch_bridge import Compressor, Policy
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
 from torch_bridge.schemes import pool
@@ -143,7 +143,7 @@ def row(
     generator = torch.Generator().manual_seed(0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.epochs)
 
-    def step(batch: torch.Tensor) -> Iterator[Stash | None]:
+    def step(batch: torch.Tensor) -> Iterator[Compressor | None]:
         """Yields between the passes."""
         optimizer.zero_grad(set_to_none=True)
         loss = model(images[batch].to(DEVICE), labels=labels[batch].to(DEVICE)).loss

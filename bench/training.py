@@ -34,7 +34,7 @@ from rich.table import Table
 
 from gen.arguments import at_least
 from golden import HadamardFormat
-from torch_bridge import Policy, Stash, Compressor
+from torch_bridge import Compressor, Policy
 from torch_bridge.job import peak, train
 
 SCHEMES = ("none", "planes", "planes_verify", "derive", "checkpoint", "save_on_cpu")
@@ -55,7 +55,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     if scheme == "checkpoint":
         model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
-    def around() -> AbstractContextManager[Stash | None]:
+    def around() -> AbstractContextManager[Compressor | None]:
         if scheme.startswith("planes"):
             return Compressor(model, options.policy, verify=scheme == "planes_verify")
         if scheme == "derive":
@@ -64,7 +64,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
             return torch.autograd.graph.save_on_cpu(device.type == "cuda")
         return nullcontext()
 
-    def step() -> Iterator[Stash | None]:
+    def step() -> Iterator[Compressor | None]:
         """Yields between the passes."""
         with around() as stash:
             loss = forward()

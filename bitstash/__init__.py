@@ -1,12 +1,13 @@
 """Activation compression for training GPTs: everything public of ``golden`` and ``torch_bridge``.
 
-The sister schemes are in ``torch_bridge.schemes``, what goes with Hugging Face's Trainer and Lightning in
-``torch_bridge.trainers``: they need packages that this does not.
+The sister schemes are in ``torch_bridge.schemes``, the callback for Lightning in
+``torch_bridge.trainers.lightning``: they need packages that this does not.
 
 Example:
     >>> import bitstash
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
-    >>> with bitstash.compress_activations(model, bitstash.HadamardFormat()) as stash:
+    >>> saver = bitstash.Compressor(model)
+    >>> with saver:
     ...     loss = model(torch.randn(64, 64)).square().mean()
     >>> loss.backward()
 """

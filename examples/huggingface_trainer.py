@@ -5,15 +5,10 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from bitstash import PlaneFormat
+from bitstash import attach
 from torch_bridge.job.train import draw, read_text
-from torch_bridge.trainers.huggingface import CompressActivationsMixin
 
 LENGTH = 64
-
-
-class CompressingTrainer(CompressActivationsMixin, Trainer):
-    pass
 
 
 config = GPT2Config(
@@ -33,12 +28,8 @@ with TemporaryDirectory() as folder:
         save_strategy="no",
         report_to="none",
     )
-    trainer = CompressingTrainer(
-        GPT2LMHeadModel(config),
-        arguments,
-        train_dataset=examples,
-        policy=PlaneFormat("fp32", block=64, target=80),
-    )
+    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=examples)
+    saver = attach(trainer)
     trainer.train()
-    print(trainer.stash.report())
-    print(f"activations {trainer.stash.report().ratio:.2f}x smaller")
+    print(saver.report())
+    print(f"activations {saver.ratio:.2f}x smaller")

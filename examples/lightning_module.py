@@ -4,8 +4,7 @@ import pytorch_lightning as lightning  # or: import lightning.pytorch as lightni
 import torch
 from torch import nn
 
-from bitstash import PlaneFormat
-from torch_bridge.trainers.lightning import CompressActivations
+from torch_bridge.trainers.lightning import Callback
 
 
 class Regression(lightning.LightningModule):
@@ -23,8 +22,8 @@ class Regression(lightning.LightningModule):
 
 
 batches = torch.utils.data.DataLoader(torch.randn(4096, 64), batch_size=256)
-callback = CompressActivations(PlaneFormat("fp32", block=64, target=80))
+callback = Callback()
 trainer = lightning.Trainer(max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False)
 trainer.fit(Regression(), batches)
-print(callback.stash.report())
-print(f"activations {callback.stash.report().ratio:.2f}x smaller")
+print(callback.saver.report())
+print(f"activations {callback.saver.ratio:.2f}x smaller")

@@ -2,17 +2,17 @@
 
 import torch
 
-from bitstash import PlaneFormat, Compressor
+from bitstash import Compressor
 
-fmt = PlaneFormat("fp32", block=64, target=80)  # 256 bytes of activations become 80
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+saver = Compressor(model)  # 4 bits a value; Compressor(model, bits=2) for fewer
 
 for step in range(20):
     x = torch.randn(512, 64)
-    with Compressor(model, fmt) as stash:
+    with saver:
         loss = (model(x) - x.norm(dim=1, keepdim=True)).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step}: loss {loss.item():.3f}, activations {stash.report().ratio:.2f}x smaller")
+    print(f"step {step}: loss {loss.item():.3f}, activations {saver.ratio:.2f}x smaller")

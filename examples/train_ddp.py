@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bitstash import PlaneFormat, Compressor
+from bitstash import Compressor, PlaneFormat
 from torch_bridge.job.train import draw, read_text
 
 LENGTH, WIDTH = 64, 64

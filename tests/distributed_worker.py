@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_bridge import Policy, Rule, Compressor
+from torch_bridge import Compressor, Policy, Rule
 
 from .plain_stash import COARSE, is_log_softmax, reference, stored, untouched
 

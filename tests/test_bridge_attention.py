@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.profiler import profile
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, Rule, Compressor
+from torch_bridge import Compressor, Policy, Rule
 from torch_bridge.backends.quant_format import QuantFormat
 from torch_bridge.facts.operations import operation
-from torch_bridge.store.recomputed import Recomputed
 from torch_bridge.store.attention import may_be_again
+from torch_bridge.store.recomputed import Recomputed
 
 from .overwriting import Sine
 from .plain_stash import NOTHING

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import CorruptionError, Compressor
+from torch_bridge import Compressor, CorruptionError
 from torch_bridge.backends import checksum
 from torch_bridge.backends.checksum import checksums
 from torch_bridge.store.entries import Entry

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Offload, Policy, Rule, backends, Compressor
+from torch_bridge import Compressor, Offload, Policy, Rule, backends
 from torch_bridge.backends import AutoBackend
 from torch_bridge.offload import Handle
 from torch_bridge.store.entries import Entry
@@ -206,7 +206,9 @@ def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
 
 
 def test_a_part_in_another_format_is_not_shared():
-    with Compressor(NOTHING, Policy([Rule(COARSE, most=3000, unchecked=True), Rule(FMT)]), min_values=0) as stash:
+    with Compressor(
+        NOTHING, Policy([Rule(COARSE, most=3000, unchecked=True), Rule(FMT)]), min_values=0
+    ) as stash:
         h = leaf(64, 64) * 2
         found = saved_of(stash, h[:32], h, h[:40])
     assert found == [(32 * 64 * 4, 32 * 4 * 9), (64 * 64 * 4, 64 * 80), (0, 0)]

@@ -10,10 +10,9 @@ import torch
 import transformers
 from torch import nn
 
-from torch_bridge import Offload, Rule, Stash, Compressor
+from torch_bridge import Compressor, Offload, attach
 from torch_bridge.backends import GoldenBackend
-from torch_bridge.trainers.huggingface import CompressActivationsMixin
-from torch_bridge.trainers.lightning import CompressActivations
+from torch_bridge.trainers.lightning import Callback
 
 from .launch import TORCHRUN, python
 from .plain_stash import COARSE, untouched
@@ -73,11 +72,7 @@ class PlainTrainer(transformers.Trainer):
         return torch.utils.data.DataLoader(examples, batch_size=64)
 
 
-class Compressing(CompressActivationsMixin, PlainTrainer):
-    pass
-
-
-class WithOwnLoss(CompressActivationsMixin, PlainTrainer):
+class WithOwnLoss(PlainTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
@@ -99,13 +94,14 @@ def huggingface(kind, folder, options=None, **arguments):
         disable_tqdm=True,
         **arguments,
     )
-    return kind(model, settings, optimizers=(optimizer, constant), policy=COARSE, **(options or {}))
+    trainer = kind(model, settings, optimizers=(optimizer, constant))
+    return trainer, attach(trainer, COARSE, **(options or {}))
 
 
 def every_option(folder):
     """Of Compressor, but for the policy; each leaves its trace in the stash."""
     disk = Offload(folder, amount="all")
-    return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk, "by_module": True}
+    return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk}
 
 
 def check_options(stash, plain):
@@ -115,46 +111,45 @@ def check_options(stash, plain):
     assert found["net.1", "compressed, offloaded"] == found["net.3", "compressed, offloaded"] == 256 * (9 + 4)
     assert found["net.0", "under 4096 values"] == 64 * 32 * 4
     assert stash.offloaded_bytes == 2 * 256 * 9
-    assert isinstance(stash._codecs.get(Rule(COARSE), torch.float32), GoldenBackend)
+    assert isinstance(stash._codecs.get(COARSE), GoldenBackend)
     assert "compressed, offloaded" not in {row.kept for row in plain.report().rows}
-    assert {row.module for row in plain.report().rows} == {""}
 
 
-@pytest.mark.parametrize("kind", [Compressing, WithOwnLoss])
+@pytest.mark.parametrize("kind", [PlainTrainer, WithOwnLoss])
 def test_huggingface_trainer_equals_a_plain_loop(tmp_path, expected, kind):
-    trainer = huggingface(kind, tmp_path)
+    trainer, saver = huggingface(kind, tmp_path)
     trainer.train()
     assert equal(trainer.model.net.state_dict(), expected)
     logged = [entry["activation_ratio"] for entry in trainer.state.log_history if "loss" in entry]
-    assert logged == [trainer.stash.report().ratio] * STEPS
+    assert logged == [saver.report().ratio] * STEPS
     assert logged[0] > 2
 
 
 def test_huggingface_trainer_takes_every_option(tmp_path):
-    plain = huggingface(Compressing, tmp_path / "plain")
-    trainer = huggingface(Compressing, tmp_path / "all", every_option(tmp_path))
+    plain, without = huggingface(PlainTrainer, tmp_path / "plain")
+    trainer, saver = huggingface(PlainTrainer, tmp_path / "all", every_option(tmp_path))
     for one in (plain, trainer):
         one.train()
-    check_options(trainer.stash, plain.stash)
+    check_options(saver, without)
     with pytest.raises(ValueError, match="min_values must not be negative, not -1"):
-        huggingface(Compressing, tmp_path, {"min_values": -1})
+        huggingface(PlainTrainer, tmp_path, {"min_values": -1})
 
 
 def test_huggingface_evaluation_is_left_alone(tmp_path):
-    trainer = huggingface(Compressing, tmp_path, per_device_eval_batch_size=64)
+    trainer, saver = huggingface(PlainTrainer, tmp_path, per_device_eval_batch_size=64)
     trainer.train()
-    stash = trainer.stash
+    before = saver.report()
     examples = [{"x": x, "labels": torch.zeros(())} for x in data()]
     found = trainer.evaluate(examples)["eval_loss"]
-    assert trainer.stash is stash
+    assert saver.report() == before
     with torch.no_grad():
         assert found == pytest.approx(trainer.model(data())["loss"].item())
 
 
 def test_huggingface_trainer_with_autocast_stashes_bf16(tmp_path):
-    trainer = huggingface(Compressing, tmp_path, bf16=True)
+    trainer, saver = huggingface(PlainTrainer, tmp_path, bf16=True)
     trainer.train()
-    kept = {row.dtype for row in trainer.stash.report().rows if row.kept == "compressed"}
+    kept = {row.dtype for row in saver.report().rows if row.kept == "compressed"}
     assert "bfloat16" in kept
 
 
@@ -201,43 +196,43 @@ def fit(module, *callbacks, **arguments):
 
 @pytest.mark.parametrize("kind", [Automatic, Manual])
 def test_lightning_equals_a_plain_loop(expected, kind):
-    module, callback = kind(), CompressActivations(COARSE)
+    module, callback = kind(), Callback(COARSE)
     trainer = fit(module, callback)
     assert equal(module.regression.net.state_dict(), expected)
-    assert trainer.callback_metrics["activation_ratio"] == pytest.approx(callback.stash.report().ratio)
-    assert callback.stash.report().ratio > 2
+    assert trainer.callback_metrics["activation_ratio"] == pytest.approx(callback.saver.report().ratio)
+    assert callback.saver.report().ratio > 2
 
 
 def test_lightning_takes_every_option(tmp_path):
-    plain, callback = CompressActivations(COARSE), CompressActivations(COARSE, **every_option(tmp_path))
+    plain, callback = Callback(COARSE), Callback(COARSE, **every_option(tmp_path))
     for one in (plain, callback):
         fit(Automatic(), one)
-    check_options(callback.stash, plain.stash)
+    check_options(callback.saver, plain.saver)
     with pytest.raises(ValueError, match="backend must be one of"):
-        CompressActivations(COARSE, "gpu")
+        Callback(COARSE, "gpu")
 
 
 def test_no_step_waits_for_a_report(tmp_path, monkeypatch):
     def report(self):
         raise AssertionError("a report waits for the GPU")
 
-    monkeypatch.setattr(Stash, "report", report)
-    trainer = fit(Automatic(), CompressActivations(COARSE))
+    monkeypatch.setattr(Compressor, "report", report)
+    trainer = fit(Automatic(), Callback(COARSE))
     assert trainer.callback_metrics["activation_ratio"] > 2
-    other = huggingface(Compressing, tmp_path)
+    other, _ = huggingface(PlainTrainer, tmp_path)
     other.train()
     assert other.state.log_history[0]["activation_ratio"] > 2
 
 
 def test_lightning_with_autocast_stashes_bf16():
-    callback = CompressActivations(COARSE)
+    callback = Callback(COARSE)
     fit(Automatic(), callback, precision="bf16-mixed")
-    kept = {row.dtype for row in callback.stash.report().rows if row.kept == "compressed"}
+    kept = {row.dtype for row in callback.saver.report().rows if row.kept == "compressed"}
     assert "bfloat16" in kept
 
 
 def test_lightning_module_is_as_before_after_fit_and_after_a_failure():
-    module, callback = Automatic(), CompressActivations(COARSE)
+    module, callback = Automatic(), Callback(COARSE)
     fit(module, callback)
     assert "training_step" not in vars(module)
     module.fails = True
@@ -257,7 +252,7 @@ def test_a_copy_made_while_fitting_trains_the_copy(copied):
         def on_train_start(self, trainer, pl_module):
             self.copy = copied(pl_module)
 
-    module, callback, copies = Automatic(), CompressActivations(COARSE), Copies()
+    module, callback, copies = Automatic(), Callback(COARSE), Copies()
     fit(module, callback, copies)
     loss = copies.copy.training_step(data()[:64], 0)
     module.zero_grad()
@@ -267,7 +262,7 @@ def test_a_copy_made_while_fitting_trains_the_copy(copied):
 
 
 def test_a_step_of_the_instance_comes_back_after_fit_and_after_a_failure():
-    module, callback = Automatic(), CompressActivations(COARSE)
+    module, callback = Automatic(), Callback(COARSE)
     calls = []
 
     def own(x, batch_idx):  # as Lightning keeps the step of a compiled module
@@ -278,7 +273,7 @@ def test_a_step_of_the_instance_comes_back_after_fit_and_after_a_failure():
     fit(module, callback)
     assert vars(module)["training_step"] is own
     assert len(calls) == STEPS
-    assert callback.stash.report().ratio > 2
+    assert callback.saver.report().ratio > 2
     module.fails = True
     with pytest.raises(ArithmeticError):
         fit(module, callback)

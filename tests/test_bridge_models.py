@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule, Compressor
+from torch_bridge import Compressor, Policy, Rule
 
 from .plain_stash import (
     COARSE,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import Policy, Rule, Compressor
+from torch_bridge import Compressor, Policy, Rule
 from torch_bridge.backends.bits import BitsCodec
 
 FMT = PlaneFormat("fp32", block=64, target=80)
@@ -103,7 +103,9 @@ def test_boolean_masks_take_a_bit():
 
 
 def test_the_first_rule_that_fits_holds():
-    policy = Policy([Rule("exact", op="sin", why="a test"), Rule(COARSE, op="ad*", unchecked=True), Rule(FMT)])
+    policy = Policy(
+        [Rule("exact", op="sin", why="a test"), Rule(COARSE, op="ad*", unchecked=True), Rule(FMT)]
+    )
     with Compressor(NOTHING, policy) as stash:
         x = leaf(64, 64) * 1
         (x.sin().cos(), (x + 1).cos(), (x * 2).cos())
@@ -203,7 +205,9 @@ def test_a_large_log_softmax_has_a_rate_of_its_own():
 
 @pytest.mark.parametrize("keep", ["half", None, 80])
 def test_a_wrong_treatment_is_named(keep):
-    with pytest.raises(ValueError, match=f"keep must be 'exact', 'bits', 'recompute' or a format, not {keep!r}"):
+    with pytest.raises(
+        ValueError, match=f"keep must be 'exact', 'bits', 'recompute' or a format, not {keep!r}"
+    ):
         Rule(keep)
 
 

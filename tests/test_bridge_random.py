@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden import PlaneFormat
-from torch_bridge import Offload, Compressor, keep_activations
+from torch_bridge import Compressor, Offload, keep_activations
 
 EXACT = PlaneFormat("fp32", block=16, target=64)  # loses nothing
 NOTHING = torch.nn.Module()

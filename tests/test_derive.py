@@ -16,11 +16,11 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from golden import HadamardFormat, PlaneFormat
-from torch_bridge import CorruptionError, Offload, Policy, Rule, Compressor, keep_activations
-from torch_bridge.job import peak
-from torch_bridge.store.recomputed import MOST_OPERATIONS
-from torch_bridge.store.entries import Entry
+from torch_bridge import Compressor, CorruptionError, Offload, Policy, Rule, keep_activations
 from torch_bridge.facts.recompute import RECOMPUTATIONS, Recipe
+from torch_bridge.job import peak
+from torch_bridge.store.entries import Entry
+from torch_bridge.store.recomputed import MOST_OPERATIONS
 
 from .overwriting import Sine
 from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
@@ -314,7 +314,9 @@ def test_what_was_written_to_is_stored():
 
 def test_a_starting_point_is_what_it_was_when_it_was_used():
     """It is stashed, written to, and stashed again, before what was made of it is saved."""
-    with ours(policy=Policy([Rule("recompute"), Rule(PlaneFormat("fp32", 64, 256), unchecked=True)])) as stash:
+    with ours(
+        policy=Policy([Rule("recompute"), Rule(PlaneFormat("fp32", 64, 256), unchecked=True)])
+    ) as stash:
         h = stashed(64, 64)
         y = h * 2
         h.data.mul_(3)

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from torch_bridge.stash.rows import merged
 
 from golden import HadamardFormat
-from torch_bridge import Policy, Compressor
+from torch_bridge import Compressor, Policy
 from torch_bridge.job import cli, explain, jobs, train
-from torch_bridge.stash.rows import merged
 
 from .explained import job
 

@@ -19,11 +19,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import (
+    Compressor,
     CorruptionError,
     Offload,
     OffloadError,
     Policy,
-    Compressor,
 )
 from torch_bridge.offload import file, transfers
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from torch_bridge import CorruptionError, Offload, Policy, Compressor
+from torch_bridge import Compressor, CorruptionError, Offload, Policy
 from torch_bridge.backends.memory import octets
 from torch_bridge.offload import copies, transfers
 

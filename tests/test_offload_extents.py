@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_bridge import Offload, Policy, Compressor
+from torch_bridge import Compressor, Offload, Policy
 from torch_bridge.offload.extents import ALIGNMENT, Extents
 
 from .test_offload import settle

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from torch_bridge import Offload, Policy, Compressor
+from torch_bridge import Compressor, Offload, Policy
 from torch_bridge.offload import step, transfers
 from torch_bridge.offload.pace import TOLERATED, Measured, Pace
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_bridge import Offload, Policy, Compressor
+from torch_bridge import Compressor, Offload, Policy
 from torch_bridge.job import compare, train
 from torch_bridge.job.peak import measure, name_of
 from torch_bridge.schemes import Scheme, schemes

@@ -8,6 +8,7 @@ from .keep import keep_activations
 from .offload import Offload, OffloadError
 from .policy import Policy, Rule
 from .report import Report, Row
+from .trainers.huggingface import attach
 
 __all__ = [
     "Compressor",
@@ -19,6 +20,7 @@ __all__ = [
     "Report",
     "Row",
     "Rule",
+    "attach",
     "calibrate",
     "keep_activations",
 ]

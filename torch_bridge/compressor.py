@@ -6,10 +6,10 @@ import reprlib
 import threading
 import warnings
 from collections.abc import Sequence
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, ExitStack
 from math import prod
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -32,10 +32,10 @@ from .report import Report
 from .report.report import Tally
 from .store.attention import Node, may_be_again
 from .store.codecs import Codecs
+from .store.decompressed import Decompressed
 from .store.entries import Exact, Packed
 from .store.recomputed import source_of
 from .store.store import Saved, Store, node_of
-from .store.decompressed import Decompressed
 from .store.verdicts import Verdicts
 
 NOT_PLAIN = "not a plain strided tensor"
@@ -118,44 +118,42 @@ class Compressor(ContextDecorator):
         self._verdicts, self._shared = Verdicts(), set[Facts]()
         self._told: set[str] = set()  # of whom a warning has said that they are not known
         self._pass: _Pass | None = None
-        self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
+        self._entered: ExitStack | None = None
         internals.has("savers"), internals.has("storages")
 
-    def __enter__(self) -> Compressor:
-        if self._hooks is not None:
+    make_store = Store
+
+    def __enter__(self) -> Self:
+        if self._entered is not None:
             raise RuntimeError("this Compressor is entered already: to nest contexts make one for each")
         internals.tell_compiler()
         _tell_of_others()
         step = self._offload.begin() if self._offload is not None else None
         tally = Tally()
-        store = Store(
-            self._codecs, self._watch, self._verdicts, self._shared, tally, self._min_values, self._verify, step
+        store = self.store = self.make_store(
+            *(self._codecs, self._watch, self._verdicts, self._shared, tally),
+            *(self._min_values, self._verify, step),
         )
         one = self._pass = _Pass(self, store, tally, step)
-        self._watch.before = one.before
-        self._watch.__enter__()
-        self._opted = opt_out.set(False)
-        self._opted.__enter__()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(one.pack, one.unpack)
-        self._hooks.__enter__()
+        with ExitStack() as stack:
+            self._watch.before = one.before
+            stack.callback(setattr, self._watch, "before", None)  # a circle that only a collector would find
+            stack.enter_context(self._watch)
+            stack.enter_context(opt_out.set(False))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(one.pack, one.unpack))
+            stack.callback(one.settle)
+            self._entered = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        one, hooks = self._pass, self._hooks
-        assert one is not None
-        assert hooks is not None
-        try:
-            one.settle()
-        finally:
-            hooks.__exit__(kind, error, trace)
-            self._hooks = None
-            self._opted.__exit__(kind, error, trace)
-            self._watch.before = None  # a circle that only the garbage collector would find
-            self._watch.__exit__(kind, error, trace)
-        if one.step is not None and error is None:
-            one.step.end_forward()
+        entered, self._entered = self._entered, None
+        assert entered is not None
+        assert self._pass is not None
+        entered.__exit__(kind, error, trace)
+        if self._pass.step is not None and error is None:
+            self._pass.step.end_forward()
 
     # What the last forward pass kept
 
@@ -302,7 +300,9 @@ class _Pass:
         """Whether it is the result of an operation in place on a view, behind which autograd makes two nodes."""
         thread = self._watch.thread
         op = thread.operation
-        return op is not None and bool(op.written) and number == thread.number + 2 and saved.origin.op == op.name
+        return (
+            op is not None and bool(op.written) and number == thread.number + 2 and saved.origin.op == op.name
+        )
 
     def _keep_result(self, saved: Saved, op: Operation, needs: dict[int, Any]) -> Exact | Packed:
         """Keep what an operation's node saves of its results."""
@@ -341,7 +341,7 @@ class _Pass:
         """Keep what an operation's node saves of its arguments; what is none of these."""
         slots: dict[Any, tuple[int | str, str]] = {}
         has_node, most = False, 0
-        places = [*enumerate(args), *kwargs.items()]
+        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for place, value in places:
             if type(value) is not int and type(value) is not float:
                 for tensor in strided(value):
@@ -368,7 +368,9 @@ class _Pass:
                 assert saved.values is not None
                 is_table = op.is_pointwise and not saved.requires_grad and saved.values.numel() < most
                 need, where = op.need(name, args, kwargs), Geometry.of(saved.values)
-                saved.packed = self._keep(saved, op.in_table, name, need, is_table=is_table, is_again=is_again)
+                saved.packed = self._keep(
+                    saved, op.in_table, name, need, is_table=is_table, is_again=is_again
+                )
                 saved.values = None
             packed = saved.packed
             held[place] = (packed.entry if isinstance(packed, Packed) else packed), where
@@ -458,7 +460,7 @@ class _Pass:
         facts = self._facts(saved, saved_by, slot, need, is_table=is_table, is_again=is_again)
         decision = self._policy.decide(facts)
         self._is_unknown = (
-            decision.unknown and facts.count >= self._min_values and float_name(facts.dtype) is not None
+            decision.unknown and facts.elements >= self._min_values and float_name(facts.dtype) is not None
         )
         return self._store.keep(saved, facts, decision)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_bridge import Policy, calibrate, Compressor
+from torch_bridge import Compressor, Policy, calibrate
 from torch_bridge.job import train
 
 from .. import smollm2
@@ -22,7 +22,7 @@ from .rows import SCHEMES, STUDIES, as_json
 class Everything(train.Options):
     """With the policy of :func:`bench.effective_bits.everything`."""
 
-    derive: bool = False
+    recompute: bool = False
 
     @property
     def policy(self) -> Policy:

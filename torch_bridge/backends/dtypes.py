@@ -24,13 +24,16 @@ def float_name(dtype: torch.dtype) -> str | None:
 def format_for(fmt: StashFormat, dtype: torch.dtype) -> StashFormat:
     """The format for values of ``dtype`` in the place of ``fmt``.
 
-    Mixed precision saves tensors of two types side by side. Planes keep a share of each value: they get the
-    same block and ratio; a 16-bit type cannot shrink as far as fp32 can: below its smallest target, that is
-    taken. Other formats keep so many bits of a value, whatever its type: the same block and target.
+    Mixed precision saves tensors of two types side by side. Another type than a format's gets the same block
+    and as many bits a value; in bit planes a wider type also the same share of a value, for its values have
+    more bits that count. A bf16 value in the share that fp32 has would keep half of the bits, and a gradient
+    ten times the error.
 
     Example:
         >>> format_for(PlaneFormat("fp32", block=64, target=80), torch.bfloat16)
-        PlaneFormat(dtype='bf16', block=64, target=40, rounding='nearest')
+        PlaneFormat(dtype='bf16', block=64, target=80, rounding='nearest')
+        >>> format_for(PlaneFormat("bf16", block=64, target=64), torch.float32)
+        PlaneFormat(dtype='fp32', block=64, target=128, rounding='nearest')
         >>> format_for(HadamardFormat("fp32", block=128, target=32), torch.bfloat16)
         HadamardFormat(dtype='bf16', block=128, target=32)
     """
@@ -40,5 +43,6 @@ def format_for(fmt: StashFormat, dtype: torch.dtype) -> StashFormat:
     if not isinstance(fmt, PlaneFormat):
         return replace(fmt, dtype=name)
     raw_bytes = fmt.block * TORCH_DTYPES[name].itemsize
-    raw = replace(fmt, dtype=name, target=raw_bytes)
-    return replace(raw, target=max(fmt.target * raw_bytes // fmt.raw_bytes, raw.min_target))
+    return replace(
+        fmt, dtype=name, target=min(max(fmt.target * raw_bytes // fmt.raw_bytes, fmt.target), raw_bytes)
+    )

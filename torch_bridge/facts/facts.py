@@ -24,7 +24,7 @@ class Facts(NamedTuple):
         constant: "parameter", "buffer", "parameter copy" or "buffer copy" of the model, or "".
         module: in whose forward pass it was saved, as in ``model.named_modules()``; "" is the model itself.
         dtype, shape: of the tensor.
-        count: distinct elements of memory that it has.
+        elements: distinct elements of memory that it has.
         requires_grad: whether a gradient is wanted of it.
         is_statistic: whether it has one value for a row: a mean, a norm, a scale, a loss.
         is_table: whether it needs no gradient and is broadcast against a larger tensor, as the cosines of
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     module: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    count: int
+    elements: int
     requires_grad: bool
     is_statistic: bool = False
     is_table: bool = False

@@ -17,7 +17,6 @@ import torch
 
 from .. import internals
 
-
 _LEAST_ROW = 64
 
 

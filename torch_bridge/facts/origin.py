@@ -35,12 +35,20 @@ class Origin:
     """
 
     __slots__ = (
-        *("__weakref__", "constant", "is_statistic", "op", "parameter", "recipe", "sources", "step", "storage"),
+        *(
+            "__weakref__",
+            "constant",
+            "is_statistic",
+            "op",
+            "parameter",
+            "recipe",
+            "sources",
+            "step",
+            "storage",
+        ),
     )
 
-    def __init__(
-        self, step: object, storage: torch.UntypedStorage, op: str = "", constant: str = ""
-    ) -> None:
+    def __init__(self, step: object, storage: torch.UntypedStorage, op: str = "", constant: str = "") -> None:
         self.step, self.storage, self.op, self.constant = step, weakref.ref(storage), op, constant
         self.is_statistic = False
         self.parameter: weakref.ref[torch.Tensor] | None = None

@@ -186,7 +186,9 @@ class Watch(TorchDispatchMode):
         storage = local_of(tensor).untyped_storage()
         origin = self.known(storage)
         if origin is None:
-            origin = self._note(storage, constant=f"{PARAMETER}{COPY}" if _is_copy_of_parameter(tensor) else "")
+            origin = self._note(
+                storage, constant=f"{PARAMETER}{COPY}" if _is_copy_of_parameter(tensor) else ""
+            )
         if not origin.constant and _is_of_parameter(tensor):
             origin.constant = PARAMETER
         return origin
@@ -213,7 +215,9 @@ class Watch(TorchDispatchMode):
             thread.operation = None
         return result
 
-    def _note_results(self, op: Operation, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_results(
+        self, op: Operation, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if type(result) is torch.Tensor and result.layout is _STRIDED:
             if op.is_copy and args and _is_strided(args[0]):
                 origin = self._note_copy(op, result.untyped_storage(), args[0])

@@ -69,9 +69,9 @@ def _parser(package: str) -> argparse.ArgumentParser:
     add("--rounding", choices=plane.ROUNDINGS, help="of values that lose bits; by default nearest")
     add("--bits", type=int, choices=BITS, default=default.bits, help="of a value, for quantisation")
     add(
-        "--derive",
+        "--recompute",
         action=argparse.BooleanOptionalAction,
-        default=default.derive,
+        default=default.recompute,
         help="compute anew what cheap operations made of what is kept",
     )
     add("--fused", action="store_true", help="GELU as one operation, not as Hugging Face spells it")
@@ -132,7 +132,7 @@ def _parser(package: str) -> argparse.ArgumentParser:
     command.set_defaults(command=_explain)
     add = command.add_argument
     add("what", help="a job's options or a Hugging Face config, as JSON, or module:function")
-    add("--scheme", choices=FORMATS, default="hadamard", help="format of what is not derived")
+    add("--scheme", choices=FORMATS, default="hadamard", help="format of what is not recomputed")
     add("--bits", type=_number(float, 1, 32), default=2.0, metavar="BITS", help="of a value of 32")
     add("--batch", type=_number(int, 1), default=4, help="sequences, for a Hugging Face config")
     add(

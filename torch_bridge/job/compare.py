@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ..compressor import Compressor
 from ..schemes import Scheme
-from ..stash import Stash
 from . import peak, train
 
 FUSED = "gpt2-fused"  # with GELU as one operation, not as Hugging Face spells it
@@ -130,7 +130,7 @@ def measure(task: Task, name: str, scheme_name: str, batch: int) -> dict[str, An
         optimizer = scheme.optimizer(model, lr=3e-4)
         text, generator = train.read_text(None), torch.Generator().manual_seed(0)
 
-        def step() -> Iterator[Stash | None]:
+        def step() -> Iterator[Compressor | None]:
             """Yields between the passes."""
             tokens = train.draw(text, batch, LENGTH[task.config], generator).to(task.device)
             with scheme.around(model) as stash:

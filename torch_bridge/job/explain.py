@@ -14,8 +14,9 @@ from golden import HadamardFormat, PlaneFormat
 from ..backends.dtypes import StashFormat
 from ..backends.quant_format import BITS, QuantFormat
 from ..calibration import Calibration
+from ..compressor import Compressor
 from ..policy import Policy
-from ..stash import Report, Compressor, page, plots
+from ..report import Report, page, plots
 from . import peak
 from .jobs import Job, saying
 

@@ -55,7 +55,7 @@ class Options:
         block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
             for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 2 bits.
         bits: of a value, for quantisation.
-        derive: whether what cheap operations made of stashed tensors is computed anew, not compressed.
+        recompute: whether what cheap operations made of stored tensors is computed anew, not compressed.
         fused: whether GELU is one operation; the model as Hugging Face has it makes it of several.
         backend: of the bridge.
         offload_dir: where offloaded tensors go.
@@ -77,7 +77,7 @@ class Options:
     target: int | None = None
     rounding: str | None = None
     bits: int = 4
-    derive: bool = True
+    recompute: bool = True
     fused: bool = False
     backend: str = "auto"
     offload_dir: Path = Path("build/offload")
@@ -127,7 +127,7 @@ class Options:
     @property
     def policy(self) -> Policy:
         """That of a scheme with a format."""
-        return Policy.default(self.format, derive=self.derive)
+        return Policy.default(self.format, recompute=self.recompute)
 
     @property
     def torch_device(self) -> torch.device:

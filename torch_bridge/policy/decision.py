@@ -11,6 +11,9 @@ from ..backends.dtypes import StashFormat
 
 Of = Literal["values", "logit", "atanh"]
 Recompute = Literal["no", "exact", "lossy"]
+Strength = tuple[bool, float]
+
+EXACT: Strength = (True, float("inf"))
 
 
 @dataclass(frozen=True)
@@ -22,30 +25,29 @@ class Decision:
         of: what of them goes into the format: their values, or what a sigmoid or tanh made them of.
         bits: whether they are stored as bits if they have at most two values.
         finite: whether they stay exact if they have infinities, or numbers in their place.
+        exact_if_shared: whether they stay exact once several layers turn out to save the same tensor.
         recompute: whether they are recomputed if cheap operations made them of what is stored: "lossy" also
             from what is compressed, "exact" only from what is not.
         why: they stay exact, or have this format.
         unknown: whether that is because no table knows what saves them.
+        least: what is enough of a tensor that was stored for another node, see :func:`strength_of`.
     """
 
     format: StashFormat | None = None
     of: Of = "values"
     bits: bool = False
     finite: bool = False
+    exact_if_shared: bool = False
     recompute: Recompute = "no"
     why: str = ""
     unknown: bool = False
-
-    @property
-    def strength(self) -> tuple[bool, float]:
-        """Comparable: whether single values keep their signs and zeros, and bits a value."""
-        if self.format is None:
-            return True, float("inf")
-        return strength_of(self.format)
+    least: Strength = EXACT
 
 
-def strength_of(fmt: StashFormat) -> tuple[bool, float]:
-    """Comparable: whether a format keeps signs and zeros of single values, and its bits a value."""
+def strength_of(fmt: StashFormat | None) -> Strength:
+    """Whether a format keeps signs and zeros of single values, and its bits a value; None stands for exact."""
+    if fmt is None:
+        return EXACT
     assert fmt.target is not None
     return keeps_signs(fmt), 8 * fmt.target / fmt.block
 

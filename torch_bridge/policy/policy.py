@@ -16,7 +16,7 @@ from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
 from ..facts.needs import Exact, Need
-from .decision import Decision, Of, Recompute, keeps_signs
+from .decision import Decision, Of, Recompute, keeps_signs, strength_of
 from .rules import Rule
 
 # What has to keep its sign, must not become 0, or has its exponential taken, has so many bits a value.
@@ -134,7 +134,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         own, may_be_mask = format_for(fmt, facts.dtype), not facts.requires_grad
         finite = may_be_mask and not keeps_signs(own)
         lossy = _if(recompute, "lossy")
-        return Decision(own, bits=bits, finite=finite, recompute=lossy, why=rule.why)
+        return Decision(own, bits=bits, finite=finite, recompute=lossy, why=rule.why, least=(False, 0))
     need = facts.need
     if need is None and rule.names_saver:
         need = Need.VALUES
@@ -154,7 +154,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         return replace(exact, why=STATISTIC)
     if facts.is_table:
         return replace(exact, why=TABLE)
-    if need is Need.LOG_PROBABILITIES and facts.count < LARGE:
+    if need is Need.LOG_PROBABILITIES and facts.elements < LARGE:
         return replace(exact, why=need.value)
     if need is Need.LOGITS_BIAS and not facts.requires_grad and not facts.made_by and not keeps_signs(fmt):
         return replace(exact, why=ATTENTION_MASK)
@@ -164,21 +164,23 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         of,
         bits=bits,
         finite=not facts.requires_grad and not keeps_signs(chosen),
+        exact_if_shared=not facts.requires_grad,
         recompute=_if(recompute, "lossy" if need in _RECOMPUTED else "exact"),
         why=rule.why,
+        least=_LEAST.get(need, strength_of(chosen)),
     )
 
 
 # They have two values or three, of which one may be zero.
 _SIGNS = ("sign", "sgn")
+# What is enough if it is stored for another node; of other needs what they have by themselves.
+_LEAST = {Need.VALUES: (False, 0.0), Need.SIGNS: (True, 0.0), Need.PROBABILITIES: (False, LOGIT_BITS)}
 # What may be recomputed from what is lossy; of other needs a small error of what a tensor is made of may be a
 # large one of what is needed of it.
 _RECOMPUTED = (Need.VALUES, Need.PROBABILITIES, Need.ATTENDED, Need.TANH)
 
 
-def _format_for_need(
-    facts: Facts, need: Need, fmt: StashFormat, recompute: bool
-) -> tuple[StashFormat, Of]:
+def _format_for_need(facts: Facts, need: Need, fmt: StashFormat, recompute: bool) -> tuple[StashFormat, Of]:
     """The format, or a finer one, and what of the values goes into it."""
     own = format_for(fmt, facts.dtype)
     if need is Need.VALUES:

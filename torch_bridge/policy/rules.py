@@ -84,8 +84,8 @@ class Rule:
     def fits(self, facts: Facts) -> bool:
         """Whether it is about such a tensor; "bits" and "recompute" may still not fit it."""
         return (
-            self.least <= facts.count
-            and (self.most is None or facts.count <= self.most)
+            self.least <= facts.elements
+            and (self.most is None or facts.elements <= self.most)
             and fnmatchcase(facts.made_by, self.op)
             and fnmatchcase(facts.module, self.module)
             and fnmatchcase(name_of(facts.dtype), self.dtype)

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from . import page
-from .rows import BITS, COMPRESSED, DERIVED, Row, merged
+from .rows import BITS, COMPRESSED, RECOMPUTED, Row, merged
 
 # Colours that people who see few can tell apart (Okabe and Ito), and grey for what is as it was.
 BEFORE, AFTER = "#b8b8b8", "#0072b2"
-TREATMENTS = {"derived": "#009e73", "compressed": "#0072b2", "bits": "#56b4e9", "kept": "#e69f00"}
+TREATMENTS = {"recomputed": "#009e73", "compressed": "#0072b2", "bits": "#56b4e9", "kept": "#e69f00"}
 _MOST_BARS = 24
 
 
@@ -34,7 +34,7 @@ def _totals(rows: list[Row]) -> page.Section:
     raw, stored = sum(row.raw_bytes for row in rows), sum(row.stored_bytes for row in rows)
     text = (
         f"The forward pass saves {_mb(raw)} for the backward pass; {_mb(stored)} are kept of it"
-        f"{f', {raw / stored:.1f} times less' if stored else ''}. {_mb(shares['derived'])} are computed anew "
+        f"{f', {raw / stored:.1f} times less' if stored else ''}. {_mb(shares['recomputed'])} are computed anew "
         "from the rest."
     )
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "MB saved"}}, "height": 190}
@@ -85,7 +85,7 @@ def _treatments(all_rows: Sequence[Row]) -> page.Section:
         for row in sorted(merged(all_rows), key=lambda row: -row.raw_bytes)
     ]
     text = (
-        "Every kind of saved tensor. Derived: cheap operations made it of others, and make it anew. Bits: it "
+        "Every kind of saved tensor. Recomputed: cheap operations made it of others, and make it anew. Bits: it "
         "has two values. Anything else that is not compressed is kept, for the reason that is given."
     )
     return page.Section("What became of it, and why", text, page.table(head, rows, numbers=3))
@@ -98,7 +98,7 @@ def _why(row: Row) -> str:
 
 
 def _treatment(row: Row) -> str:
-    known = (COMPRESSED, BITS, DERIVED)
+    known = (COMPRESSED, BITS, RECOMPUTED)
     return next((name for name in known if row.kept.startswith(name)), "kept")
 
 

@@ -69,7 +69,13 @@ class Report:
             table.add_column("seconds", justify="right", no_wrap=True)
         for row in merged(self.rows):
             shape = " x ".join(map(str, row.shape)) or "scalar"
-            cells = [row.op, row.saved_by, shape, row.dtype, row.kept if row.counted else f"{row.kept} (not counted)"]
+            cells = [
+                row.op,
+                row.saved_by,
+                shape,
+                row.dtype,
+                row.kept if row.counted else f"{row.kept} (not counted)",
+            ]
             cells += [str(row.tensors), *_sizes(row.raw_bytes, row.stored_bytes)]
             table.add_row(*cells, *([f"{row.seconds:.4f}" if row.seconds else ""] if seconds else []))
         table.add_section()

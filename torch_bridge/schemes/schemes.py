@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,9 +15,9 @@ import golden
 
 from ..backends.dtypes import StashFormat
 from ..backends.quant_format import QuantFormat
+from ..compressor import Compressor
 from ..offload import Offload
 from ..policy import Policy
-from ..stash import Stash, Compressor
 from . import compact, pool
 from .recompute import recompute_activations
 
@@ -93,22 +94,30 @@ class Scheme:
         if self.offload is not None:
             self.offload.close()
 
+    @cached_property
+    def _compressors(self) -> WeakKeyDictionary[torch.nn.Module, Compressor]:
+        """Made once for each model, for what they have found out of it."""
+        return WeakKeyDictionary()
+
+    def _compressor(self, model: torch.nn.Module) -> Compressor:
+        if model not in self._compressors:
+            policy = self.policy if self.compresses and self.policy is not None else Policy([])
+            offload = self.offload if "offload" in self._parts else None
+            self._compressors[model] = Compressor(model, policy, self.backend, offload=offload)
+        return self._compressors[model]
+
     @contextmanager
-    def around(self, model: torch.nn.Module, *, report: bool = False) -> Iterator[Stash | None]:
+    def around(self, model: torch.nn.Module, *, report: bool = False) -> Iterator[Compressor | None]:
         """What goes around the forward pass; the backward pass may be inside or after.
 
         Args:
             model: that was converted.
-            report: yield a stash also where none is needed; it costs time.
+            report: yield a Compressor also where none is needed; it costs time.
         """
-        policy = self.policy if self.compresses and self.policy is not None else Policy([])
         with ExitStack() as stack:
-            stash = None
+            saver = None
             if self.compresses or "offload" in self._parts or report:
-                offload = self.offload if "offload" in self._parts else None
-                stash = stack.enter_context(
-                    Compressor(model, policy, self.backend, offload=offload)
-                )
+                saver = stack.enter_context(self._compressor(model))
             if "recompute" in self._parts:
                 stack.enter_context(recompute_activations(model))
-            yield stash
+            yield saver

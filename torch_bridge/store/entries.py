@@ -13,6 +13,7 @@ from ..backends.checksum import CorruptionError, checksums
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry, Region
 from ..offload import Handle
+from ..policy.decision import EXACT, Strength
 from ..report.report import Sums
 from .verdicts import Flag
 
@@ -221,7 +222,7 @@ class Entry:
         filled: which time that its memory was made has its values.
         name: as given.
         facts: of the tensor that it was made for.
-        strength: of what is kept of the values, as of a ``Decision``.
+        strength: of what is kept of the values, see :func:`strength_of`.
         is_alone: whether no other entry has a part of the tensor.
         sums: of its row in the report.
         original: bytes of it that the row counts.
@@ -229,7 +230,7 @@ class Entry:
 
     facts: Facts
     sums: Sums
-    strength: tuple[bool, float] = (True, float("inf"))
+    strength: Strength = EXACT
     is_alone = True
     original = 0
 
@@ -257,7 +258,7 @@ class Entry:
         codec: Backend | BitsCodec | None,
         stored: torch.Tensor | Handle,
         sums: torch.Tensor | None,
-        strength: tuple[bool, float],
+        strength: Strength,
     ) -> None:
         """Store the same values in another way, for a node that needs more of them."""
         self.codec, self.stored, self._checksums, self.strength = codec, stored, sums, strength

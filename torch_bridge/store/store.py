@@ -17,7 +17,7 @@ from ..facts.origin import Origin
 from ..facts.watch import Watch
 from ..offload import Handle, Step
 from ..policy import Decision
-from ..policy.decision import keeps_signs
+from ..policy.decision import EXACT, keeps_signs, strength_of
 from ..policy.policy import TABLE
 from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
@@ -133,7 +133,7 @@ class Store:
                 return Packed(entry, geometry)
         if source.is_left(region):
             return self.leave(saved, facts, source, region, decision.why)
-        if facts.count < self._min_values:
+        if facts.elements < self._min_values:
             return self._keep_small(saved, facts, source, geometry)
 
         new, kept = self._entry_for(saved, facts, decision, source, geometry)
@@ -178,12 +178,12 @@ class Store:
         """Whether what is stored of a tensor is good enough for one more node, or was made so."""
         if entry.is_exact:
             return True
-        if not facts.requires_grad and facts.dtype.is_floating_point and entry.facts.module != facts.module:
-            # Several layers share it, and its error would be the same in all of them.
+        if decision.exact_if_shared and entry.facts.module != facts.module:
+            # Its error would be the same in all layers.
             self._shared |= {entry.facts, facts}
             return self._finer(entry, Decision(why=TABLE), tensor)
         if isinstance(entry, Recomputed):
-            return decision.recompute == "lossy" or (decision.format is not None and not decision.strength[0])
+            return decision.recompute == "lossy" or not decision.least[0]
         if decision.format is None:
             return False
         if isinstance(entry, Joint):
@@ -204,16 +204,14 @@ class Store:
         handle = self._step.put(stored, entry.name, stored) if self._step is not None else None
         kept = COMPRESSED if codec is not None else decision.why or SHORT_ROWS
         before = entry.nbytes
-        entry.become(codec, stored if handle is None else handle, sums, decision.strength)
+        entry.become(codec, stored if handle is None else handle, sums, strength_of(decision.format))
         kept = kept if handle is None else f"{kept}, offloaded"
         entry.sums = self._tally.move(entry.sums, kept, entry.original, (before, entry.nbytes))
         return True
 
-    def _keep_small(
-        self, saved: Saved, facts: Facts, source: Source, geometry: Geometry
-    ) -> Exact | Packed:
+    def _keep_small(self, saved: Saved, facts: Facts, source: Source, geometry: Geometry) -> Exact | Packed:
         # A small tensor inside a large storage is copied, so that it does not keep all of it alive.
-        if facts.count < source.elements:
+        if facts.elements < source.elements:
             why = self._too_small
             return Packed(
                 self._store(saved, facts, source, geometry.region, None, why, None, Decision()), geometry
@@ -226,7 +224,8 @@ class Store:
         """A new entry as was decided, None if the tensor stays as it is; and what the report says of it."""
         tensor, region = saved.values, geometry.region
         assert tensor is not None
-        flag, codec, kept = None, None, decision.why
+        flag, kept = None, decision.why
+        codec: Backend | BitsCodec | None = None
         if tensor.dtype == torch.bool and decision.bits:
             codec, kept = BitsCodec.of(region.values(tensor)), BITS
         elif decision.recompute != "no" and (entry := self._recompute(saved, facts, decision)) is not None:
@@ -329,13 +328,15 @@ class Store:
         tensor = saved.values
         assert tensor is not None
         may_stay = codec is None and step is not None
-        strength = (True, float("inf")) if codec is None or isinstance(codec, BitsCodec) else decision.strength
+        strength = EXACT if codec is None or isinstance(codec, BitsCodec) else strength_of(decision.format)
         parts, rest = source.shared(region, codec)
         new: list[Entry] = []
         for one in rest if parts else [region]:
             if parts and codec is not None and not isinstance(codec, BitsCodec):
                 codec = self._codec(decision, one, row)
-            entry = self._entry(source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts)
+            entry = self._entry(
+                source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts
+            )
             if entry is None:
                 return None
             entry.strength, entry.is_alone = strength, not parts
@@ -397,7 +398,7 @@ class Store:
 
 
 def _is_enough(entry: Entry, decision: Decision) -> bool:
-    has, wants = entry.strength, decision.strength
+    has, wants = entry.strength, decision.least
     return entry.is_exact or (has[0] >= wants[0] and has[1] >= wants[1])
 
 

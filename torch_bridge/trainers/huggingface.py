@@ -1,72 +1,67 @@
-"""Compressed activations in the Trainer of Hugging Face's transformers."""
+"""Compressed activations in the Trainer of Hugging Face's transformers, and in those of TRL."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import warnings
+from functools import wraps
 from typing import Any
 
 import torch
 
 from ..backends.dtypes import StashFormat
-from ..offload import Offload
+from ..compressor import Compressor
 from ..policy import Policy
-from ..stash import Stash
-from .context import context
 
 
-class CompressActivationsMixin:
-    """Compresses what the forward pass of every training step saves; stands before ``Trainer`` as a base.
+def attach(trainer: Any, policy: StashFormat | Policy | None = None, **options: Any) -> Compressor:
+    """Compress what the forward pass of every training step of a Trainer saves.
 
-    It enters the context where a Trainer enters its own, so that a ``compute_loss`` that was overridden is
-    in it as well; evaluation saves nothing and is left alone. ``activation_ratio``, raw over stored bytes of
-    the last forward pass, is logged with the loss.
+    The Compressor is entered where the Trainer enters its own contexts, so that a ``compute_loss`` that was
+    overridden is in it as well; evaluation saves nothing and is left alone. ``activation_ratio``, original over
+    stored bytes of the last forward pass, is logged with the loss.
 
     Args:
-        policy, backend, min_values, verify, offload, by_module: as of
-            :func:`torch_bridge.Compressor`.
-        args, kwargs: the Trainer's.
+        trainer: a ``transformers.Trainer``, or what is made of it, as TRL's trainers.
+        policy, options: as of :class:`Compressor`.
 
-    Attributes:
-        stash: of the last forward pass, None before the first; ``stash.report()`` lists what it kept.
+    Returns:
+        The Compressor; its ``report()`` lists what the last forward pass kept.
+
+    Raises:
+        ValueError: the trainer is none, or an option of the Compressor is wrong.
 
     Example:
-        >>> from transformers import Trainer
-        >>> class CompressingTrainer(CompressActivationsMixin, Trainer):
-        ...     pass
-        >>> # CompressingTrainer(model, arguments, policy=PlaneFormat("fp32", 64, 80)).train()
+        >>> # trainer = SFTTrainer(model, arguments, train_dataset=data)
+        >>> # saver = attach(trainer)
+        >>> # trainer.train()
     """
-
-    model: torch.nn.Module
-
-    def __init__(
-        self,
-        *args: Any,
-        policy: StashFormat | Policy,
-        backend: str = "auto",
-        min_values: int = 1024,
-        verify: bool = False,
-        offload: Offload | None = None,
-        by_module: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self._compress = context(
-            policy=policy,
-            backend=backend,
-            min_values=min_values,
-            verify=verify,
-            offload=offload,
-            by_module=by_module,
+    around, log = getattr(trainer, "compute_loss_context_manager", None), getattr(trainer, "log", None)
+    if around is None or log is None or not isinstance(getattr(trainer, "model", None), torch.nn.Module):
+        raise ValueError(f"trainer must be a transformers.Trainer, not a {type(trainer).__name__}")
+    if getattr(getattr(trainer, "args", None), "activation_offloading", False):
+        warnings.warn(
+            "activation_offloading of TRL does nothing inside a Compressor: set it to False, and give attach "
+            "an offload of its own",
+            RuntimeWarning,
+            stacklevel=2,
         )
-        super().__init__(*args, **kwargs)
-        self.stash: Stash | None = None
+    saver = Compressor(trainer.model, policy, **options)
+    seen = False
 
-    def compute_loss_context_manager(self) -> ExitStack:
-        stack: ExitStack = super().compute_loss_context_manager()  # type: ignore[misc]
+    @wraps(around)
+    def compute_loss_context_manager() -> Any:
+        nonlocal seen
+        stack = around()
         if torch.is_grad_enabled():
-            self.stash = stack.enter_context(self._compress(self.model))
+            stack.enter_context(saver)
+            seen = True
         return stack
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if self.stash is not None and "loss" in logs:
-            logs = logs | {"activation_ratio": self.stash.ratio}
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+    @wraps(log)
+    def log_with_ratio(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if seen and "loss" in logs:
+            logs["activation_ratio"] = saver.ratio
+        log(logs, *args, **kwargs)
+
+    trainer.compute_loss_context_manager, trainer.log = compute_loss_context_manager, log_with_ratio
+    return saver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -10,11 +11,11 @@ from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..backends.dtypes import StashFormat
-from ..offload import Offload
+from ..compressor import Compressor
 from ..policy import Policy
-from ..stash import Stash
-from .context import context
 
 
 def _package() -> str:
@@ -25,49 +26,34 @@ def _package() -> str:
 
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Callback
+    from pytorch_lightning import Callback as _Callback
 else:
-    Callback = import_module(_package()).Callback
+    _Callback = import_module(_package()).Callback
 
 
-class CompressActivations(Callback):
+class Callback(_Callback):
     """Compresses what ``training_step`` saves for the backward pass.
 
-    While ``fit`` runs, the module's ``training_step`` runs in the context; nothing else about it is changed.
-    ``activation_ratio``, raw over stored bytes of the last step, is logged with ``self.log``.
+    While ``fit`` runs, the module's ``training_step`` runs in a Compressor; nothing else about it is changed.
+    ``activation_ratio``, original over stored bytes of the last step, is logged with ``self.log``.
 
     Args:
-        policy, backend, min_values, verify, offload, by_module: as of
-            :func:`torch_bridge.Compressor`.
+        policy, options: as of :class:`Compressor`.
 
     Attributes:
-        stash: of the last training step, None before the first; ``stash.report()`` lists what it kept.
+        saver: the Compressor, None before the first step; its ``report()`` lists what the last step kept.
 
     Example:
-        >>> callback = CompressActivations(PlaneFormat("fp32", block=64, target=80))
+        >>> callback = Callback()
         >>> # Trainer(callbacks=[callback]).fit(module, data)
     """
 
-    def __init__(
-        self,
-        policy: StashFormat | Policy,
-        backend: str = "auto",
-        *,
-        min_values: int = 1024,
-        verify: bool = False,
-        offload: Offload | None = None,
-        by_module: bool = False,
-    ) -> None:
-        self._compress = context(
-            policy=policy,
-            backend=backend,
-            min_values=min_values,
-            verify=verify,
-            offload=offload,
-            by_module=by_module,
-        )
+    def __init__(self, policy: StashFormat | Policy | None = None, **options: Any) -> None:
+        Compressor(torch.nn.Module(), policy, **options)  # what is wrong with the options is said at once
+        self._options = {"policy": policy, **options}
         self._step: Callable[..., Any] | None = None
-        self.stash: Stash | None = None
+        self.saver: Compressor | None = None
+        self._model: weakref.ref[torch.nn.Module] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
@@ -86,15 +72,19 @@ class CompressActivations(Callback):
         self._restore(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if self.stash is not None:
-            pl_module.log("activation_ratio", self.stash.ratio)
+        if self.saver is not None:
+            pl_module.log("activation_ratio", self.saver.ratio)
 
     def _compressing(self, training_step: Callable[..., Any], module: Any = None) -> Callable[..., Any]:
         """The step in the context; the module of a method is its first argument."""
 
         @wraps(training_step)
         def step(*args: Any, **kwargs: Any) -> Any:
-            with self._compress(args[0] if module is None else module) as self.stash:
+            model = args[0] if module is None else module
+            if self._model is None or self._model() is not model:
+                self.saver, self._model = Compressor(model, **self._options), weakref.ref(model)
+            assert self.saver is not None
+            with self.saver:
                 return training_step(*args, **kwargs)
 
         return step
