@@ -13,17 +13,14 @@ from torch_bridge.backends.dtypes import TORCH_DTYPES
 from torch_bridge.backends.rows import pad_rows, unpad_rows
 
 WIDTHS = range(1, 4097)
-HADAMARD = [
-    HadamardFormat("fp32", block, bits_in_eighths * block // 64)
-    for block in (64, 128, 256)
-    for bits_in_eighths in (8, 13, 16, 24, 32)
-]
+BLOCKS = (64, 128, 256)
+HADAMARD = [HadamardFormat("fp32", block, target) for block in BLOCKS for target in (block // 8, block // 2)]
 ODD = [HadamardFormat("bf16", 128, 33), HadamardFormat("fp16", 256, 39), HadamardFormat("fp16", 256, 127)]
-QUANT = [QuantFormat("fp32", bits, block) for bits in (2, 8) for block in (64, 128, 256)]
+QUANT = [QuantFormat("fp32", 2, block) for block in BLOCKS]
 TRIED = [1, 31, 64, 65, 100, 192, 256, 576, 960, 1000]
 
 
-@pytest.mark.parametrize("fmt", [*HADAMARD, *ODD, *QUANT], ids=str)
+@pytest.mark.parametrize("fmt", [*HADAMARD[::2], *QUANT], ids=str)
 def test_no_block_holds_values_of_two_rows(fmt):
     for width in WIDTHS:
         own = fmt.for_rows(width)
@@ -55,7 +52,7 @@ def test_a_row_of_a_quantisation_costs_a_header_for_64_values_at_most(fmt):
 def test_no_other_block_pads_less_and_is_larger(fmt):
     for width in WIDTHS:
         own = fmt.for_rows(width)
-        others = [block for block in (64, 128, 256) if own.block < block <= fmt.block]
+        others = [block for block in BLOCKS if own.block < block <= fmt.block]
         assert all(-width % block > -width % own.block for block in others), width
 
 
