@@ -1,0 +1,101 @@
+"""The table of kernels: which entry describes what a call saves, and that what none describes is unknown."""
+
+import pytest
+import torch
+
+from torch_bridge.facts.functions import FUNCTIONS, GRADIENT, NOT_TRAINED, WEIGHT, needs_of
+from torch_bridge.facts.needs import LOG_SUM_EXP, NORM, Exact, Need
+
+TOKENS, WIDTH, HEADS = 32, 64, 4
+ACTIVATION = torch.zeros(TOKENS, WIDTH)
+WEIGHTS, ROWS = torch.zeros(WIDTH), torch.zeros(TOKENS)
+QUERY, SUMS = torch.zeros(1, TOKENS, HEADS, WIDTH // HEADS), torch.zeros(1, HEADS, TOKENS)
+BIAS = torch.zeros(1, HEADS, TOKENS, TOKENS)
+
+
+def test_a_function_that_nobody_has_read_is_unknown():
+    assert needs_of("SomebodysKernel", [ACTIVATION]) is None
+
+
+@pytest.mark.parametrize("tensors", [[], [QUERY] * 4, [*[QUERY] * 4, SUMS, QUERY]])
+def test_another_number_of_tensors_is_unknown(tensors):
+    assert needs_of("FlashAttnVarlenFunc", tensors) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["FlashAttnFunc", "_fMHA", "GeneratedBackwardFor_flash_attn_3__flash_attn_forward_default"],
+)
+def test_attention_needs_its_logits_and_its_sums(name):
+    needs = needs_of(name, [QUERY, QUERY, QUERY, QUERY, SUMS])
+    assert needs == (Need.LOGITS, Need.LOGITS, Need.ATTENDED, Need.ATTENDED, LOG_SUM_EXP)
+
+
+def test_sums_are_never_taken_for_outputs_where_kernels_share_a_name():
+    packed = torch.zeros(1, TOKENS, 2, HEADS, WIDTH // HEADS)
+    needs = needs_of("FlashAttnKVPackedFunc", [QUERY, packed, QUERY, SUMS, BIAS])
+    assert needs == (Need.LOGITS, Need.LOGITS, Need.ATTENDED, LOG_SUM_EXP, Need.LOGITS_BIAS)
+    needs = needs_of("FlashAttnKVPackedFunc", [QUERY, QUERY, QUERY, QUERY, SUMS])
+    assert needs[-1] is LOG_SUM_EXP
+
+
+def test_patterns_stand_for_all_backends_of_a_kernel():
+    for name in ("LigerRMSNormFunction", "_LigerRMSNormCuTeDSLFunction", "_LigerRMSNormCuTileFunction"):
+        assert needs_of(name, [ACTIVATION, WEIGHTS, ROWS]) == (Need.VALUES, WEIGHT, NORM)
+
+
+def test_only_inputs_that_are_trained_through_are_lossy_in_a_recomputation():
+    trained = ACTIVATION.clone().requires_grad_()
+    needs = needs_of("CheckpointFunction", [trained, ACTIVATION, trained])
+    assert needs == (Need.VALUES, NOT_TRAINED, Need.VALUES)
+
+
+def test_a_chain_of_operations_is_a_norm_only_with_statistics_of_rows():
+    chain = "_OperationFuserAutogradFunction"
+    assert needs_of(chain, [ACTIVATION, ROWS]) == (Need.VALUES, NORM)
+    assert needs_of(chain, [ACTIVATION, ROWS, ROWS]) == (Need.VALUES, NORM, NORM)
+    assert needs_of(chain, [ACTIVATION, ACTIVATION]) is None
+    assert needs_of(chain, [ACTIVATION, torch.zeros(WIDTH, WIDTH)]) is None
+
+
+def test_an_output_that_is_divided_by_a_weight_keeps_its_relative_error():
+    name = "FusedLayerNormAffineFunction"
+    assert needs_of(name, [ACTIVATION, WEIGHTS, WEIGHTS, ROWS, ROWS])[0] is Need.VALUES
+    assert needs_of(name, [ACTIVATION, WEIGHTS, WEIGHTS, ROWS])[0] is Need.RELATIVE
+
+
+def test_gradients_of_a_fused_loss_are_exact():
+    for number in (1, 2, 3):
+        needs = needs_of("LigerFusedLinearCrossEntropyFunction", [ACTIVATION.requires_grad_()] * number)
+        assert needs == (GRADIENT,) * number
+
+
+def test_entries_of_a_name_differ_in_what_they_describe():
+    """Where two describe the same tensors, the first alone would ever hold."""
+    for name, entries in FUNCTIONS.items():
+        described = [
+            (len(entry.slots), [need is Need.ATTENDED for _, need in entry.slots]) for entry in entries
+        ]
+        assert all(one not in described[:i] for i, one in enumerate(described)), name
+
+
+def test_no_statistic_and_no_weight_is_lossy():
+    exact = (
+        "rstd",
+        "rsigma",
+        "invvar",
+        "invstd",
+        "mean",
+        "lse",
+        "sum",
+        "weight",
+        "cos",
+        "sin",
+        "bias",
+        "scale",
+    )
+    allowed = {Need.LOGITS_BIAS}
+    for name, entries in FUNCTIONS.items():
+        for slot in (slot for entry in entries for slot in entry.slots):
+            if any(word in slot.name for word in exact) and slot.name not in ("attn_weights",):
+                assert isinstance(slot.need, Exact) or slot.need in allowed, (name, slot)
