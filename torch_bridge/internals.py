@@ -49,10 +49,13 @@ def function_that_saves() -> str:
         frame = frame.f_back
     if frame is not None and frame.f_code is _apply_code:
         return str(frame.f_locals["cls"].__name__)
+    if frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT:
+        return "_NoopSaveInputs"  # the Function that saved a recomputation's inputs before torch 2.13
     return ""
 
 
 _OWN = ("torch._dynamo", __name__)  # frames between autograd and a hook
+_CHECKPOINT = "torch.utils.checkpoint"
 
 
 # What hooks compute, unseen
