@@ -1,7 +1,7 @@
 """Training through the kernels that people run: gradients through compression beside those without it.
 
-Stand-ins on a CPU save what the kernels save. There are as many tokens as in training, and logits and norms are
-as large.
+Stand-ins on a CPU save what the kernels save. There are as many tokens as in training, and logits and norms
+are as large.
 """
 
 import warnings
