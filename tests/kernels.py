@@ -448,6 +448,26 @@ class _VocabParallelCrossEntropy(Function):
         return softmax.mul_(grad_output.unsqueeze(-1)).to(ctx.dtype), None
 
 
+class LigerVocabParallelCEFunction(Function):
+    """Liger's, likewise, but that the exponentials are divided by their sum in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, vocab_parallel_logits, target):
+        logits = vocab_parallel_logits.float()
+        exp_buf = written((logits - logits.amax(-1, keepdim=True)).exp())
+        sum_exp_local = written(exp_buf.sum(-1))
+        flat_target = target
+        ctx.save_for_backward(exp_buf, sum_exp_local, flat_target)
+        return written(sum_exp_local.log() - exp_buf[torch.arange(len(target)), target].log())
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        exp_buf, sum_exp_global, flat_target = ctx.saved_tensors
+        probabilities = exp_buf / sum_exp_global[:, None]
+        probabilities[torch.arange(len(flat_target)), flat_target] -= 1
+        return written(probabilities * grad_output[:, None]), None
+
+
 class LigerCrossEntropyFunction(Function):
     """Liger's mean cross-entropy of logits of [tokens, vocabulary], over which it writes their gradient."""
 

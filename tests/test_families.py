@@ -36,7 +36,7 @@ CASES = [
 def step(
     name: str, model: nn.Module, dtype: str, saver: bitstash.Compressor | None = None
 ) -> dict[str, Tensor]:
-    """The gradients of one step by the parameters' names, with the same batch and dropout masks every time."""
+    """The gradients of one step by the parameters' names, of the same batch and dropout masks every time."""
     torch.manual_seed(1)
     batch = FAMILIES[name].batch()
     with saver or nullcontext(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):

@@ -35,6 +35,7 @@ SOURCES = {
     "LinearWithGradAccumulationAndAsyncCommunication": (TENSOR_PARALLEL, "layers.py"),
     "LinearFunctionForZeroStage3": ("deepspeed.runtime.zero", "linear.py"),
     "_VocabParallelCrossEntropy": (TENSOR_PARALLEL, "cross_entropy.py"),
+    "LigerVocabParallelCEFunction": ("liger_kernel.ops", "vocab_parallel_cross_entropy.py"),
     "LigerCrossEntropyFunction": ("liger_kernel.ops", "cross_entropy.py"),
     "LigerFusedLinearCrossEntropyFunction": ("liger_kernel.ops", "fused_linear_cross_entropy.py"),
 }
