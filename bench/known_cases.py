@@ -396,7 +396,15 @@ def main() -> None:
     Console(width=140).print(table)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    OUTPUT.with_suffix(".md").write_text("\n".join(_markdown(rows)) + "\n")
     print(f"written to {OUTPUT}")
+
+
+def _markdown(rows: list[Row]) -> Iterator[str]:
+    yield "| | trained | measured | blind | bitstash |"
+    yield "| --- | --- | --- | ---: | ---: |"
+    for row in rows:
+        yield f"| {row.case} | {row.what} | {row.measure} | {_text(row.blind)} | {_text(row.bitstash)} |"
 
 
 def _text(value: float | str | None) -> str:
