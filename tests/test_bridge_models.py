@@ -203,7 +203,7 @@ def check(task, model, fmt=FMT, *, min_values=2, **how):
     A single value is what the loss is divided by.
     """
     found, stash = step(task, model, Compressor(model, stored(fmt), min_values=min_values), **how)
-    assert stash.report().ratio > 2, str(stash.report())
+    assert stash.report().ratio > (1.4 if how.get("autocast") else 2), str(stash.report())
 
     expected, _ = step(task, model, reference(model, fmt, is_exact, min_values=min_values), **how)
     assert unequal(found, expected) == []

@@ -486,7 +486,8 @@ def test_projections_are_compressed_like_other_tensors():
         assert 0 < (found - expected).norm() < 0.05 * expected.norm(), name
     assert stashes[1].raw_bytes < stashes[0].raw_bytes
     narrow = [row for row in stashes[1].report().rows if row.shape == (3, 20, WIDTH // 4)]
-    assert {(row.kept, row.tensors) for row in narrow} == {("compressed", 2 * 2)}
+    assert {row.kept for row in narrow} == {"compressed"}
+    assert sum(row.tensors for row in narrow) == 2 * 2
     assert not any(row.kept == "parameter" and row.counted for row in stashes[1].report().rows)
 
 

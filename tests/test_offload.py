@@ -178,7 +178,7 @@ def test_a_tensor_that_is_modified_before_it_is_away_is_an_error(tmp_path, monke
     with torch.no_grad():
         y.mul_(2)
     written.set()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation: ExpBackward0, 5000, float32"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: exp, 5000, float32"):
         loss.backward()
 
 
@@ -189,7 +189,7 @@ def test_a_tensor_that_is_modified_before_it_is_away_is_an_error(tmp_path, monke
 def test_one_that_no_format_has_as_well(tmp_path, monkeypatch, policy):
     written = threading.Event()
     intercept(monkeypatch, "pwrite", lambda real, *given: written.wait() and real(*given))
-    x, y = torch.ones(5000, dtype=torch.float64, requires_grad=True), torch.ones(5000, dtype=torch.float64)
+    x, y = torch.ones(5000, dtype=torch.float64, requires_grad=True), torch.arange(5000, dtype=torch.float64)
     with Offload(tmp_path, amount="all") as disk:
         with Compressor(torch.nn.Identity(), policy, offload=disk):
             loss = (x * y).sum()
@@ -269,7 +269,7 @@ def test_the_first_go_and_the_last_stay(model, tmp_path):
         loss = third[:2000].sin().sum()  # small enough, but later than what was too much
     kept = {row.op: row.kept for row in stash.report().rows}
     offloaded = "exact, offloaded"
-    assert kept == {"": offloaded, "ExpBackward0": offloaded, "TanhBackward0": "no rule"}
+    assert kept == {"": offloaded, "exp": offloaded, "tanh": "no rule"}
     assert stash.offloaded_bytes == 80_000
     loss.backward()
 

@@ -78,8 +78,9 @@ class Layer(torch.autograd.Function):
     def forward(ctx, x, machine):
         ctx.save_for_backward(x)
         ctx.machine = machine
+        y = x + 1  # what the layer before saved is sent away now
         machine.now += FORWARD
-        return x + 1
+        return y
 
     @staticmethod
     def backward(ctx, grad):

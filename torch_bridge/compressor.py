@@ -283,8 +283,8 @@ class _Pass:
     def _pack(self, tensor: torch.Tensor, function: str) -> Exact | Packed | Saved:
         watch, thread, number = self._watch, self._watch.thread, sequence_number()
         stays = opt_out.holds
-        if stays:
-            self.settle()  # what was saved before does not stay
+        if thread.waiting and (stays or thread.waiting[-1].number != number):
+            self.settle()  # another node saves now, or what was saved before does not stay
         with self._lock, unseen():
             # A tensor that is detached within an operation counts versions for itself.
             saved = Saved(tensor, tensor.detach(), watch.origin(tensor), watch.module, number, function)
@@ -321,17 +321,17 @@ class _Pass:
     def before(self, op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what this thread saved before an operation: it saved its arguments, or others did before."""
         waiting, number = self._watch.thread.waiting, sequence_number()
+        if op.is_clone and waiting[-1].number == number:
+            return  # of what it writes to an operation saves a clone, which has no node of its own
         with self._lock, unseen():
             mine: list[Saved] = []
             if torch.is_grad_enabled():
                 mine = [one for one in waiting if one.number == number and not one.function]
-            if len(mine) < len(waiting):
-                if waiting[-1].number == number and not torch.is_grad_enabled():
-                    return  # a Function that goes on
-                self._settle([one for one in waiting if one not in mine])
-            waiting[:] = mine
-            # Of what it writes to an operation saves a clone; that has no node of its own then.
-            if not mine or op.is_clone:
+            others = [one for one in waiting if one not in mine]
+            waiting.clear()  # what fails to be kept is not tried again
+            if others:
+                self._settle(others)
+            if not mine:
                 return
             waiting[:] = self._keep_inputs(mine, op, args, kwargs)
 
@@ -407,8 +407,9 @@ class _Pass:
         waiting = self._watch.thread.waiting
         if waiting:
             with self._lock, unseen():
-                self._settle(list(waiting))
+                found = list(waiting)
                 waiting.clear()
+                self._settle(found)
 
     def _settle(self, waiting: list[Saved]) -> None:
         """Keep what Functions saved, call by call, and what nobody is known to have saved."""

@@ -299,6 +299,8 @@ _functions("_FusedRotaryPosEmb", _rotation)  # DeepSpeed: ops/triton_ops/fused_r
 
 # Linear layers and experts.
 _linear, _affine = _saves(input=VALUES, weight=WEIGHT), _saves(input=VALUES, weight=WEIGHT, bias=WEIGHT)
+# CompAct's and pooled layers: torch_bridge/schemes
+_functions("CompActLinearFunction PooledLinearFunction PooledConv2dFunction", _linear)
 # Megatron-core: core/tensor_parallel/layers.py, core/transformer/moe/moe_utils.py
 _functions("LinearWithGradAccumulationAndAsyncCommunication", _linear)
 _functions("LinearWithFrozenWeight", _saves(weight=WEIGHT))

@@ -17,7 +17,10 @@ import torch
 
 from .. import internals
 
+# Rows of fewer values are those of images, in tensors of four and more dimensions, where nobody says otherwise.
 _LEAST_ROW = 64
+# Channels of fewer values would take twice their bytes in blocks of their own.
+_LEAST_PLANE = 32
 
 
 class Geometry:
@@ -41,8 +44,7 @@ class Geometry:
 
         Of the last two dimensions the one that is consecutive in memory has a row's values, and the other one
         counts rows: a row reaches from one of these to the next, with all heads that lie between. All of the
-        region where there are no rows: in one dimension, and in images, which are tensors of four or more
-        dimensions whose rows are short.
+        region where there are no rows: in one dimension.
         """
         size, stride = self.size, self.stride
         run = self.region.size[-1] if self.region.stride[-1] == 1 else 1
@@ -55,7 +57,19 @@ class Geometry:
             row = run
         else:
             row = step if values <= step <= run and run % step == 0 else min(values, run)
-        return self.region.count if row < _LEAST_ROW and len(size) > 3 and not self.region.has_gaps else row
+        return row
+
+    @cached_property
+    def plane(self) -> int:
+        """Values of memory that belong to one row where the last two dimensions may be those of an image.
+
+        Then a channel has a scale of its own, all channels together if they are as small as a few pixels.
+        """
+        row, size = self.row, self.size
+        if len(size) < 4 or row >= _LEAST_ROW or self.region.has_gaps or row != size[-1]:
+            return row
+        plane = row * size[-2]
+        return plane if plane >= _LEAST_PLANE else self.region.count
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Geometry:

@@ -92,7 +92,7 @@ class Policy:
     def _decide(self, facts: Facts) -> Decision:
         if facts.constant:
             return Decision(why=facts.constant)
-        bits, recompute = facts.dtype == torch.bool, False
+        bits, recompute = False, False
         for rule in self.rules:
             if not rule.fits(facts):
                 continue

@@ -143,7 +143,7 @@ class CompActLayer(nn.Module):
         """float[..., in_features] -> float[..., out_features], what the plain layer computes, bit for bit."""
         if not (torch.is_grad_enabled() and self.subspace.requires_grad):
             return super().forward(x)
-        return _Linear.apply(x, self.projection.project(x), weight_of(self), self.bias, self.subspace)
+        return CompActLinearFunction.apply(x, self.projection.project(x), weight_of(self), self.bias, self.subspace)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.projection.rank}"
@@ -219,7 +219,7 @@ class _Projected(NamedTuple):
     z: torch.Tensor
 
 
-class _Linear(torch.autograd.Function):
+class CompActLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx,

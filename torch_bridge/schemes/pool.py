@@ -102,7 +102,7 @@ class PooledConv2d(nn.Conv2d):
         if x.dim() == 3:
             return self.forward(x[None])[0]
         x, padding = self._pad(x)
-        return _Conv2d.apply(
+        return PooledConv2dFunction.apply(
             x, self.weight, self.bias, self.pool, self.stride, padding, self.dilation, self.groups
         )
 
@@ -134,7 +134,7 @@ class PooledLayer(nn.Module):
         """
         if not (torch.is_grad_enabled() and self.weight.requires_grad and x.dim() > 2):
             return super().forward(x)
-        return _Linear.apply(x, weight_of(self), self.bias, self.pool)
+        return PooledLinearFunction.apply(x, weight_of(self), self.bias, self.pool)
 
 
 class PooledLinear(PooledLayer, nn.Linear):
@@ -159,7 +159,7 @@ class BitReLU(nn.ReLU):
         return _ReLU.apply(x, self.inplace)
 
 
-class _Conv2d(torch.autograd.Function):
+class PooledConv2dFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -207,7 +207,7 @@ class _Conv2d(torch.autograd.Function):
         return (*grads, None, None, None, None, None)
 
 
-class _Linear(torch.autograd.Function):
+class PooledLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernel: int

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
 from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
+from ..facts.needs import Need
 from ..facts.origin import Origin
 from ..facts.watch import Watch
 from ..offload import Handle, Step
@@ -178,7 +181,7 @@ class Store:
         """Whether what is stored of a tensor is good enough for one more node, or was made so."""
         if entry.is_exact:
             return True
-        if decision.exact_if_shared and entry.facts.module != facts.module:
+        if decision.exact_if_shared and _layer_of(entry.facts.module) != _layer_of(facts.module):
             # Its error would be the same in all layers.
             self._shared |= {entry.facts, facts}
             return self._finer(entry, Decision(why=TABLE), tensor)
@@ -198,7 +201,7 @@ class Store:
         values = region.values(tensor)
         codec = None
         if decision.format is not None:
-            codec = self._codec(decision, region, Geometry.of(tensor).row)
+            codec = self._codec(decision, region, row_of(entry.facts, Geometry.of(tensor)))
         stored = values.clone() if codec is None else codec.compress(values)
         sums = checksums(stored) if codec is not None and self._verify else None
         handle = self._step.put(stored, entry.name, stored) if self._step is not None else None
@@ -237,13 +240,13 @@ class Store:
             if decision.finite:
                 flag, is_finite = self._finite(facts, tensor, region)
                 kept = COMPRESSED if is_finite else INFINITIES
-            if kept is COMPRESSED and (codec := self._codec(decision, region, geometry.row)) is None:
+            if kept is COMPRESSED and (codec := self._codec(decision, region, row_of(facts, geometry))) is None:
                 kept = SHORT_ROWS
         saved.origin.forget_recipe(region)
         if codec is None and self._step is None:
             return None, kept
         streams.hold(tensor)
-        step, row = self._step, geometry.row
+        step, row = self._step, row_of(facts, geometry)
         return self._store(saved, facts, source, region, codec, kept, step, decision, flag, row), kept
 
     def _codec(self, decision: Decision, region: Region, row: int) -> Backend | None:
@@ -395,6 +398,24 @@ class Store:
         sums = self._tally.sums(facts, saved.op, kept)
         self._tally.add(sums, original, stored, not facts.constant)
         return sums
+
+
+_OF_ATTENTION = (Need.LOGITS, Need.ATTENDED, Need.PROBABILITIES)
+
+
+def row_of(facts: Facts, geometry: Geometry) -> int:
+    """Values of a row; short ones that attention saves are those of a head, others of an image."""
+    return geometry.row if facts.need in _OF_ATTENTION else geometry.plane
+
+
+_NUMBER = re.compile(r"^(.*?\b\d+)(?:\.|$)")
+
+
+@cache
+def _layer_of(module: str) -> str:
+    """The layer that a module is in: its name up to the first number."""
+    found = _NUMBER.match(module)
+    return found[1] if found else module
 
 
 def _is_enough(entry: Entry, decision: Decision) -> bool:

@@ -38,7 +38,7 @@ class Callback(_Callback):
     ``activation_ratio``, original over stored bytes of the last step, is logged with ``self.log``.
 
     Args:
-        policy, options: as of :class:`Compressor`.
+        policy, backend, options: as of :class:`Compressor`.
 
     Attributes:
         saver: the Compressor, None before the first step; its ``report()`` lists what the last step kept.
@@ -48,9 +48,11 @@ class Callback(_Callback):
         >>> # Trainer(callbacks=[callback]).fit(module, data)
     """
 
-    def __init__(self, policy: StashFormat | Policy | None = None, **options: Any) -> None:
-        Compressor(torch.nn.Module(), policy, **options)  # what is wrong with the options is said at once
-        self._options = {"policy": policy, **options}
+    def __init__(
+        self, policy: StashFormat | Policy | None = None, backend: str = "auto", **options: Any
+    ) -> None:
+        Compressor(torch.nn.Module(), policy, backend, **options)  # what is wrong with the options is said at once
+        self._options = {"policy": policy, "backend": backend, **options}
         self._step: Callable[..., Any] | None = None
         self.saver: Compressor | None = None
         self._model: weakref.ref[torch.nn.Module] | None = None
