@@ -340,6 +340,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family(
         "GraniteMoeForCausalLM", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, next_tokens
     ),
+    "phimoe": Family("PhimoeForCausalLM", {**GROUPED, "num_local_experts": 4}, next_tokens),
     # State spaces and recurrences
     "mamba": Family("MambaForCausalLM", STATE, next_tokens, NONE),
     "mamba2": Family(
