@@ -33,7 +33,6 @@ from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, backends
 from torch_bridge.backends.dtypes import StashFormat
 from torch_bridge.calibration.capture import Saved, visit
-from torch_bridge.facts.needs import PROBABILITIES
 from torch_bridge.job import train
 
 FORMATS = [

@@ -80,7 +80,7 @@ def is_exact(tensor: torch.Tensor) -> bool:
 
 
 # Derives what it can, and keeps the rest as it is.
-FIXED = [rule for rule in stored(COARSE).rules if rule.keep in ("raw", "bits")]
+FIXED = [rule for rule in stored(COARSE).rules if rule.keep == "exact"]
 EXACT = Policy([Rule("recompute", op="*attention*"), *FIXED, Rule("recompute")])
 
 HOOKS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {

@@ -41,7 +41,14 @@ def test_a_report_saves_itself_with_every_row_and_the_modules(tmp_path):
 
 def test_the_page_says_what_was_derived_and_what_budgets_cost(page):
     text = page.read_text()
-    for words in ("computed anew", "One step", "backward", "gradient error", "recomputed", "under 1024 values"):
+    for words in (
+        "computed anew",
+        "One step",
+        "backward",
+        "gradient error",
+        "recomputed",
+        "under 1024 values",
+    ):
         assert words in text
 
 

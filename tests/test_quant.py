@@ -97,7 +97,9 @@ def test_in_a_model_it_is_what_its_report_says():
     with Compressor(model, Policy.default(QuantFormat("fp32", 4), recompute=False)) as stash:
         loss = model(torch.randn(256, 64)).square().mean()
     loss.backward()
-    assert stash.raw_bytes / stash.stored_bytes == pytest.approx(256 / 36)  # rows of 64 values in groups of 64
+    assert stash.raw_bytes / stash.stored_bytes == pytest.approx(
+        256 / 36
+    )  # rows of 64 values in groups of 64
 
 
 def test_wrong_parameters_are_named():

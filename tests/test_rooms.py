@@ -23,12 +23,18 @@ ROOMS = {
     "rtl.hadamard": {"golden", "rtl.arith", "rtl.stream"},
     "torch_bridge.backends": {"golden"},
     "torch_bridge.offload": {"torch_bridge.backends"},
-    "torch_bridge.policy": {"golden", "torch_bridge.backends"},
-    "torch_bridge.stash": {"torch_bridge.backends", "torch_bridge.offload", "torch_bridge.policy"},
+    "torch_bridge.facts": {"torch_bridge.internals"},
+    "torch_bridge.policy": {"golden", "torch_bridge.backends", "torch_bridge.facts"},
+    "torch_bridge.report": {"torch_bridge.facts"},
+    "torch_bridge.internals": set(),
+    "torch_bridge.keep": set(),
 }
-ROOMS["torch_bridge.calibration"] = {*ROOMS["torch_bridge.stash"], "golden", "torch_bridge.stash"}
-ROOMS["torch_bridge.schemes"] = {*ROOMS["torch_bridge.stash"], "golden", "torch_bridge.stash"}
-ROOMS["torch_bridge.trainers"] = ROOMS["torch_bridge.schemes"]
+ROOMS["torch_bridge.store"] = {room for room in ROOMS if room.startswith("torch_bridge.")} - {
+    "torch_bridge.keep"
+}
+ROOMS["torch_bridge.compressor"] = {room for room in ROOMS if not room.startswith("rtl")}
+for _room in ("calibration", "schemes", "trainers"):
+    ROOMS[f"torch_bridge.{_room}"] = {*ROOMS["torch_bridge.compressor"], "torch_bridge.compressor"}
 ROOMS["torch_bridge.job"] = {room for room in ROOMS if not room.startswith("rtl")}
 ROOMS["torch_bridge"] = {room for room in ROOMS if not room.startswith("rtl")}
 ROOMS["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}
@@ -101,7 +107,7 @@ def test_the_one_import_has_everything_public_and_no_more():
     for name in bitstash.__all__:
         homes = [room for room in (golden, torch_bridge) if name in room.__all__]
         assert [getattr(bitstash, name) is getattr(room, name) for room in homes] == [True] * len(homes)
-    shown = {"Compressor", "keep_activations", "calibrate", "Policy", "Rule", "Offload"}
+    shown = {"Compressor", "attach", "keep_activations", "calibrate", "Policy", "Rule", "Offload"}
     assert {*bitstash.__all__} >= {*shown, "PlaneFormat", "HadamardFormat"}
 
 

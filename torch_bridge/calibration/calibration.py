@@ -270,7 +270,7 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
         kind.raw_bytes[number] += values.nbytes
         kind.power[number] += float(values.double().square().nan_to_num().sum())
         for fmt in formats:
-            decision = Policy([Rule(fmt)]).decide(saved.facts)
+            decision = Policy.default(fmt).decide(saved.facts)
             if decision.format != format_for(fmt, dtype):
                 continue  # it needs a finer one, about which there is no choice
             codec = codecs.get(decision.format, decision.of, saved.row)

@@ -17,6 +17,7 @@ from ..compressor import Compressor
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
 from ..policy import Decision, Policy
+from ..store.attention import Node
 from ..store.entries import Exact, Packed
 from ..store.recomputed import source_of
 from ..store.store import Saved as SavedTensor
@@ -71,6 +72,9 @@ class _Visitor(Store):
             self.use(Saved(saved.op, facts.shape, dtype, facts.module, why, array, facts, row))
         return self.leave(saved, facts, source, region, decision.why)
 
+    def keep_result(self, node: Node, number: int, saved: SavedTensor, facts: Facts) -> None:
+        """Also of attention that would be done again."""
+
 
 class _Visit(Compressor):
     make_store = _Visitor
@@ -88,7 +92,7 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
         use: called with each tensor. The arrays are not kept here.
     """
     # Which are exact does not depend on the format.
-    one = _Visit(model, Policy.default(PlaneFormat("fp32", 64, 80), recompute=False), "golden", min_values=0)
+    one = _Visit(model, Policy.default(PlaneFormat("fp32", 64, 80)), "golden", min_values=0)
     with one:
         one.store.use = use  # type: ignore[attr-defined]
         forward()

@@ -48,16 +48,17 @@ class Geometry:
         """
         size, stride = self.size, self.stride
         run = self.region.size[-1] if self.region.stride[-1] == 1 else 1
-        if len(size) < 2 or 1 not in stride[-2:]:
+        if len(size) < 2:
             return run
+        if 1 not in stride[-2:]:  # channels that lie beside each other
+            channels = size[stride.index(1)] if 1 in stride else run
+            return channels if channels >= _LEAST_ROW and run % channels == 0 else run
         is_last = stride[-1] == 1
         values, step = (size[-1], stride[-2]) if is_last else (size[-2], stride[-1])
         count = size[-2] if is_last else size[-1]
-        if count == 1 or step == 0:
-            row = run
-        else:
-            row = step if values <= step <= run and run % step == 0 else min(values, run)
-        return row
+        if count == 1 or step == 0 or step >= run:
+            return run
+        return step if values <= step and run % step == 0 else values
 
     @cached_property
     def plane(self) -> int:

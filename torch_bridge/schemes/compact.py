@@ -143,7 +143,9 @@ class CompActLayer(nn.Module):
         """float[..., in_features] -> float[..., out_features], what the plain layer computes, bit for bit."""
         if not (torch.is_grad_enabled() and self.subspace.requires_grad):
             return super().forward(x)
-        return CompActLinearFunction.apply(x, self.projection.project(x), weight_of(self), self.bias, self.subspace)
+        return CompActLinearFunction.apply(
+            x, self.projection.project(x), weight_of(self), self.bias, self.subspace
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.projection.rank}"

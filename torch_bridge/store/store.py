@@ -240,7 +240,10 @@ class Store:
             if decision.finite:
                 flag, is_finite = self._finite(facts, tensor, region)
                 kept = COMPRESSED if is_finite else INFINITIES
-            if kept is COMPRESSED and (codec := self._codec(decision, region, row_of(facts, geometry))) is None:
+            if (
+                kept is COMPRESSED
+                and (codec := self._codec(decision, region, row_of(facts, geometry))) is None
+            ):
                 kept = SHORT_ROWS
         saved.origin.forget_recipe(region)
         if codec is None and self._step is None:

@@ -51,7 +51,9 @@ class Callback(_Callback):
     def __init__(
         self, policy: StashFormat | Policy | None = None, backend: str = "auto", **options: Any
     ) -> None:
-        Compressor(torch.nn.Module(), policy, backend, **options)  # what is wrong with the options is said at once
+        Compressor(
+            torch.nn.Module(), policy, backend, **options
+        )  # what is wrong with the options is said at once
         self._options = {"policy": policy, "backend": backend, **options}
         self._step: Callable[..., Any] | None = None
         self.saver: Compressor | None = None
