@@ -111,8 +111,8 @@ def of_tensors(words: list[Word], flags: list[bool]) -> np.ndarray:
 
 async def started(*salt: int) -> Bench:
     bench = Bench(cocotb.top, TASK.bus_bytes, int(TASK.rng(*salt).integers(1 << 32)))
-    cocotb.top.config__valid.value = 0
-    cocotb.top.config__payload.value = 0
+    cocotb.top.config_valid.value = 0
+    cocotb.top.config_payload.value = 0
     await bench.start()
     return bench
 
@@ -120,12 +120,12 @@ async def started(*salt: int) -> Bench:
 async def configure(payload: int) -> None:
     """Offer a configuration until it is taken."""
     dut = cocotb.top
-    dut.config__payload.value = payload
-    dut.config__valid.value = 1
+    dut.config_payload.value = payload
+    dut.config_valid.value = 1
     for _ in range(2000):
         await RisingEdge(dut.clk)
-        if dut.config__ready.value:
-            dut.config__valid.value = 0
+        if dut.config_ready.value:
+            dut.config_valid.value = 0
             return
     raise AssertionError("hangs: a configuration is not taken")
 
@@ -308,7 +308,7 @@ async def reset_leaves_no_trace(dut):
         sending = cocotb.start_soon(send_all(bench, before))
         await ClockCycles(dut.clk, phase + 1)
         sending.cancel()
-        dut.config__valid.value = 0
+        dut.config_valid.value = 0
         await bench.reset()
         bench.send(after.sent)
         words = await bench.receive(words_of(after.expected))

@@ -134,7 +134,7 @@ def constraints(part: Part, ports: Ports) -> str:
     """An SDC file; the FIFO has two clocks, and its pointers a cycle of the faster to cross."""
     if not part.is_fifo:
         return project.constraints(part=ports)
-    ends = {"write": "i__", "read": "o__"}
+    ends = {"write": "i_", "read": "o_"}
     text = "".join(f"set {end}_period {project.CLOCK_NS}\n" for end in ends)
     text += "".join(
         f"create_clock -name {end}_clk -period ${end}_period [get_ports {end}_clk]\n" for end in ends
@@ -187,8 +187,8 @@ module {top};
     .clk({write}), .rst(rst), .payload(i), .valid(i_valid), .ready(i_ready));
   {module} part (
     {clock_ports},
-    .i__payload(i), .i__valid(i_valid), .i__ready(i_ready),
-    .o__payload(o), .o__valid(o_valid), .o__ready(o_ready));
+    .i_payload(i), .i_valid(i_valid), .i_ready(i_ready),
+    .o_payload(o), .o_valid(o_valid), .o_ready(o_ready));
   {top}_sink #(.WIDTH({width}), .WORDS({words})) sink (
     .clk({read}), .rst(rst), .payload(o), .valid(o_valid), .ready(o_ready), .done(done));
   initial begin

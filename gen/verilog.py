@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import amaranth
-from amaranth import ClockDomain, Shape
+from amaranth import ClockDomain, Shape, Signal, Value
 from amaranth.back import verilog
 from amaranth.hdl import Fragment
 from amaranth.lib import data, wiring
@@ -127,19 +127,31 @@ def convert(
     Raises:
         gen.toolchain.ToolError: Amaranth's Yosys failed, as it does when 4 GiB are not enough.
     """
-    fragment, ports = component, None
+    fragment, ports = component, named_ports(component)
     platform = DelayMemories() if memories else None
     if domains:
         fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
         clocks = [ClockDomain(name) for name in domains]
         fragment.add_domains(clocks)
-        ports = [value for _, _, value in component.signature.flatten(component)]
-        ports += [signal for clock in clocks for signal in (clock.clk, clock.rst)]
+        for signal in (signal for clock in clocks for signal in (clock.clk, clock.rst)):
+            ports.append((signal.name, signal, None))
     try:
         return verilog.convert(fragment, name=top, platform=platform, ports=ports, emit_src=False)
     except verilog.YosysError as error:
         reason = "it can have no more than 4 GiB of memory" if "bad_alloc" in str(error) else str(error)
         raise ToolError(f"Yosys made no Verilog of {top}: {reason}") from error
+
+
+def port_name(path: Sequence[str | int]) -> str:
+    """The name of a port at a path in a signature: ``i_payload``. Amaranth's own would be ``i__payload``,
+    of which C++ and VHDL make other names."""
+    return "_".join(map(str, path))
+
+
+def named_ports(component: wiring.Component) -> list[tuple[str, Signal, None]]:
+    """A component's ports as Amaranth's back ends take them; their directions they find themselves."""
+    members = component.signature.flatten(component)
+    return [(port_name(path), Value.cast(value), None) for path, _, value in members]
 
 
 def describe_ports(component: wiring.Component) -> Ports:
@@ -153,7 +165,7 @@ def describe_ports(component: wiring.Component) -> Ports:
             for name, field in member.shape:
                 low, high = field.offset, field.offset + field.width - 1
                 port["fields"][name] = f"[{high}:{low}]" if high > low else f"[{low}]"
-        found["__".join(map(str, path))] = port
+        found[port_name(path)] = port
     if "aresetn" in found:
         found["aresetn"]["note"] = "synchronous, active low"
         return found

@@ -107,7 +107,7 @@ def test_the_bench_of_an_engine_with_a_choice_tries_each_format_and_bypass(confi
     model = str(tmp_path / "x.out")
     for standard in ("2005", "2012"):
         said = toolchain.run(["iverilog", f"-g{standard}", "-Wall", "-o", model, str(path), str(bench)])
-        assert "config__payload" not in said
+        assert "config_payload" not in said
         assert ", 0 mismatches" in toolchain.run(["vvp", "-n", model])
 
 
@@ -360,7 +360,7 @@ def test_what_is_made_alone_has_its_part_of_the_manifest(tmp_path):
     assert entry["file"] == "x.v"
     assert (entry["license"], entry["version"]) == ("Apache-2.0", project.VERSION)
     assert f"module {entry['module']}(" in (tmp_path / "x.v").read_text()
-    assert entry["ports"]["i__payload"] == {"direction": "input", "width": 4}
+    assert entry["ports"]["i_payload"] == {"direction": "input", "width": 4}
 
 
 def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path):

@@ -371,7 +371,7 @@ def test_there_is_a_part_for_every_word_of_the_presets(interface):
     for config in PRESETS.values():
         for part in verilog.parts(config) if (config.interface == "axi") == (interface == "axi") else ():
             ports = verilog.describe_ports(verilog.make_component(config, part))
-            for end in ("s_axis_t", "m_axis_t") if interface == "axi" else ("i__", "o__"):
+            for end in ("s_axis_t", "m_axis_t") if interface == "axi" else ("i_", "o_"):
                 names = {name.removeprefix(end): name for name in ports if name.startswith(end)}
                 words.add(sum(ports[names[name]]["width"] for name in names.keys() - {"valid", "ready"}))
     assert words == set(parts.WIDTHS[interface])
