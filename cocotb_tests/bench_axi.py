@@ -18,7 +18,7 @@ from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamMonitor, AxiStr
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.beats import Port, beat_coverage
 from cocotb_tests.bench_engines import TASK, number_of
-from cocotb_tests.streams import PATTERNS
+from cocotb_tests.streams import AT_LENGTH, PATTERNS
 from golden import HadamardFormat
 
 PERIOD = 2  # simulation steps
@@ -51,8 +51,9 @@ class TB:
         return tb
 
     def pause(self, idle: str, stall: str) -> None:
-        self.source.set_pause_generator(PATTERNS[idle](self.rng))
-        self.sink.set_pause_generator(PATTERNS[stall](self.rng))
+        patterns = PATTERNS | AT_LENGTH
+        self.source.set_pause_generator(patterns[idle](self.rng))
+        self.sink.set_pause_generator(patterns[stall](self.rng))
 
     def note_coverage(self) -> None:
         """Count the corners that both ports have shown."""
@@ -156,10 +157,14 @@ async def matches_golden(dut, idle, stall):
     """Every packet is golden/'s answer, back to back, however the ends pause."""
     number = list(PATTERNS).index(idle) * len(PATTERNS) + list(PATTERNS).index(stall)
     count = TASK.blocks * (number + 1) // len(PATTERNS) ** 2 - TASK.blocks * number // len(PATTERNS) ** 2
-    tb = await TB.started(10 + number)
+    await compare_with_golden(dut, idle, stall, count, salt=number)
+
+
+async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int) -> None:
+    tb = await TB.started(10 + salt)
     tb.pause(idle, stall)
     size = TASK.fmt.raw_bytes if TASK.part == "compressor" else TASK.fmt.target
-    sent = tensors(count, TASK.rng(10, number))
+    sent = tensors(count, TASK.rng(10, salt))
     for tensor in sent:
         tb.send(tensor)
     wrong = 0

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from zlib import crc32
 
 import cocotb
@@ -36,7 +36,23 @@ def bursts(rng: random.Random) -> Iterator[bool]:
             yield pause
 
 
+def singly(rng: random.Random) -> Iterator[bool]:
+    """Pauses of one cycle, so far apart that all that is inside moves on between them."""
+    while True:
+        for _ in range(rng.randint(1, 60)):
+            yield False
+        yield True
+
+
+def changing(rng: random.Random) -> Iterator[bool]:
+    """Each of the others in turn, for some dozen cycles: what long runs meet of all of them."""
+    others = [pattern(rng) for pattern in (never, often, bursts, singly)]
+    while True:
+        yield from islice(rng.choice(others), rng.randint(1, 200))
+
+
 PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts}
+AT_LENGTH: dict[str, Pattern] = {"changing": changing}  # of runs that are long enough for it
 
 
 @dataclass(frozen=True)
