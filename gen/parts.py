@@ -16,7 +16,7 @@ from rtl import stream
 
 from . import project
 from .testbench import SINK, SOURCE
-from .verilog import Ports, convert, describe_ports
+from .verilog import Ports, convert_readable, describe_ports
 
 KINDS = ("FullSlice", "HalfSlice", "AsyncFifo")
 _WORDS = 200  # of the bench
@@ -106,14 +106,14 @@ def write(part: Part, path: Path) -> dict[str, Any]:
         bench=bench(part),
         constraints=constraints(part, _ports(part, component)),
     )
-    text = convert(component, part.module, domains=("write", "read") if part.is_fifo else ())
+    text = convert_readable(component, part.module, domains=("write", "read") if part.is_fifo else ())
     text = _SYNCHRONISER.sub(r'  (* ASYNC_REG = "TRUE" *)\n\g<0>', text)
     project.write_beside(path, title, text, beside)
     return {"name": part.slug, "file": path.name, "module": part.module, "ports": _ports(part, component)}
 
 
 # The two flip-flops behind another clock, which some tools only place side by side if they are told to.
-_SYNCHRONISER = re.compile(r"^  reg (?:\[\d+:0\] )?\\?stage[01] ?= ", re.MULTILINE)
+_SYNCHRONISER = re.compile(r"^  (?:output )?reg +(?:\[\d+:0\] )?stage[01]\b", re.MULTILINE)
 
 
 def _ports(part: Part, component: wiring.Component) -> Ports:

@@ -11,7 +11,7 @@ from typing import Any
 
 import amaranth
 from amaranth import ClockDomain, Shape, Signal, Value
-from amaranth.back import verilog
+from amaranth.back import rtlil, verilog
 from amaranth.hdl import Fragment
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
@@ -28,6 +28,7 @@ from rtl import (
 )
 from rtl.stream import DELAY_MEMORY, DelayMemories
 
+from . import readable
 from .config import Config
 from .toolchain import ToolError
 
@@ -102,6 +103,15 @@ def engines_text(config: Config, *of: str) -> str:
 
 
 @cache
+def readable_text(config: Config, *of: str) -> str:
+    """The same for people to read, with the same ports, as :func:`convert_readable` writes it."""
+    return "\n".join(
+        convert_readable(make_component(config, part), module_name(config, part), config.memories)
+        for part in of or parts(config)
+    )
+
+
+@cache
 def _text_and_ports(config: Config, part: str) -> tuple[str, Ports]:
     """A part's modules, and what an integrator needs to know of the top one's ports."""
     component = make_component(config, part)
@@ -127,19 +137,37 @@ def convert(
     Raises:
         gen.toolchain.ToolError: Amaranth's Yosys failed, as it does when 4 GiB are not enough.
     """
-    fragment, ports = component, named_ports(component)
-    platform = DelayMemories() if memories else None
-    if domains:
-        fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
-        clocks = [ClockDomain(name) for name in domains]
-        fragment.add_domains(clocks)
-        for signal in (signal for clock in clocks for signal in (clock.clk, clock.rst)):
-            ports.append((signal.name, signal, None))
+    fragment, ports, platform = _prepared(component, memories, domains)
     try:
         return verilog.convert(fragment, name=top, platform=platform, ports=ports, emit_src=False)
     except verilog.YosysError as error:
         reason = "it can have no more than 4 GiB of memory" if "bad_alloc" in str(error) else str(error)
         raise ToolError(f"Yosys made no Verilog of {top}: {reason}") from error
+
+
+def convert_readable(
+    component: wiring.Component, top: str, memories: bool = False, domains: Sequence[str] = ()
+) -> str:
+    """The same design as of :func:`convert` as Verilog for people: see :mod:`gen.readable`."""
+    fields = {name: port["fields"] for name, port in describe_ports(component).items() if "fields" in port}
+    fragment, ports, platform = _prepared(component, memories, domains)
+    return readable.verilog(rtlil.convert(fragment, name=top, platform=platform, ports=ports), fields)
+
+
+_Prepared = tuple[Any, list[tuple[str, Signal, None]], DelayMemories | None]
+
+
+def _prepared(component: wiring.Component, memories: bool, domains: Sequence[str]) -> _Prepared:
+    """What Amaranth's back ends take of a component: itself or its fragment, its ports, and a platform."""
+    ports: list[tuple[str, Signal, None]] = named_ports(component)
+    platform = DelayMemories() if memories else None
+    if not domains:
+        return component, ports, platform
+    fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
+    clocks = [ClockDomain(name) for name in domains]
+    fragment.add_domains(clocks)
+    ports += [(signal.name, signal, None) for clock in clocks for signal in (clock.clk, clock.rst)]
+    return fragment, ports, platform
 
 
 def port_name(path: Sequence[str | int]) -> str:
