@@ -161,7 +161,9 @@ async def matches_golden(dut, idle, stall):
 
 
 async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int) -> None:
+    """Both ports are also watched by cocotbext-axi's monitors, which drive nothing."""
     tb = await TB.started(10 + salt)
+    taken, given = tb.on_port(AxiStreamMonitor, "s_axis"), tb.on_port(AxiStreamMonitor, "m_axis")
     tb.pause(idle, stall)
     size = TASK.fmt.raw_bytes if TASK.part == "compressor" else TASK.fmt.target
     sent = tensors(count, TASK.rng(10, salt))
@@ -174,6 +176,12 @@ async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int)
     TASK.note(blocks=count, mismatches=wrong)
     assert wrong == 0, f"{wrong} of {count} blocks are in packets that differ from golden/ (seed {TASK.seed})"
     assert tb.sink.empty(), "a packet without a tensor"
+    for tensor in sent:
+        seen = bytes(taken.recv_nowait(compact=False))[: len(tensor)]
+        assert seen == tensor, "the monitor saw another packet go in"
+        assert is_answer(given.recv_nowait(compact=False), tensor), "the monitor saw another packet come out"
+    assert taken.empty(), "the monitor saw a packet go in that nobody sent"
+    assert given.empty(), "the monitor saw a packet come out that nobody received"
     tb.note_coverage()
 
 
