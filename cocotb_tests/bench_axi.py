@@ -18,7 +18,7 @@ from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamMonitor, AxiStr
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.beats import Port, beat_coverage
 from cocotb_tests.bench_engines import TASK, number_of
-from cocotb_tests.streams import PATTERNS
+from cocotb_tests.streams import AT_LENGTH, PATTERNS
 from golden import HadamardFormat
 
 PERIOD = 2  # simulation steps
@@ -51,8 +51,9 @@ class TB:
         return tb
 
     def pause(self, idle: str, stall: str) -> None:
-        self.source.set_pause_generator(PATTERNS[idle](self.rng))
-        self.sink.set_pause_generator(PATTERNS[stall](self.rng))
+        patterns = PATTERNS | AT_LENGTH
+        self.source.set_pause_generator(patterns[idle](self.rng))
+        self.sink.set_pause_generator(patterns[stall](self.rng))
 
     def note_coverage(self) -> None:
         """Count the corners that both ports have shown."""
@@ -156,10 +157,16 @@ async def matches_golden(dut, idle, stall):
     """Every packet is golden/'s answer, back to back, however the ends pause."""
     number = list(PATTERNS).index(idle) * len(PATTERNS) + list(PATTERNS).index(stall)
     count = TASK.blocks * (number + 1) // len(PATTERNS) ** 2 - TASK.blocks * number // len(PATTERNS) ** 2
-    tb = await TB.started(10 + number)
+    await compare_with_golden(dut, idle, stall, count, salt=number)
+
+
+async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int) -> None:
+    """Both ports are also watched by cocotbext-axi's monitors, which drive nothing."""
+    tb = await TB.started(10 + salt)
+    taken, given = tb.on_port(AxiStreamMonitor, "s_axis"), tb.on_port(AxiStreamMonitor, "m_axis")
     tb.pause(idle, stall)
     size = TASK.fmt.raw_bytes if TASK.part == "compressor" else TASK.fmt.target
-    sent = tensors(count, TASK.rng(10, number))
+    sent = tensors(count, TASK.rng(10, salt))
     for tensor in sent:
         tb.send(tensor)
     wrong = 0
@@ -169,6 +176,12 @@ async def matches_golden(dut, idle, stall):
     TASK.note(blocks=count, mismatches=wrong)
     assert wrong == 0, f"{wrong} of {count} blocks are in packets that differ from golden/ (seed {TASK.seed})"
     assert tb.sink.empty(), "a packet without a tensor"
+    for tensor in sent:
+        seen = bytes(taken.recv_nowait(compact=False))[: len(tensor)]
+        assert seen == tensor, "the monitor saw another packet go in"
+        assert is_answer(given.recv_nowait(compact=False), tensor), "the monitor saw another packet come out"
+    assert taken.empty(), "the monitor saw a packet go in that nobody sent"
+    assert given.empty(), "the monitor saw a packet come out that nobody received"
     tb.note_coverage()
 
 

@@ -23,7 +23,7 @@ from cocotb_tests import oracle, stimulus
 from cocotb_tests.corners import engine_coverage
 from cocotb_tests.notes import Noting
 from cocotb_tests.promises import Promise, promise
-from cocotb_tests.streams import PATTERNS, Bench, Tensor, Word, bursts, never, often
+from cocotb_tests.streams import AT_LENGTH, PATTERNS, Bench, Tensor, Word, bursts, never, often
 from golden import Format, HadamardFormat
 
 
@@ -127,7 +127,8 @@ async def matches_golden(dut, kind, idle, stall):
 async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int, salt: int) -> None:
     fmt = TASK.fmt
     rng, bench = TASK.rng(1, salt), await started(1, salt)
-    bench.pause(PATTERNS[idle], PATTERNS[stall])
+    patterns = PATTERNS | AT_LENGTH
+    bench.pause(patterns[idle], patterns[stall])
     values = stimulus.blocks(fmt, kind, count, rng, TASK.activations)
     sizes = stimulus.tensor_lengths(count, fmt.raw_bytes, rng)
     data, start, tensors = values.tobytes(), 0, []

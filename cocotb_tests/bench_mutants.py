@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 
 import cocotb
 
@@ -14,6 +15,7 @@ from cocotb_tests import bench_axi, bench_engines, bench_runtime
 from cocotb_tests.bench_engines import TASK
 
 PAUSES = [("never", "often"), ("often", "bursts"), ("bursts", "never")]
+LONG = ("changing", "changing")  # how both ends pause in a run of all blocks
 DECOMPRESSES = TASK.part == "decompressor"
 
 
@@ -53,7 +55,7 @@ def of_stream() -> dict[str, Callable]:
             "broken streams": partial(benches.a_stream_that_breaks_off_ends_with_an_error.func, ends="often"),
             "any bytes": benches.any_bytes_give_one_last_word_a_tensor.func,
         }
-    made |= comparisons(TASK.blocks, [("never", "never")])
+    made |= comparisons(TASK.blocks, [LONG])
     if not DECOMPRESSES:
         made["rare blocks"] = partial(benches.matches_golden_in_rare_blocks.func, idle="never", stall="never")
     return made
@@ -68,7 +70,7 @@ def of_axi() -> dict[str, Callable]:
         "any keep": partial(benches.takes_bytes_without_keep_as_zeros.func, idle="often", stall="bursts"),
         "every length": partial(benches.takes_packets_of_every_length.func, ends="often"),
     }
-    return made | compared(benches.matches_golden.func)
+    return made | compared(benches)
 
 
 def of_runtime() -> dict[str, Callable]:
@@ -81,13 +83,18 @@ def of_runtime() -> dict[str, Callable]:
     }
     if DECOMPRESSES:
         made["headers"] = partial(benches.invalid_headers_give_zeros_and_an_error.func, ends="often")
-    return made | compared(benches.matches_golden.func)
+    return made | compared(benches)
 
 
-def compared(bench: Callable) -> dict[str, Callable]:
-    """A comparison with golden/, by the name of how the ends pause."""
-    pauses = [*PAUSES, ("never", "never")]
-    return {f"idle {idle}, stalled {stall}": partial(bench, idle=idle, stall=stall) for idle, stall in pauses}
+def compared(benches: ModuleType) -> dict[str, Callable]:
+    """Comparisons with golden/, by the name of how the ends pause: short ones, and one of all blocks."""
+    runs = [*((pauses, TASK.blocks // 9) for pauses in [*PAUSES, ("never", "never")]), (LONG, TASK.blocks)]
+    return {
+        f"{blocks} blocks, idle {idle}, stalled {stall}": partial(
+            benches.compare_with_golden, idle=idle, stall=stall, count=blocks, salt=number
+        )
+        for number, ((idle, stall), blocks) in enumerate(runs)
+    }
 
 
 BENCHES = {"stream": of_stream, "axi": of_axi, "runtime": of_runtime}[TASK.interface]()

@@ -16,7 +16,18 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests import oracle, stimulus
 from cocotb_tests.bench_engines import TASK, number_of, words_of
 from cocotb_tests.coverage import Corner, Coverage, flows_of
-from cocotb_tests.streams import PATTERNS, Bench, Tensor, Word, after_pauses, held_up, never, often, pack
+from cocotb_tests.streams import (
+    AT_LENGTH,
+    PATTERNS,
+    Bench,
+    Tensor,
+    Word,
+    after_pauses,
+    held_up,
+    never,
+    often,
+    pack,
+)
 from golden import Format, HadamardFormat
 from rtl.ports.runtime import config_layout
 
@@ -111,8 +122,8 @@ def of_tensors(words: list[Word], flags: list[bool]) -> np.ndarray:
 
 async def started(*salt: int) -> Bench:
     bench = Bench(cocotb.top, TASK.bus_bytes, int(TASK.rng(*salt).integers(1 << 32)))
-    cocotb.top.config__valid.value = 0
-    cocotb.top.config__payload.value = 0
+    cocotb.top.config_valid.value = 0
+    cocotb.top.config_payload.value = 0
     await bench.start()
     return bench
 
@@ -120,12 +131,12 @@ async def started(*salt: int) -> Bench:
 async def configure(payload: int) -> None:
     """Offer a configuration until it is taken."""
     dut = cocotb.top
-    dut.config__payload.value = payload
-    dut.config__valid.value = 1
+    dut.config_payload.value = payload
+    dut.config_valid.value = 1
     for _ in range(2000):
         await RisingEdge(dut.clk)
-        if dut.config__ready.value:
-            dut.config__valid.value = 0
+        if dut.config_ready.value:
+            dut.config_valid.value = 0
             return
     raise AssertionError("hangs: a configuration is not taken")
 
@@ -196,9 +207,13 @@ def jobs_with_invalid_blocks(rng: np.random.Generator) -> list[Job]:
 async def matches_golden(dut, idle, stall):
     """Each tensor is golden/'s in its format, or itself in bypass, however the ends stall."""
     number = list(PATTERNS).index(idle) * len(PATTERNS) + list(PATTERNS).index(stall)
-    bench = await started(20, number)
-    bench.pause(PATTERNS[idle], PATTERNS[stall])
-    jobs = random_jobs(TASK.blocks // len(PATTERNS) ** 2 + 1, TASK.rng(20, number))
+    await compare_with_golden(dut, idle, stall, TASK.blocks // len(PATTERNS) ** 2 + 1, salt=number)
+
+
+async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int) -> None:
+    bench, patterns = await started(20, salt), PATTERNS | AT_LENGTH
+    bench.pause(patterns[idle], patterns[stall])
+    jobs = random_jobs(count, TASK.rng(20, salt))
     sending = cocotb.start_soon(send_all(bench, jobs))
     wrong = 0
     for task in jobs:
@@ -308,7 +323,7 @@ async def reset_leaves_no_trace(dut):
         sending = cocotb.start_soon(send_all(bench, before))
         await ClockCycles(dut.clk, phase + 1)
         sending.cancel()
-        dut.config__valid.value = 0
+        dut.config_valid.value = 0
         await bench.reset()
         bench.send(after.sent)
         words = await bench.receive(words_of(after.expected))

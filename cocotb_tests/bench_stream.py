@@ -63,8 +63,8 @@ class TB:
     @classmethod
     async def started(cls, clocks: tuple[int, int, int], salt: int) -> TB:
         tb = cls(cocotb.top, clocks, salt)
-        tb.dut.i__payload.value = 0
-        tb.dut.o__ready.value = 0
+        tb.dut.i_payload.value = 0
+        tb.dut.o_ready.value = 0
         for clk, period, lag in zip(tb.clks, tb.periods, (0, tb.lag), strict=False):
             clk.value = 0
             cocotb.start_soon(tb._tick(clk, period, lag))
@@ -78,13 +78,13 @@ class TB:
 
     async def reset(self) -> None:
         """Reset all there is; what was queued and received is gone."""
-        self.dut.i__valid.value = 0
+        self.dut.i_valid.value = 0
         self.source.queue.clear()
         for rst in self.rsts:
             rst.value = 1
         await self.cycles(1)
         for _ in range(RESET_CYCLES):
-            assert not int(self.dut.o__valid.value), "offers a word in the cycle after reset asserts"
+            assert not int(self.dut.o_valid.value), "offers a word in the cycle after reset asserts"
             await self.cycles(1)
         for rst in self.rsts:
             rst.value = 0

@@ -30,12 +30,12 @@ class Finding:
 
     @property
     def fate(self) -> str:
-        """One of "killed", and of those that survived "equivalent", "bounded" and "open": see Verdict."""
+        """One of "killed", and of those that survived "equivalent", "undecided" and "open": see Verdict."""
         if self.verdict is None:
             return "killed"
         if self.verdict.differs:
             return "open"
-        return "equivalent" if self.verdict.cycles is None else "bounded"
+        return "equivalent" if self.verdict.cycles is None else "undecided"
 
     def as_row(self) -> dict[str, Any]:
         cycles = self.verdict and self.verdict.cycles

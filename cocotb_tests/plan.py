@@ -30,7 +30,9 @@ _INTRODUCTION = """# Verification
 
 What is claimed of the [engines](hardware.md), what holds each claim, how far that reaches, and what it leaves
 open. `make verify` does all of it, in hours, goes on where it was stopped, and writes this page; the figures
-are those of each command's last whole run, in [verification.json](verification.json):
+are those of each command's last whole run, in [verification.json](verification.json), with a hash of the
+sources that were verified (`rtl/`, `golden/`, `cocotb_tests/`, `gen/formal/`). Where these have changed
+since, the table says "older":
 
 {made}
 
@@ -79,8 +81,9 @@ def _made() -> str:
         commit = f"`{made['commit']}`" if made else "not recorded" if report.rows() else "not run to its end"
         if "further" in made:
             commit += f"; some since, {', '.join(f'`{one}`' for one in made['further'])}"
-        rows.append([f"`{report.command}`", commit, str(made.get("seed", "")), tools])
-    return as_markdown(["command", "commit", "seed", "tools"], rows)
+        sources = "older" if report.is_stale else "these" if report.rows() else ""
+        rows.append([f"`{report.command}`", commit, sources, str(made.get("seed", "")), tools])
+    return as_markdown(["command", "commit", "sources", "seed", "tools"], rows)
 
 
 def _section(number: int, claim: Claim) -> str:
@@ -284,5 +287,10 @@ def _all_gaps() -> str:
     listed = [
         f"`{command}` has not run to its end: what it would hold is not held." for command in unfinished
     ]
+    stale = [f"`{report.command}`" for report in _COMMANDS if report.is_stale]
+    if stale:
+        listed.append(
+            f"The rows of {', '.join(stale)} are of older sources: what has changed since is not held."
+        )
     listed += [*(gap for claim in CLAIMS for gap in claim.gaps), *GAPS, *unproven(), *unreached()]
     return "## Gaps\n\n" + "\n".join(f"- {gap}" for gap in listed) + "\n"

@@ -20,6 +20,7 @@ from gen import provenance
 from gen.config import PRESETS
 
 Row = dict[str, Any]
+STALE = "Of older sources: engines, benches or proofs have changed since."
 DOCS = Path("docs")
 RECORDS = DOCS / "verification.json"
 
@@ -51,7 +52,7 @@ class Report:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(rows, indent=2) + "\n")
-        provenance.note(self.path, **further)
+        provenance.note(self.path, sources=provenance.sources(), **further)
         self.show(rows)
         print(self.path)
 
@@ -78,6 +79,11 @@ class Report:
         made: dict[str, Any] = _records().get(self.name, {}).get("made", {})
         return made
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether there are rows that were made from other sources than those that are here."""
+        return bool(self.rows()) and self.made().get("sources") != provenance.sources()
+
     def left(self) -> list[Row] | None:
         """The rows, without lists, that a run has left in build/; None if it was not a whole one."""
         if not self.path.exists() or provenance.read(self.path).get("only"):
@@ -92,7 +98,8 @@ class Report:
     def section(self) -> str:
         """The table under its title, with the command and what to know of it, as Markdown."""
         table = self.table() if self.rows() else "Not run to its end."
-        return f"### {self.title}\n\n`{self.command}`. {self.about}\n\n{table}\n"
+        stale = f"**{STALE}**\n\n" if self.is_stale else ""
+        return f"### {self.title}\n\n`{self.command}`. {self.about}\n\n{stale}{table}\n"
 
     def table(self) -> str:
         """The table as Markdown."""
@@ -238,12 +245,14 @@ MUTATION = Report(
         "equivalent": "proven equivalent",
         "killed": "killed",
         "killed_percent": "killed of the others, %",
-        "bounded": "no difference in n cycles",
+        "undecided": "undecided",
         "open": "differ",
     },
     "Single faults in operators and registers, spread evenly by Yosys' `mutate`, all in one model and "
     "selected at run time. A survivor goes to ABC, with inputs that keep the streams' rules: it is proven"
-    " equivalent, or searched for a difference from reset on, any input, as many cycles as stated. "
+    " equivalent, or searched for a difference from reset on, for any input. One that is neither is "
+    "undecided and counts as not found: the search seldom goes farther than an engine's latency and a few "
+    "words, so that it says nothing of blocks behind the first, nor of stalls. "
     "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
 )
 FORMAL = Report(
@@ -320,7 +329,7 @@ def mutants(findings: Sequence[Row]) -> list[Row]:
             faults = fates.total() - fates["equivalent"]
             rows.append(
                 {"config": config, "part": part, "mutants": fates.total()}
-                | {fate: fates[fate] for fate in ("equivalent", "killed", "bounded", "open")}
+                | {fate: fates[fate] for fate in ("equivalent", "killed", "undecided", "open")}
                 | {"killed_percent": 100 * fates["killed"] / faults}
             )
     return rows

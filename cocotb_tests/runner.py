@@ -19,7 +19,14 @@ from cocotb_tools.runner import Runner, Verilator, get_runner
 
 from gen import netlist, provenance, toolchain
 from gen.config import Config
-from gen.verilog import convert, digest, module_name, verilog_text
+from gen.verilog import (
+    DELAY_MEMORY_TEXT,
+    convert_readable,
+    digest,
+    module_name,
+    readable_text,
+    verilog_text,
+)
 
 from .configs import StreamPart
 from .waves import vcd_to_fst
@@ -77,6 +84,13 @@ class Model:
 
 
 def _write_rtl(config: Config, part: str, path: Path) -> list[Path]:
+    """What a chip project is given."""
+    path.write_text(readable_text(config, part) + ("\n" + DELAY_MEMORY_TEXT) * config.memories)
+    return []
+
+
+def _write_amaranth(config: Config, part: str, path: Path) -> list[Path]:
+    """The same as Amaranth writes it, in which every field has a signal of its own."""
     path.write_text(verilog_text(config, part))
     return []
 
@@ -91,7 +105,7 @@ RTL = Model("rtl", _write_rtl)
 GATES = Model("gates", _write_gates, ("--x-initial", "unique", "--x-assign", "unique"))
 COVERAGE = Model(
     "coverage",
-    _write_rtl,
+    _write_amaranth,
     ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "100000"),
     toolchain.MAKE_IN_PIECES,
 )
@@ -222,7 +236,7 @@ def run_part(
     top = f"bitstash_{part.slug}"
 
     def write(path: Path) -> list[Path]:
-        path.write_text(convert(part.make(), top))
+        path.write_text(convert_readable(part.make(), top))
         return []
 
     task = asdict(part) | {"words": words, "seed": seed}

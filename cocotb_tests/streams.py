@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from zlib import crc32
 
 import cocotb
@@ -36,7 +36,23 @@ def bursts(rng: random.Random) -> Iterator[bool]:
             yield pause
 
 
+def singly(rng: random.Random) -> Iterator[bool]:
+    """Pauses of one cycle, so far apart that all that is inside moves on between them."""
+    while True:
+        for _ in range(rng.randint(1, 60)):
+            yield False
+        yield True
+
+
+def changing(rng: random.Random) -> Iterator[bool]:
+    """Each of the others in turn, for some dozen cycles: what long runs meet of all of them."""
+    others = [pattern(rng) for pattern in (never, often, bursts, singly)]
+    while True:
+        yield from islice(rng.choice(others), rng.randint(1, 200))
+
+
 PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts}
+AT_LENGTH: dict[str, Pattern] = {"changing": changing}  # of runs that are long enough for it
 
 
 @dataclass(frozen=True)
@@ -112,7 +128,7 @@ class Source:
         self.idle = idle
         self.queue: deque[Word] = deque()
         self.taken: list[Word] = []
-        self._layout = layout_of(dut.i__payload, bus_bytes)
+        self._layout = layout_of(dut.i_payload, bus_bytes)
         self._word: Word | None = None
         self._offered = 0
 
@@ -124,7 +140,7 @@ class Source:
     def edge(self, cycle: int) -> None:
         """See what was taken at a clock edge, then drive the next cycle."""
         dut = self._dut
-        if self._word and dut.i__ready.value:
+        if self._word and dut.i_ready.value:
             word = self._word
             self.taken.append(replace(word, cycle=cycle, offered=self._offered))
             self._word = None
@@ -133,8 +149,8 @@ class Source:
             self._offered = cycle + 1
             fields = {"data": int.from_bytes(word.data, "little"), "last": word.last, "first": word.first}
             fields["empty"] = self._bus_bytes - len(word.data)
-            dut.i__payload.value = pack(self._layout, fields)
-        dut.i__valid.value = self._word is not None
+            dut.i_payload.value = pack(self._layout, fields)
+        dut.i_valid.value = self._word is not None
 
     def reset(self) -> None:
         self._word = None
@@ -153,7 +169,7 @@ class Sink:
     def __init__(self, dut, bus_bytes: int, stall: Iterator[bool]):
         self._dut = dut
         self._bus_bytes = bus_bytes
-        self._layout = layout_of(dut.o__payload, bus_bytes)
+        self._layout = layout_of(dut.o_payload, bus_bytes)
         self.stall = stall
         self.given: list[Word] = []
         self.received: list[Word] = []
@@ -168,8 +184,8 @@ class Sink:
     def edge(self, cycle: int) -> None:
         """See what came at a clock edge, then drive the next cycle."""
         dut = self._dut
-        if dut.o__valid.value:
-            payload = dut.o__payload.value.to_unsigned()
+        if dut.o_valid.value:
+            payload = dut.o_payload.value.to_unsigned()
             assert self._held in (None, payload), "the payload changed before it was taken"
             if self._held is None:
                 self._held, self._offered = payload, cycle
@@ -181,7 +197,7 @@ class Sink:
         else:
             assert self._held is None, "valid fell before the word was taken"
         self._ready = not next(self.stall)
-        dut.o__ready.value = self._ready
+        dut.o_ready.value = self._ready
 
     def _word(self, payload: int, cycle: int) -> Word:
         fields = unpack(self._layout, payload)
@@ -222,9 +238,9 @@ class Bench:
 
     async def start(self) -> None:
         """Start the clock, reset, and let source and sink run from then on."""
-        self.dut.i__valid.value = 0
-        self.dut.i__payload.value = 0
-        self.dut.o__ready.value = 0
+        self.dut.i_valid.value = 0
+        self.dut.i_payload.value = 0
+        self.dut.o_ready.value = 0
         self.dut.rst.value = 1
         Clock(self.dut.clk, 2, unit="step").start()
         for _ in range(3):
@@ -269,10 +285,10 @@ class Bench:
         self.dut.rst.value = 1
         await RisingEdge(self.dut.clk)
         self.source.queue.clear()
-        self.dut.i__valid.value = 0
+        self.dut.i_valid.value = 0
         self.dut.rst.value = 0
         await RisingEdge(self.dut.clk)
-        assert not int(self.dut.o__valid.value), "offers a word in the cycle after reset"
+        assert not int(self.dut.o_valid.value), "offers a word in the cycle after reset"
         self.sent.clear()
         self.sink.given.clear()
         self.received.clear()

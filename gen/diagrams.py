@@ -266,7 +266,7 @@ def _source(
             if is_axi:
                 name = f"{'s' if side == 'i' else 'm'}_axis_t{role}"
             else:
-                name = f"{side}__{role}" if role in ("valid", "ready") else f".{role}"
+                name = f"{side}_{role}" if role in ("valid", "ready") else f".{role}"
             rows.append(as_row(name, [cycle[role] for cycle in seen]))
     source: dict[str, Any] = {"head": {"text": scenario.head, "tick": 0}}
     if scenario.latency:

@@ -55,7 +55,7 @@ class Engine {
             const bool has_input = taken < in_bytes;
             const size_t in_size = has_input ? std::min<size_t>(BUS_BYTES, in_bytes - taken) : 0;
             if (has_input && !offered) {
-                uint32_t *payload = model_.i___05Fpayload.data();
+                uint32_t *payload = model_.i_payload.data();
                 std::memset(payload, 0, BUS_BYTES);
                 std::memcpy(payload, in + taken, in_size);
                 put(payload, Layout::i_last, taken + in_size == in_bytes);
@@ -63,12 +63,12 @@ class Engine {
                 put(payload, Layout::i_first, first);
                 offered = true;
             }
-            model_.i___05Fvalid = has_input;
-            model_.o___05Fready = 1;
+            model_.i_valid = has_input;
+            model_.o_ready = 1;
             model_.eval();
             if (++idle > kMostIdleCycles) throw std::runtime_error("the engine hangs");
-            if (model_.o___05Fvalid) {
-                const uint32_t *payload = model_.o___05Fpayload.data();
+            if (model_.o_valid) {
+                const uint32_t *payload = model_.o_payload.data();
                 const size_t out_size = BUS_BYTES - get(payload, Layout::o_empty);
                 if (given + out_size > out_bytes) throw std::runtime_error("the tensor ends late");
                 on_word(given, payload);
@@ -77,14 +77,14 @@ class Engine {
                 given += out_size;
                 idle = 0;
             }
-            if (has_input && model_.i___05Fready) {
+            if (has_input && model_.i_ready) {
                 taken += in_size;
                 offered = false;
                 idle = 0;
             }
             tick();
         }
-        model_.i___05Fvalid = 0;
+        model_.i_valid = 0;
         if (given < out_bytes) throw std::runtime_error("the tensor ends early");
     }
 

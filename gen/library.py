@@ -67,7 +67,7 @@ def layout_header(config: Config) -> str:
     for part in parts(config):
         lines.append(f"struct {part.capitalize()}Layout {{")
         for name, members in {"i": ("last", "empty", "first"), "o": ("last", "empty", "error")}.items():
-            fields = ports(config, part)[f"{name}__payload"]["fields"]
+            fields = ports(config, part)[f"{name}_payload"]["fields"]
             for member in members:
                 bits = [int(bit) for bit in re.findall(r"\d+", fields.get(member, ""))]  # "[high:low]"
                 offset, width = (bits[-1], bits[0] - bits[-1] + 1) if bits else (0, 0)

@@ -46,6 +46,11 @@ def verilog_text(parameters: MemoryParameters) -> str:
     return _text_and_ports(parameters)[0]
 
 
+def readable_text(parameters: MemoryParameters) -> str:
+    """The same for people to read."""
+    return verilog.convert_readable(MemoryEngine(parameters), module_name(parameters))
+
+
 @cache
 def _text_and_ports(parameters: MemoryParameters) -> tuple[str, verilog.Ports]:
     engine = MemoryEngine(parameters)
@@ -69,7 +74,7 @@ def write(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
         tops={"memory": module_name(parameters)},
         constraints=project.constraints(engine=_text_and_ports(parameters)[1]),
     )
-    project.write_beside(path, f"memory engine: {formats}; {width}", verilog_text(parameters), beside)
+    project.write_beside(path, f"memory engine: {formats}; {width}", readable_text(parameters), beside)
     return manifest_entry(parameters, path)
 
 

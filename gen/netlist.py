@@ -17,7 +17,7 @@ from rtl.stream import word_layout
 
 from .config import Config
 from .toolchain import run
-from .verilog import make_component, module_name, verilog_text
+from .verilog import make_component, module_name, named_ports, verilog_text
 from .yosys import run_yosys
 
 # Not imported: its compiled part and matplotlib's do not get along in one process.
@@ -120,7 +120,7 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     """
     source, base, script = (path.with_suffix(suffix) for suffix in (".source.il", ".il", ".mutations"))
     top = module_name(config, part)
-    source.write_text(_with_lines_of_switches(rtlil.convert(make_component(config, part), name=top)))
+    source.write_text(_with_lines_of_switches(_rtlil(config, part, top)))
     commands = [
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
@@ -134,6 +134,11 @@ def write_mutants(config: Config, part: str, path: Path, count: int, seed: int) 
     ]
     run_yosys(commands, path.with_suffix(".log"))
     return read_mutants(path)
+
+
+def _rtlil(config: Config, part: str, top: str) -> str:
+    component = make_component(config, part)
+    return rtlil.convert(component, name=top, ports=named_ports(component))
 
 
 def _with_lines_of_switches(text: str) -> str:
@@ -273,7 +278,7 @@ def _miter(rtlil: str) -> str:
         each_cycle.append(f"{waits} <= {stream.valid} & ~{stream.ready}_a & ~({reset});")
         each_cycle.append(f"{waits}_with <= {payload};")
         breaks.append(f"({waits} & (~{stream.valid} | {payload} != {waits}_with))")
-        if stream.valid == "i__valid":
+        if stream.valid == "i_valid":
             breaks.append(f"({stream.valid} & ({_breaks_words(width)}))")
     wires = [f"wire [{ports[name][1]}-1:0] {name}_a, {name}_b;" for name in outputs]
     both = ", ".join(f".{name}({name})" for name in inputs)
@@ -300,9 +305,9 @@ def _breaks_words(width: int) -> str:
     """Whether the payload of ``i`` has no form that :func:`rtl.stream.word_layout` allows."""
     bus = 1 << width.bit_length() - 4
     last, empty = word_layout(bus)["last"], word_layout(bus)["empty"]
-    field = f"i__payload[{empty.offset}+:{empty.width}]"
-    data = f"i__payload[{8 * bus - 1}:0]"
-    return f"({field} != 0 & ~i__payload[{last.offset}]) | {data} >> 8 * ({bus} - {field}) != 0"
+    field = f"i_payload[{empty.offset}+:{empty.width}]"
+    data = f"i_payload[{8 * bus - 1}:0]"
+    return f"({field} != 0 & ~i_payload[{last.offset}]) | {data} >> 8 * ({bus} - {field}) != 0"
 
 
 def _mutant(line: str) -> Mutant:

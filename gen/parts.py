@@ -16,7 +16,7 @@ from rtl import stream
 
 from . import project
 from .testbench import SINK, SOURCE
-from .verilog import Ports, convert, describe_ports
+from .verilog import Ports, convert_readable, describe_ports
 
 KINDS = ("FullSlice", "HalfSlice", "AsyncFifo")
 _WORDS = 200  # of the bench
@@ -106,14 +106,14 @@ def write(part: Part, path: Path) -> dict[str, Any]:
         bench=bench(part),
         constraints=constraints(part, _ports(part, component)),
     )
-    text = convert(component, part.module, domains=("write", "read") if part.is_fifo else ())
+    text = convert_readable(component, part.module, domains=("write", "read") if part.is_fifo else ())
     text = _SYNCHRONISER.sub(r'  (* ASYNC_REG = "TRUE" *)\n\g<0>', text)
     project.write_beside(path, title, text, beside)
     return {"name": part.slug, "file": path.name, "module": part.module, "ports": _ports(part, component)}
 
 
 # The two flip-flops behind another clock, which some tools only place side by side if they are told to.
-_SYNCHRONISER = re.compile(r"^  reg (?:\[\d+:0\] )?\\?stage[01] ?= ", re.MULTILINE)
+_SYNCHRONISER = re.compile(r"^  (?:output )?reg +(?:\[\d+:0\] )?stage[01]\b", re.MULTILINE)
 
 
 def _ports(part: Part, component: wiring.Component) -> Ports:
@@ -134,7 +134,7 @@ def constraints(part: Part, ports: Ports) -> str:
     """An SDC file; the FIFO has two clocks, and its pointers a cycle of the faster to cross."""
     if not part.is_fifo:
         return project.constraints(part=ports)
-    ends = {"write": "i__", "read": "o__"}
+    ends = {"write": "i_", "read": "o_"}
     text = "".join(f"set {end}_period {project.CLOCK_NS}\n" for end in ends)
     text += "".join(
         f"create_clock -name {end}_clk -period ${end}_period [get_ports {end}_clk]\n" for end in ends
@@ -187,8 +187,8 @@ module {top};
     .clk({write}), .rst(rst), .payload(i), .valid(i_valid), .ready(i_ready));
   {module} part (
     {clock_ports},
-    .i__payload(i), .i__valid(i_valid), .i__ready(i_ready),
-    .o__payload(o), .o__valid(o_valid), .o__ready(o_ready));
+    .i_payload(i), .i_valid(i_valid), .i_ready(i_ready),
+    .o_payload(o), .o_valid(o_valid), .o_ready(o_ready));
   {top}_sink #(.WIDTH({width}), .WORDS({words})) sink (
     .clk({read}), .rst(rst), .payload(o), .valid(o_valid), .ready(o_ready), .done(done));
   initial begin

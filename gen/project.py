@@ -22,7 +22,6 @@ from rtl.stream import DELAY_MEMORY
 
 from . import toolchain
 from .config import Config, kind_of
-from .flat import flat
 from .testbench import bench_name, testbench
 from .verilog import (
     DELAY_MEMORY_TEXT,
@@ -34,6 +33,7 @@ from .verilog import (
     module_name,
     parts,
     ports,
+    readable_text,
 )
 
 VERSION = version("bitstash")
@@ -41,38 +41,14 @@ _LICENSE_NAME = "Apache-2.0"
 LICENSE = f"SPDX-License-Identifier: {_LICENSE_NAME}"
 ABOUT = {"license": _LICENSE_NAME, "version": VERSION}  # of JSON, which has no comments
 
-# Verilator warnings that generated code may give: by rule the reasons, and of each the kind of line that it
+# Verilator warnings that the Verilog may give: by rule the reasons, and of each the kind of line that it
 # holds for, as a pattern of the warning's text and the Verilog's line. Every other warning is an error.
 WAIVERS = {
     "DECLFILENAME": {"a file has a preset's name, or another, and not a module's": r".*\nmodule "},
-    "UNUSEDSIGNAL": {
-        "of a word, port or result only some bits are needed": r"Bits of signal are not used: ",
-        "a submodule's port, whose net this module reads by another name or not at all": (
-            r"Signal is not used: .*\n  wire "
-        ),
-        "a port that others of its kind need": r"Signal is not used: .*\n  input ",
-        "the level and the reset that Amaranth's FIFO also offers": (
-            r"Signal is not used: .*\n  reg .*\b(w_level|r_rst)(_\d+)? ="
-        ),
-    },
-    "PROCASSINIT": {
-        "registers have a value to begin with, for FPGAs and simulators": (
-            r".*\n  reg (\[\d+:0\] )?\w+ = \S+;$"
+    "SYNCASYNCNET": {
+        "the reset of a FIFO's write side also resets its read side, through a synchroniser": (
+            r"Signal flopped as both synchronous and async: 'write_rst'"
         )
-    },
-    "CASEINCOMPLETE": {"a case without a default keeps the value assigned before it": r".*\n +casez "},
-    "WIDTHEXPAND": {
-        "operands are as wide as their values need, and the operator extends the shorter": (
-            r"Operator \w+ expects .*\n  assign \w+ = .+ ([=!]=|[<>]=?|[-+]|<<|>>>?) .+;$"
-        )
-    },
-    "WIDTHTRUNC": {
-        "Yosys writes 'no bit is set' as !vector": (
-            r"Logical operator LOGNOT .*\n  assign \w+ = ! \w+(\[\d+:\d+\])?;$"
-        ),
-        "of what was shifted down the lower bits are taken": (
-            r"Operator ASSIGNW .*SHIFTR.*\n  assign \w+ = .+ >> .+;$"
-        ),
     },
 }
 _MEMORY_CORE = f"bitstash::{DELAY_MEMORY.removeprefix('bitstash_')}:{VERSION}"
@@ -128,7 +104,7 @@ def write(config: Config, path: Path) -> dict[str, Any]:
         constraints=constraints(**{part: ports(config, part) for part in tops}),
         needs_memory=config.memories,
     )
-    write_beside(path, title, engines_text(config), beside)
+    write_beside(path, title, readable_text(config), beside)
     return manifest_entry(config, path)
 
 
@@ -165,13 +141,13 @@ targets:
 
 
 def write_verilog(path: Path, title: str, text: str, others: tuple[Path, ...] = ()) -> None:
-    """Write modules with plain names and their waivers, and lint them, with other files that they need.
+    """Write modules and their waivers, and lint them, with other files that they need.
 
     Raises:
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(header("//", title) + flat(text))
+    path.write_text(f"{header('//', title)}\n{text}")
     path.with_suffix(".vlt").write_text(header("//", f"lint waivers of {path.name}") + waivers(path, others))
     lint(path, others)
 

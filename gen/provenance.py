@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
@@ -35,6 +36,18 @@ def read(report: Path) -> dict[str, Any]:
     """What :func:`note` wrote beside a report, nothing if it did not."""
     path = _beside(report)
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+@cache
+def sources() -> str:
+    """A hash of what is verified and of what verifies it: rtl/, golden/, the benches and the proofs."""
+    kinds = ("*.py", "*.cpp", "*.h")
+    rooms = [_ROOT / name for name in ("rtl", "golden", "cocotb_tests", "gen/formal")]
+    paths = sorted(path for room in rooms for kind in kinds for path in room.rglob(kind))
+    words = [
+        word for path in paths for word in (path.relative_to(_ROOT).as_posix().encode(), path.read_bytes())
+    ]
+    return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
 
 def _beside(report: Path) -> Path:

@@ -223,7 +223,7 @@ class _Connection:
     def ports(self) -> dict[str, str]:
         """What is at each port."""
         streams = {
-            f"{direction}__{role}": f"{self._part}_{direction}{suffix}"
+            f"{direction}_{role}": f"{self._part}_{direction}{suffix}"
             for direction in "io"
             for role, suffix in {"payload": "", "valid": "_valid", "ready": "_ready"}.items()
         }
@@ -235,10 +235,10 @@ class _Connection:
         return ""
 
     def width(self, direction: str) -> int:
-        return self._ports[f"{direction}__payload"]["width"]
+        return self._ports[f"{direction}_payload"]["width"]
 
     def pack(self, word: Word, direction: str) -> int:
-        return _packed(word, self._ports[f"{direction}__payload"])
+        return _packed(word, self._ports[f"{direction}_payload"])
 
 
 class _RuntimeConnection(_Connection):
@@ -247,25 +247,25 @@ class _RuntimeConnection(_Connection):
     def ports(self) -> dict[str, str]:
         word = f"{self._part}_i"
         low = super().width("i")
-        high = low + self._ports["config__payload"]["width"]
+        high = low + self._ports["config_payload"]["width"]
         return super().ports() | {
-            "i__payload": f"{word}[{low - 1}:0]",
-            "config__payload": f"{word}[{high - 1}:{low}]",
-            "config__valid": f"{self._part}_configures",
-            "config__ready": f"{self._part}_configured",
+            "i_payload": f"{word}[{low - 1}:0]",
+            "config_payload": f"{word}[{high - 1}:{low}]",
+            "config_valid": f"{self._part}_configures",
+            "config_ready": f"{self._part}_configured",
         }
 
     def more(self) -> str:
         return _CONFIGURES.format(part=self._part, top=self.width("i") - 1)
 
     def width(self, direction: str) -> int:
-        above = 1 + int(self._ports["config__payload"]["width"]) if direction == "i" else 0
+        above = 1 + int(self._ports["config_payload"]["width"]) if direction == "i" else 0
         return super().width(direction) + above
 
     def pack(self, word: Word, direction: str) -> int:
         packed = super().pack(word, direction)
         if direction == "i":
-            packed |= _packed(word, self._ports["config__payload"]) << super().width("i")
+            packed |= _packed(word, self._ports["config_payload"]) << super().width("i")
             packed |= word.get("configures", 0) << self.width("i") - 1
         return packed
 

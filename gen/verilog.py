@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import amaranth
-from amaranth import ClockDomain, Shape
-from amaranth.back import verilog
+from amaranth import ClockDomain, Shape, Signal, Value
+from amaranth.back import rtlil, verilog
 from amaranth.hdl import Fragment
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
@@ -28,6 +28,7 @@ from rtl import (
 )
 from rtl.stream import DELAY_MEMORY, DelayMemories
 
+from . import readable
 from .config import Config
 from .toolchain import ToolError
 
@@ -102,6 +103,15 @@ def engines_text(config: Config, *of: str) -> str:
 
 
 @cache
+def readable_text(config: Config, *of: str) -> str:
+    """The same for people to read, with the same ports, as :func:`convert_readable` writes it."""
+    return "\n".join(
+        convert_readable(make_component(config, part), module_name(config, part), config.memories)
+        for part in of or parts(config)
+    )
+
+
+@cache
 def _text_and_ports(config: Config, part: str) -> tuple[str, Ports]:
     """A part's modules, and what an integrator needs to know of the top one's ports."""
     component = make_component(config, part)
@@ -127,19 +137,49 @@ def convert(
     Raises:
         gen.toolchain.ToolError: Amaranth's Yosys failed, as it does when 4 GiB are not enough.
     """
-    fragment, ports = component, None
-    platform = DelayMemories() if memories else None
-    if domains:
-        fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
-        clocks = [ClockDomain(name) for name in domains]
-        fragment.add_domains(clocks)
-        ports = [value for _, _, value in component.signature.flatten(component)]
-        ports += [signal for clock in clocks for signal in (clock.clk, clock.rst)]
+    fragment, ports, platform = _prepared(component, memories, domains)
     try:
         return verilog.convert(fragment, name=top, platform=platform, ports=ports, emit_src=False)
     except verilog.YosysError as error:
         reason = "it can have no more than 4 GiB of memory" if "bad_alloc" in str(error) else str(error)
         raise ToolError(f"Yosys made no Verilog of {top}: {reason}") from error
+
+
+def convert_readable(
+    component: wiring.Component, top: str, memories: bool = False, domains: Sequence[str] = ()
+) -> str:
+    """The same design as of :func:`convert` as Verilog for people: see :mod:`gen.readable`."""
+    fields = {name: port["fields"] for name, port in describe_ports(component).items() if "fields" in port}
+    fragment, ports, platform = _prepared(component, memories, domains)
+    return readable.verilog(rtlil.convert(fragment, name=top, platform=platform, ports=ports), fields)
+
+
+_Prepared = tuple[Any, list[tuple[str, Signal, None]], DelayMemories | None]
+
+
+def _prepared(component: wiring.Component, memories: bool, domains: Sequence[str]) -> _Prepared:
+    """What Amaranth's back ends take of a component: itself or its fragment, its ports, and a platform."""
+    ports: list[tuple[str, Signal, None]] = named_ports(component)
+    platform = DelayMemories() if memories else None
+    if not domains:
+        return component, ports, platform
+    fragment = Fragment.get(component, platform)  # Amaranth would take missing domains in a set's order
+    clocks = [ClockDomain(name) for name in domains]
+    fragment.add_domains(clocks)
+    ports += [(signal.name, signal, None) for clock in clocks for signal in (clock.clk, clock.rst)]
+    return fragment, ports, platform
+
+
+def port_name(path: Sequence[str | int]) -> str:
+    """The name of a port at a path in a signature: ``i_payload``. Amaranth's own would be ``i__payload``,
+    of which C++ and VHDL make other names."""
+    return "_".join(map(str, path))
+
+
+def named_ports(component: wiring.Component) -> list[tuple[str, Signal, None]]:
+    """A component's ports as Amaranth's back ends take them; their directions they find themselves."""
+    members = component.signature.flatten(component)
+    return [(port_name(path), Value.cast(value), None) for path, _, value in members]
 
 
 def describe_ports(component: wiring.Component) -> Ports:
@@ -153,7 +193,7 @@ def describe_ports(component: wiring.Component) -> Ports:
             for name, field in member.shape:
                 low, high = field.offset, field.offset + field.width - 1
                 port["fields"][name] = f"[{high}:{low}]" if high > low else f"[{low}]"
-        found["__".join(map(str, path))] = port
+        found[port_name(path)] = port
     if "aresetn" in found:
         found["aresetn"]["note"] = "synchronous, active low"
         return found

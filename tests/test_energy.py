@@ -114,20 +114,18 @@ def test_the_simulated_netlist_gives_the_golden_models_words(part, tmp_path):
     gates.measure_cells(convert(make_component(SMALL, part), top), top, TINY, tmp_path)
     netlist = energy.Netlist(tmp_path / "netlist.json", energy.Library.parse(TINY))
     words, given = energy.stimulus(SMALL, part), []
-    columns = [
-        energy.columns(column, len(netlist.ports["i__payload"])) for column in zip(*words, strict=True)
-    ]
+    columns = [energy.columns(column, len(netlist.ports["i_payload"])) for column in zip(*words, strict=True)]
     mask, index = (1 << energy.STREAMS) - 1, 0
 
     def drive(cycle, output):
         nonlocal index
-        if cycle > 0 and output("i__ready")[0]:
+        if cycle > 0 and output("i_ready")[0]:
             index += 1
-        if cycle > 0 and output("o__valid")[0]:
-            given.append(output("o__payload"))
+        if cycle > 0 and output("o_valid")[0]:
+            given.append(output("o_payload"))
         runs = mask * (cycle >= 0)
-        driven = {"rst": [mask - runs], "i__valid": [runs], "o__ready": [runs]}
-        return driven | {"i__payload": columns[index % len(columns)]}
+        driven = {"rst": [mask - runs], "i_valid": [runs], "o_ready": [runs]}
+        return driven | {"i_payload": columns[index % len(columns)]}
 
     netlist.run(drive)
     assert len(given) > 50

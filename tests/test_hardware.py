@@ -1,7 +1,9 @@
 """The engines in Verilator against golden/: a slice of what ``make sim`` runs in full."""
 
+import random
 import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from cocotb_tests import configs, mutation, reports, runner
 from cocotb_tests.corners import engine_coverage
 from cocotb_tests.coverage import FLOWS
 from cocotb_tests.promises import promise
-from cocotb_tests.streams import cut_into_words
+from cocotb_tests.streams import AT_LENGTH, cut_into_words
 from gen import netlist
 from gen.config import Config
 from gen.verilog import bytes_per_cycle, convert, geometry, make_component, module_name, parts
@@ -143,6 +145,16 @@ def test_bits_that_never_change_are_told_beside_tables(tmp_path):
     found = netlist.variable_bits(source, "top", ["square", "never"])
     found = {(name, bit) for name, bit in found if name != "y"}
     assert found == {("square", bit) for bit in (0, 2, 3, 4, 5, 6, 7)}  # a square is 0 or 1 more than fours
+
+
+def test_long_runs_pause_in_every_pattern():
+    """Alone, for long, every other cycle and not at all, so that all that is inside stands and moves on."""
+    paused = "".join("-+"[pause] for pause in islice(AT_LENGTH["changing"](random.Random(5)), 20_000))
+    assert 0.2 < paused.count("+") / len(paused) < 0.5
+    assert "-" * 50 in paused, "nothing pauses for long enough that blocks pass"
+    assert "+" * 20 in paused, "a pause that fills all that is inside"
+    assert re.search("-{30}[+]-{30}", paused), "one cycle by itself"
+    assert re.search("(?:-{1,2}[+]{1,2}){6}", paused), "changes of mind"
 
 
 class StuckError(wiring.Component):
@@ -275,7 +287,7 @@ def test_coverage_sees_how_a_block_flows(late_in, late_out, expected):
 
 
 def test_the_report_of_mutants_counts_faults_only():
-    fates = ["killed"] * 8 + ["equivalent"] * 2 + ["bounded"] * 2
+    fates = ["killed"] * 8 + ["equivalent"] * 2 + ["undecided"] * 2
     rows = reports.mutants([{"config": "x", "part": "compressor", "fate": fate} for fate in fates])
     assert [row["config"] for row in rows] == ["x", "all"]
     assert (rows[1]["mutants"], rows[1]["killed"], rows[1]["killed_percent"]) == (12, 8, 80)

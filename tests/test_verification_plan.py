@@ -64,7 +64,7 @@ def proof(claim, component, parameters, status="PASS", expected="PASS"):
 def write(report, rows, **made):
     report.path.parent.mkdir(parents=True, exist_ok=True)
     report.path.write_text(json.dumps(rows))
-    provenance.note(report.path, **made)
+    provenance.note(report.path, **({"sources": provenance.sources()} | made))
 
 
 @pytest.fixture
@@ -105,9 +105,38 @@ def test_the_page_says_what_it_was_made_with(reported):
     assert made["seed"] == 9
     assert {"Amaranth", "Verilator", "cocotb", "Python"} <= made["tools"].keys()
     page = plan.page()
-    assert f"| `make sim` | `{made['commit']}` | 9 | Python " in page
+    assert f"| `make sim` | `{made['commit']}` | these | 9 | Python " in page
     assert f"Amaranth {made['tools']['Amaranth']}" in page
     assert "| `make mutate` | not run to its end |" in page
+
+
+def test_rows_of_other_sources_are_shown_as_such(reported, monkeypatch):
+    assert reports.STALE not in plan.page()
+    assert "of older sources" not in plan.page()
+    write(reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], sources="0123456789abcdef")
+    reports.take()
+    page = plan.page()
+    assert "- The rows of `make formal` are of older sources" in page
+    assert page.count(reports.STALE) == 1
+    assert "| Packer | 2 to 4 bytes |" in page, "nothing is dropped"
+    monkeypatch.setattr(provenance, "sources", lambda: "another")
+    assert "- The rows of `make sim`, `make formal` are of older sources" in plan.page()
+
+
+def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path, monkeypatch):
+    for name in ("rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py", "gen/board/e.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text("1")
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    found = set()
+    for name in ("", "rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py"):
+        if name:
+            (tmp_path / name).write_text("2")
+        found.add(provenance.sources.__wrapped__())
+    assert len(found) == 5
+    (tmp_path / "gen/board/e.py").write_text("2")
+    assert provenance.sources.__wrapped__() in found
 
 
 def test_a_report_without_a_note_is_given_no_other_commit(reported):

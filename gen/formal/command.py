@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"name must be of a proof, not {' '.join(names)!r}")
     results = prove(proofs, _FOLDER, arguments.jobs, keep=True)
     report(results, _FOLDER / "report.json")
-    provenance.note(_FOLDER / "report.json", only=arguments.name)
+    provenance.note(_FOLDER / "report.json", only=arguments.name, sources=provenance.sources())
     wrong = [proof.name for proof, result in zip(proofs, results, strict=True) if not result.is_good]
     if wrong:
         raise ToolError(f"not as it must be, see {_FOLDER}: {', '.join(wrong)}")

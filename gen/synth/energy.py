@@ -241,21 +241,21 @@ def of_stream(netlist: Netlist, words: Sequence[Sequence[int]]) -> Energy:
         words: for each of :data:`STREAMS` streams, the payloads that it is offered, again and again.
     """
     mask = (1 << STREAMS) - 1
-    payload = len(netlist.ports["i__payload"])
+    payload = len(netlist.ports["i_payload"])
     count = len(words[0])
     offered = [columns([stream[index] for stream in words], payload) for index in range(count)]
     index = 0
 
     def drive(cycle: int, output: Callable[[str], list[int]]) -> dict[str, list[int]]:
         nonlocal index
-        if cycle > 0 and output("i__ready")[0]:
+        if cycle > 0 and output("i_ready")[0]:
             index = (index + 1) % count
         runs = mask * (cycle >= 0)
         return {
             "rst": [mask - runs],
-            "i__valid": [runs],
-            "o__ready": [runs],
-            "i__payload": offered[index],
+            "i_valid": [runs],
+            "o_ready": [runs],
+            "i_payload": offered[index],
         }
 
     return netlist.run(drive)
