@@ -194,7 +194,7 @@ def test_a_library_may_be_several_files(tmp_path):
 
 def test_wires_make_a_path_longer_and_sizes_know_it(tmp_path):
     text = LIBRARY.read_text()
-    sized = gates.Mapping(sized=True)
+    sized = gates.Mapping(driver="BUF")
     delays = []
     for length in (0.001, 5.0):
         folder = tmp_path / f"{length}"
@@ -246,7 +246,7 @@ def test_a_node_is_known_by_its_library():
 
 @pytest.mark.skipif(sta.version() is None, reason="OpenSTA is not installed")
 def test_a_node_is_measured_without_and_with_wires(tmp_path):
-    node = replace(known.NODES["asap7sc7p5t"], dont_use=("NOR2",))
+    node = replace(known.NODES["asap7sc7p5t"], dont_use=("NOR2",), driver="BUF")
     design = known.Design("x", "part", 16, lambda: PATH, "path", has_memories=True)
     found = known.measure(design, PATH, [LIBRARY.read_text()], node, tmp_path)
     assert found["smallest"]["period_with_wires_ps"] > found["smallest"]["period_ps"] > 30

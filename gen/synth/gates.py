@@ -22,6 +22,7 @@ from .paths import LongestPath, Netlist, longest_paths
 GATE = {"$_NAND_": 1.0, "$_NOT_": 0.67}
 FLIP_FLOP = 6.0
 
+_LOAD = 2.0  # at a path's end, fF: a flip-flop and its wire
 PATHS = 12  # how many of the longest are kept
 FLOW = Path(__file__).read_text() + Path(paths.__file__).read_text()
 
@@ -190,22 +191,24 @@ class Mapping:
 
     Attributes:
         keep_memories: whether memories stay as they are, not counted; paths begin and end at them.
-        sized: whether buffers and sizes are chosen for the library's wire load, see :mod:`gen.synth.wires`.
+        driver: a cell that stands for the flip-flop at a path's start. With it, buffers and sizes are chosen
+            for the library's wire load, see :mod:`gen.synth.wires`; without, there are no wires.
         dont_use: cells that are not to be used, as patterns.
     """
 
     keep_memories: bool = False
-    sized: bool = False
+    driver: str = ""
     dont_use: tuple[str, ...] = ()
 
 
 def library_script(top: str, folder: Path, files: Sequence[Path], mapping: Mapping) -> list[str]:
     """The Yosys commands of :func:`measure_cells`."""
     libraries = " ".join(f"-liberty {file}" for file in files)
+    constraints = f"-constr {folder}/cells.constr" if mapping.driver else ""
     unused = " ".join(f"-dont_use {pattern}" for pattern in mapping.dont_use)
     # As abc does with a file of constraints: buffers and sizes, then static timing.
     abc = "+strash;&get,-n;&fraig,-x;&put;scorr;dc2;dretime;strash;&get,-n;&dch,-f;&nf;&put;"
-    if mapping.sized:
+    if mapping.driver:
         abc += "buffer,-c,-p;upsize,-c;dnsize,-c;stime,-p,-c"
     else:
         abc += "buffer;upsize;dnsize;stime,-p"
@@ -213,7 +216,7 @@ def library_script(top: str, folder: Path, files: Sequence[Path], mapping: Mappi
         f"read_verilog {folder}/source.v",
         *(step.format(top=top) for step in (_LOGIC_BESIDE_MEMORIES if mapping.keep_memories else _ALL_LOGIC)),
         f"dfflibmap {unused} {libraries}",
-        f"abc {unused} {libraries} -script {abc}",
+        f"abc {unused} {constraints} {libraries} -script {abc}",
         "opt_clean -purge",
         f"tee -q -o {folder}/cells.json stat {libraries} -json",
         f"write_json {folder}/netlist.json",
@@ -233,13 +236,14 @@ def measure_cells(
 
     Returns:
         "area" in the library's unit, "delay_ps" of the longest path as abc sees it, without what flip-flops
-        take, and without wires unless the mapping is sized for them. In the folder stay ``netlist.json``,
+        take, and without wires unless the mapping is for them. In the folder stay ``netlist.json``,
         ``netlist.v`` without memories, and the library's files.
 
     Raises:
         gen.toolchain.ToolError: Yosys failed, for instance because the library lacks a cell.
     """
     files = write_libraries(libraries, folder)
+    (folder / "cells.constr").write_text(f"set_driving_cell {mapping.driver}\nset_load {_LOAD}\n")
     printed = _run(library_script(top, folder, files, mapping), verilog, folder)
     delays = re.findall(r"Delay = *([\d.]+) ps", printed)
     if not delays:

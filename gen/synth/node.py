@@ -12,13 +12,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from .. import memory
 from ..config import PRESETS
-from ..toolchain import ToolError
 from ..verilog import module_name, parts
 from . import energy, gates, jobs, liberty, sta, wires
 from .wires import Wire
@@ -36,6 +34,7 @@ class Node:
         name: for the page.
         wire: of a signal net before its route is known.
         dont_use: cells too weak for any wire.
+        driver: a buffer about as strong as a flip-flop.
         memory_bit: of a small memory with a port to write and one to read, periphery included, µm² a bit.
         source: of the numbers.
     """
@@ -43,6 +42,7 @@ class Node:
     name: str
     wire: Wire
     dont_use: tuple[str, ...]
+    driver: str
     memory_bit: float
     source: str
 
@@ -53,6 +53,7 @@ NODES = {
         name="ASAP7, a predictive 7 nm process",
         wire=Wire(resistance=0.0323151, capacitance=0.173323),
         dont_use=("*xp*",),
+        driver="BUFx4_ASAP7_75t_R",
         # The register file of 32 words of 46 bits that OpenROAD's flow has for ASAP7: 6.08 by 16.8 µm.
         memory_bit=6.08 * 16.8 / (32 * 46),
         source="OpenROAD-flow-scripts, flow/platforms/asap7: setRC.tcl, config.mk, lef/fakeregfile_32x46.lef",
@@ -120,7 +121,7 @@ def measure(design: Design, verilog: str, texts: Sequence[str], node: Node, fold
     cells = sum(json.loads((small / "cells.json").read_text())["design"]["num_cells_by_type"].values())
     length = wires.length_per_sink(found["area"], cells)
     wired = [wires.with_wires(text, node.wire, length) for text in texts]
-    mapping = replace(mapping, sized=True, dont_use=node.dont_use)
+    mapping = replace(mapping, driver=node.driver, dont_use=node.dont_use)
     sized = gates.measure_cells(verilog, design.top, wired, large, mapping)
     picofarad = node.wire.capacitance * length * 1e-3
 
@@ -149,10 +150,10 @@ def _leakage(texts: Sequence[str], folder: Path) -> float:
     return jobs.rounded(energy.leakage(folder / "netlist.json", energy.library_of(*texts)))
 
 
-def designs(activity: Path | None) -> list[Design]:
-    """The engines of the shown presets, and the memory engines."""
+def designs(activity: Path | None, widths: Sequence[int] = WIDTHS) -> list[Design]:
+    """The engines of the shown presets with buses of these bytes, and the memory engines with such ports."""
     found = []
-    for width in WIDTHS:
+    for width in widths:
         for preset in SHOWN:
             config = replace(PRESETS[preset], bus_bytes=width)
             for part in parts(config):
@@ -162,7 +163,8 @@ def designs(activity: Path | None) -> list[Design]:
     for preset, parameters in memory.PRESETS.items():
         source, top = partial(memory.verilog_text, parameters), memory.module_name(parameters)
         width = parameters.bus_bytes
-        found.append(Design(preset, "memory engine", width, source, top, clock="aclk", has_memories=True))
+        if width in widths:
+            found.append(Design(preset, "memory engine", width, source, top, clock="aclk", has_memories=True))
     return found
 
 
@@ -180,41 +182,3 @@ def measure_row(design: Design, libraries: Sequence[Path], activity: Path | None
             lambda folder: gates.measure_beside_memories(verilog, design.top, folder),
         )
     return row
-
-
-def measure_node(libraries: Sequence[Path], activity: Path | None, processes: int) -> dict[str, Any]:
-    """Measure all designs.
-
-    Args:
-        libraries: files of a cell library, see :func:`gen.synth.liberty.read`.
-        activity: see :func:`gen.synth.energy.stimulus`.
-        processes: how many designs are measured at a time.
-
-    Returns:
-        What docs/node.json has: library, node, tools, and a row for each design.
-
-    Raises:
-        ValueError: the library is none, or of no node in :data:`NODES`.
-        gen.toolchain.ToolError: a tool is missing or failed.
-    """
-    texts = [liberty.read(path) for path in libraries]
-    if not texts:
-        raise ValueError("a node needs a cell library: set LIBERTY")
-    name, node = node_of(texts)
-    if sta.version() is None:
-        raise ToolError(f"no {sta.PROGRAM} found, which gives the clocks: apt install opensta")
-    todo = {
-        (design.preset, design.part, design.bus_bytes): partial(measure_row, design, libraries, activity)
-        for design in designs(activity)
-    }
-    rows = list(jobs.run(todo, processes).values())
-    cells = energy.library_of(*texts).cells.values()
-    return {
-        "library": name,
-        "library_sha256": hashlib.sha256("".join(texts).encode()).hexdigest(),
-        "node": asdict(node),
-        "flip_flop_um2": min(cell.area for cell in cells if cell.clock),
-        "tools": {"yosys": f"pyosys {version('pyosys')}", "opensta": sta.version()},
-        "activity": activity.name if activity else "normal values, each block of another scale",
-        "rows": rows,
-    }
