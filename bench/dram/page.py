@@ -24,7 +24,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_model(model: dict[str, Any], memories: dict[str, Any]) -> Iterator[str]:
-    yield f"### {model['model']}, {model['batch']} sequences"
+    yield f"### {model['model']}, batch of {model['batch']}"
     yield ""
     yield (
         f"{model['tensors']} saved tensors have {_mb(model['saved_bytes'])} MB, "
