@@ -1,7 +1,9 @@
 """A step in front of a DRAM: what is recorded of it, where it lies, what a simulator is given and says."""
 
 import json
+import os
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -292,3 +294,18 @@ def test_the_page_has_a_table_for_each_memory(tmp_path):
 def test_the_driver_needs_nothing_but_the_librarys_header():
     includes = [line for line in dramsim3.DRIVER.read_text().splitlines() if line.startswith("#include")]
     assert [line for line in includes if '"' in line] == ['#include "dramsim3.h"']
+
+
+@pytest.mark.skipif("DRAMSIM3" not in os.environ, reason="DRAMSIM3 names no build of DRAMsim3")
+def test_a_trace_runs_to_its_end(tmp_path):
+    simulator = dramsim3.DramSim3(Path(os.environ["DRAMSIM3"]), tmp_path)
+    hbm = simulator.memory("HBM2", "HBM2_8Gb_x128")
+    assert (hbm.burst, hbm.channels, hbm.peak) == (64, 8, 256)
+    step = a_step(1 << 20)
+    found = trace.requests(spans(step, Plain().place(step.tensors)), hbm.burst)
+    count = trace.write_dramsim3(found, tmp_path / "trace")
+    run = simulator.run(hbm, tmp_path / "trace")
+    assert run.requests == count == (2 << 20) // 64
+    assert 0.5 * hbm.peak < (2 << 20) / run.nanoseconds < hbm.peak
+    assert run.row_hits > 0.9
+    assert run.millijoules > 0
