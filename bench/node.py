@@ -189,7 +189,7 @@ def _rivals(results: dict[str, Any]) -> Iterator[str]:
             row["name"],
             row["node"],
             row["format"],
-            f"{row['mm2']:.4g}",
+            f"{row['mm2']:.3g}",
             f"{row['gb_per_s']:,.0f}",
             f"{per_terabyte:.3f}",
             _number(row["pj_per_byte"], ".2f"),
@@ -205,6 +205,8 @@ def _ours(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
         fmt = PRESETS[preset].fmt
         assert fmt.target
         both = [row["sized"] for row in wide if row["preset"] == preset]
+        if len(both) < 2:
+            continue
         yield {
             "name": f"`{preset}`, both engines",
             "node": results["node"]["name"].partition(",")[0],
