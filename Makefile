@@ -9,7 +9,7 @@ READY := .venv/.ready
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
+.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth node dram formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -60,8 +60,14 @@ library: setup ## The Verilated engines as a library, for training through the R
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines
 	$(RUN) gen diagrams
 
-synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY=file.lib ACTIVITY=arrays.npz, ARGS="--help")
+synth: setup ## Area, depth and FPGA speed, in build/synth (LIBERTY="files.lib or .gz" ACTIVITY=arrays.npz, ARGS="--help")
 	$(RUN) gen synth $(ARGS)
+
+node: setup ## Area, clock, energy and leakage at a named node (LIBERTY=asap7.lib.gz; needs OpenSTA), into docs
+	$(RUN) bench.node $(ARGS)
+
+dram: setup ## Saved tensors of training steps in DRAM (DRAMSIM3=folder of a built DRAMsim3), into docs
+	DRAMSIM3=$(DRAMSIM3) $(RUN) bench.dram $(ARGS)
 
 formal: setup ## Proofs about the hardware, in build/formal (an hour; ARGS="'contract-*'")
 	$(RUN) gen formal $(ARGS)

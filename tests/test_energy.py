@@ -1,5 +1,6 @@
 """Energy of an engine from a cell library: read as it is written, simulated as it works, counted by hand."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,18 +9,19 @@ import pytest
 
 from gen.config import Config
 from gen.synth import energy, gates
-from gen.synth.liberty import expression, parse
+from gen.synth.liberty import expression, parse, read
 from gen.verilog import convert, make_component, module_name
 from golden import PlaneFormat
 
-TINY = (Path(__file__).parent / "tiny.lib").read_text().replace("(1, ff)", "(1, pf)")
+TINY = (Path(__file__).parent / "tiny.lib").read_text()
 SMALL = Config(PlaneFormat("bf16", block=16, target=16), bus_bytes=16)
 
 # An inverter of 2 pF and a flip-flop of 3 pF each at data and clock, with tables of energy in pJ.
 LIBRARY = """
 library (x) { /* of no process */
-  capacitive_load_unit (1,pf); nom_voltage : 2;
-  cell (INV) { area : 5; pin(A) { direction : input; capacitance : 2; }
+  capacitive_load_unit (1,pf); leakage_power_unit : "1uW"; nom_voltage : 2
+  power_lut_template (e) { variable_1 : total_output_net_capacitance; variable_2 : input_transition_time; }
+  cell (INV) { area : 5; cell_leakage_power : 3; pin(A) { direction : input; capacitance : 2; }
     pin(Y) { direction : output; function : "(!A)";
       internal_power() { related_pin : "A";
         rise_power(e) { index_1 ("1, 3"); index_2 ("0.1, 0.9"); values ("10, 90", \\
@@ -65,8 +67,103 @@ def test_functions_are_read(function, python):
 def test_a_library_that_breaks_off_is_an_error():
     with pytest.raises(ValueError, match="must end its groups"):
         parse("library (x) { cell (INV) {")
-    with pytest.raises(ValueError, match=r"capacitances in 1 pF, not '1 ff'"):
-        energy.Library.parse(LIBRARY.replace("(1,pf)", "(1,ff)"))
+    with pytest.raises(ValueError, match="end its groups once"):
+        parse("library (x) { } }")
+    with pytest.raises(ValueError, match=r"attributes and groups, not 'area = 3; }'"):
+        parse("library (x) { area = 3; }")
+
+
+def test_attributes_end_with_their_line():
+    library = parse('library (x) {\n area : 5\n cell (INV) { area : 7 \n f : "a;b"; }\n one (1,"2, 3")\n }')
+    assert library.attributes == {"area": "5", "one": "1 2 3"}
+    (cell,) = library.all("cell")
+    assert cell.attributes == {"area": "7", "f": "a;b"}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_library_is_read_from_its_file(compressed, tmp_path):
+    path = tmp_path / "x.lib"
+    path.write_bytes(gzip.compress(LIBRARY.encode()) if compressed else LIBRARY.encode())
+    assert read(path) == LIBRARY
+    path.write_bytes(path.read_bytes()[:8])
+    with pytest.raises(ValueError, match=r"LIBERTY must be a cell library's file, not '.*x\.lib'"):
+        read(path)
+
+
+def test_a_library_of_femtofarads_and_picowatts_says_the_same():
+    pico = energy.Library.parse(LIBRARY)
+    femto = energy.Library.parse(LIBRARY.replace("(1,pf)", "(1,ff)").replace("1uW", "1pW"))
+    assert femto.cells["INV"].capacitances["A"] == pytest.approx(1e-3 * pico.cells["INV"].capacitances["A"])
+    assert femto.cells["DFF"].clock_energy == pytest.approx(1e-3 * pico.cells["DFF"].clock_energy)
+    # The load of 3 of its units is the table's second row.
+    assert femto.cells["INV"].energies["Y"](3e-3) == pytest.approx(1e-3 * pico.cells["INV"].energies["Y"](3))
+    assert pico.cells["INV"].leakage == pytest.approx(3e-3)
+    assert femto.cells["INV"].leakage == pytest.approx(3e-9)
+    with pytest.raises(ValueError, match="numbers of F, not '1furlong'"):
+        energy.Library.parse(LIBRARY.replace("(1,pf)", "(1,furlong)"))
+
+
+def test_a_library_may_be_several_files():
+    head, inverter, flip_flop = LIBRARY.partition("cell (INV)")[0], *_cells(LIBRARY)
+    both = energy.Library.parse(head + inverter + "}", head + flip_flop + "}")
+    assert both.cells.keys() == energy.Library.parse(LIBRARY).cells.keys()
+    assert both.voltage == 2
+
+
+def _cells(library):
+    at, end = library.index("cell (DFF)"), library.rindex("}")
+    return library[library.index("cell (INV)") : at], library[at:end]
+
+
+def test_a_table_may_have_the_slew_first():
+    turned = LIBRARY.replace("variable_1 : total_output_net_capacitance", "variable_1 : x")
+    turned = turned.replace(
+        'index_1 ("1, 3"); index_2 ("0.1, 0.9")', 'index_1 ("0.1, 0.9"); index_2 ("1, 3")'
+    )
+    turned = turned.replace('"10, 90", \\\n          "20, 90"', '"10, 20", "90, 90"')
+    turned = turned.replace('"30, 90", "40, 90"', '"30, 40", "90, 90"')
+    assert turned != LIBRARY
+    for load in (1, 3):
+        expected = energy.Library.parse(LIBRARY).cells["INV"].energies["Y"](load)
+        assert energy.Library.parse(turned).cells["INV"].energies["Y"](load) == pytest.approx(expected)
+
+
+RAILS = """
+library (x) { capacitive_load_unit (1,ff); voltage_unit : "1V"; leakage_power_unit : "1pW"; nom_voltage : 0.5;
+  cell (DFFN) { area : 2
+    pg_pin (VDD) { pg_type : primary_power; } pg_pin (VSS) { pg_type : primary_ground; }
+    leakage_power () { value : 8; when : "D"; related_pg_pin : VDD; }
+    leakage_power () { value : 6; related_pg_pin : VDD; }
+    leakage_power () { value : 100; related_pg_pin : VSS; }
+    ff (IQN, IQNN) { next_state : "!D"; clocked_on : "C"; }
+    pin(C) { direction : input; capacitance : 1; }
+    pin(D) { direction : input; capacitance : 1; }
+    pin(QN) { direction : output; function : "IQN"; internal_power () { related_pg_pin : VDD;
+        rise_power (scalar) { values ("4"); } fall_power (scalar) { values ("2"); } }
+      internal_power () { related_pg_pin : VSS;
+        rise_power (scalar) { values ("50"); } fall_power (scalar) { values ("50"); } } } }
+}
+"""
+
+
+def test_of_two_rails_the_power_rail_counts():
+    cell = energy.Library.parse(RAILS).cells["DFFN"]
+    assert cell.leakage == pytest.approx(6e-9)
+    assert cell.energies["QN"](0) == pytest.approx(3e-3)
+
+
+def test_a_flip_flop_may_give_its_data_inverted(tmp_path):
+    path = tmp_path / "netlist.json"
+    loop = {"C": [2], "D": [3], "QN": [3]}  # toggles in every cycle, since it inverts
+    module = {"ports": {"clk": {"bits": [2]}}, "cells": {"a": {"type": "DFFN", "connections": loop}}}
+    path.write_text(json.dumps({"modules": {"x": module}}))
+    library = energy.Library.parse(RAILS)
+    found = energy.Netlist(path, library).run(lambda cycle, output: {})
+    assert found.switching == pytest.approx(3e-3 + 0.5**2 / 2 * 1e-3)
+    assert energy.leakage(path, library) == pytest.approx(6e-9)
+    wired = energy.Netlist(path, library, wire=2e-3).run(lambda cycle, output: {})
+    assert wired.switching - found.switching == pytest.approx(0.5**2 / 2 * 2e-3)
+    assert wired.clock - found.clock == pytest.approx(2 * 0.5**2 / 2 * 2e-3)
 
 
 def test_energy_is_what_is_counted_by_hand(tmp_path):
@@ -111,7 +208,7 @@ def test_a_file_without_blocks_is_refused(content, tmp_path):
 @pytest.mark.parametrize("part", ["compressor", "decompressor"])
 def test_the_simulated_netlist_gives_the_golden_models_words(part, tmp_path):
     top = module_name(SMALL, part)
-    gates.measure_cells(convert(make_component(SMALL, part), top), top, TINY, tmp_path)
+    gates.measure_cells(convert(make_component(SMALL, part), top), top, [TINY], tmp_path)
     netlist = energy.Netlist(tmp_path / "netlist.json", energy.Library.parse(TINY))
     words, given = energy.stimulus(SMALL, part), []
     columns = [energy.columns(column, len(netlist.ports["i_payload"])) for column in zip(*words, strict=True)]

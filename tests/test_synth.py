@@ -1,6 +1,7 @@
 """Synthesis: whole rows or an error, nothing measured twice, and figures that mean what they say."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from amaranth.sim import Simulator
 
 from gen.__main__ import main
 from gen.config import Config
-from gen.synth import ecp5, gates, jobs, report, scaling
+from gen.synth import ecp5, gates, jobs, report, scaling, sta, wires
+from gen.synth import node as known
 from gen.synth.paths import Netlist
 from gen.toolchain import ToolError
 from gen.yosys import run_yosys
@@ -55,7 +57,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_an_engine_makes_whole_rows_once(elsewhere, monkeypatch, capsys):
-    rows = report.synthesise([SMALL], 2, liberty=LIBRARY)
+    rows = report.synthesise([SMALL], 2, libraries=[LIBRARY])
     printed = capsys.readouterr().out
     assert all(f"{row['kge']:.1f}" in printed and f"{row['area']:.0f}" in printed for row in rows)
     assert rows == json.loads(Path("build/synth/report.json").read_text())
@@ -154,7 +156,104 @@ def test_a_flow_that_dies_in_the_middle_is_an_error(tmp_path, monkeypatch):
 def test_a_library_that_lacks_a_cell_is_an_error(tmp_path):
     text = LIBRARY.read_text()
     with pytest.raises(ToolError, match="DFF"):
-        gates.measure_cells(TINY, "tiny", text[: text.index("  cell (DFF)")] + "}", tmp_path)
+        gates.measure_cells(TINY, "tiny", [text[: text.index("  cell (DFF)")] + "}"], tmp_path)
+
+
+# A NAND between two registers, and a memory between two others.
+PATH = """
+module path(input clk, input a, output reg q, input [7:0] d, input [1:0] at, output reg [7:0] word);
+  reg p; reg [7:0] words [0:3];
+  always @(posedge clk) begin p <= a; q <= ~(p & q); words[at] <= d; word <= words[at]; end
+endmodule
+"""
+
+
+def test_memories_may_stay_and_are_told(tmp_path):
+    found = gates.measure_cells(
+        PATH, "path", [LIBRARY.read_text()], tmp_path, gates.Mapping(keep_memories=True)
+    )
+    (kept,) = gates.memories(tmp_path / "netlist.json")
+    assert (kept.width, kept.depth, kept.bits, kept.reads) == (8, 4, 32, 1)
+    # Two flip-flops of a bit, and eight more if the memory does not take the register behind it.
+    assert found["area"] - 18 * (2 if kept.clocked else 10) < 20
+    (tmp_path / "beside").mkdir()
+    assert gates.measure_beside_memories(PATH, "path", tmp_path / "beside") < 0.1
+    (tmp_path / "all").mkdir()
+    assert gates.measure_cells(PATH, "path", [LIBRARY.read_text()], tmp_path / "all")["area"] > 18 * 32
+
+
+def test_a_library_may_be_several_files(tmp_path):
+    text = LIBRARY.read_text()
+    at = text.index("  cell (DFF)")
+    head = text[: text.index("  cell (BUF)")]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = gates.measure_cells(TINY, "tiny", [text], tmp_path / "one")
+    assert gates.measure_cells(TINY, "tiny", [text[:at] + "}", head + text[at:]], tmp_path / "two") == one
+
+
+def test_wires_make_a_path_longer_and_sizes_know_it(tmp_path):
+    text = LIBRARY.read_text()
+    sized = gates.Mapping(driver="BUF")
+    delays = []
+    for length in (0.001, 5.0):
+        folder = tmp_path / f"{length}"
+        folder.mkdir()
+        wired = wires.with_wires(text, wires.Wire(resistance=0.01, capacitance=2.0), length)
+        delays.append(gates.measure_cells(TINY, "tiny", [wired], folder, sized)["delay_ps"])
+    assert delays[1] > 1.5 * delays[0]
+
+
+def test_donath_grows_as_the_square_root_does_and_less():
+    # Four cells in a square: four neighbours at 1, two diagonals at 2; the rule's mean is of that order.
+    assert 0.5 < wires.donath(4) < 1.5
+    means = [wires.donath(4**level) for level in range(2, 10)]
+    assert all(1 < larger / smaller < 2 for smaller, larger in itertools.pairwise(means))
+    assert wires.length_per_sink(400.0, 1000) == pytest.approx(2 * wires.length_per_sink(100.0, 1000))
+    with pytest.raises(ValueError, match="at least 4, not 3"):
+        wires.donath(3)
+
+
+@pytest.mark.skipif(sta.version() is None, reason="OpenSTA is not installed")
+def test_a_period_has_flip_flop_gates_and_setup(tmp_path):
+    text = LIBRARY.read_text()
+    ports = "input clk, input a, output reg q"
+    source = f"module one({ports}); reg p; always @(posedge clk) begin p <= a; q <= ~p; end endmodule"
+    gates.measure_cells(source, "one", [text], tmp_path)
+    # 30 ps from the clock and 1 for each fF, an inverter of 10 and 1 for each fF, 7 of setup.
+    period = sta.shortest_period(tmp_path / "netlist.v", "one", [tmp_path / "cells0.lib"])
+    assert period == pytest.approx(30 + 1 + 10 + 1 + 7, abs=0.2)
+    (tmp_path / "wired.lib").write_text(wires.with_wires(text, wires.Wire(1e-6, 0.5), 2.0))
+    wired = sta.shortest_period(tmp_path / "netlist.v", "one", [tmp_path / "wired.lib"])
+    assert wired == pytest.approx(period + 2, abs=0.2)
+    with pytest.raises(ToolError, match="no longest path"):
+        sta.shortest_period(tmp_path / "netlist.v", "other", [tmp_path / "cells0.lib"])
+
+
+def test_without_opensta_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sta.version() is None
+    with pytest.raises(ToolError, match="no sta found"):
+        sta.shortest_period(tmp_path / "netlist.v", "one", [])
+
+
+def test_a_node_is_known_by_its_library():
+    name, node = known.node_of(["library (asap7sc7p5t_RVT_TT) {"])
+    assert (name, node.name.partition(",")[0]) == ("asap7sc7p5t_RVT_TT", "ASAP7")
+    with pytest.raises(ValueError, match="LIBERTY must be a library of asap7sc7p5t, not 'tiny'"):
+        known.node_of([LIBRARY.read_text()])
+
+
+@pytest.mark.skipif(sta.version() is None, reason="OpenSTA is not installed")
+def test_a_node_is_measured_without_and_with_wires(tmp_path):
+    node = replace(known.NODES["asap7sc7p5t"], dont_use=("NOR2",), driver="BUF")
+    design = known.Design("x", "part", 16, lambda: PATH, "path", has_memories=True)
+    found = known.measure(design, PATH, [LIBRARY.read_text()], node, tmp_path)
+    assert found["smallest"]["period_with_wires_ps"] > found["smallest"]["period_ps"] > 30
+    assert found["sized"]["period_with_wires_ps"] > 30
+    assert found["sized"]["pj_per_byte"] is None
+    assert [memory["width"] * memory["depth"] for memory in found["memories"]] == [32]
+    assert "NOR2" not in (tmp_path / "sized" / "netlist.v").read_text()
 
 
 class Inverter(wiring.Component):

@@ -59,7 +59,8 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
     ]
     for config in configs:
         geometry(config)  # raises if there is no such engine
-    liberty, activity = (os.environ.get(name) for name in ("LIBERTY", "ACTIVITY"))
+    libraries = [Path(name) for name in os.environ.get("LIBERTY", "").split()]
+    activity = os.environ.get("ACTIVITY")
     if arguments.scaling:
         measure_scaling(arguments.jobs, arguments.scaling)
         return
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace, fmt: Format | None = None) -> None:
         configs,
         arguments.jobs,
         placed={config: seeds for config in configs if (seeds := _seeds(config, arguments))},
-        liberty=Path(liberty) if liberty else None,
+        libraries=libraries,
         activity=Path(activity) if activity else None,
         show_paths=arguments.paths,
     )

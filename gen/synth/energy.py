@@ -3,19 +3,24 @@
 The mapped netlist is simulated without delays: in each cycle every net of 64 independent streams at once, a
 bit of an integer each. All have the same handshakes, for no control depends on data. What is counted:
 
-- half of C V^2 for each toggle of a net, C being the input pins that it drives; wires have none;
+- half of C V^2 for each toggle of a net, C being the input pins that it drives, and wires if they are given;
 - the library's internal energy for each toggle of a cell's output, and of a flip-flop's data pin;
 - for each flip-flop in each cycle both edges at its clock pin: there are no clock gates.
 
-So there are no glitches, no wires, no clock tree and no leakage in it: it is a lower bound.
+So there are no glitches and no clock tree in it: it is a lower bound. Leakage is counted apart.
+
+Where a library gives internal energy and leakage for each rail, those of its power rail count: the ground
+rail carries the same charge, so that the sum of both would be twice the energy.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from math import gcd
 from pathlib import Path
@@ -31,7 +36,7 @@ from .liberty import Group, expression, parse, table
 STREAMS = 64
 FLOW = Path(__file__).read_text() + Path(liberty.__file__).read_text()
 _RESET, _WARM_UP, _MEASURED = 4, 100, 64  # cycles
-_SLEW = 0.2  # ns, of all inputs
+_LOAD = "total_output_net_capacitance"
 
 Bit = int | str
 # See :meth:`Netlist.run`.
@@ -44,76 +49,155 @@ class Cell:
 
     Attributes:
         area: in the library's unit.
+        leakage: mW.
         capacitances: of its input pins, pF.
         functions: of its output pins, see :func:`gen.synth.liberty.expression`; none of a flip-flop.
         energies: of its pins, pJ for each toggle at a load in pF.
-        clock, data, output: the pins of a flip-flop, empty if it is none.
+        clock, data: pins of a flip-flop, empty if it is none.
+        outputs: those of a flip-flop, and whether they give what it took inverted.
         clock_energy: of a cycle at its clock pin, pJ.
     """
 
     area: float
+    leakage: float
     capacitances: dict[str, float]
     functions: dict[str, str]
     energies: dict[str, Callable[[float], float]]
     clock: str = ""
     data: str = ""
-    output: str = ""
+    outputs: Mapping[str, bool] = field(default_factory=dict)
     clock_energy: float = 0.0
 
 
 @dataclass(frozen=True)
+class Units:
+    """What a library's numbers are in.
+
+    Attributes:
+        capacitance: pF.
+        energy: of its internal energies, pJ: capacitance by the square of the voltage's unit.
+        leakage: mW.
+    """
+
+    capacitance: float
+    energy: float
+    leakage: float
+
+    @classmethod
+    def of(cls, library: Group) -> Units:
+        """Those of a library's group.
+
+        Raises:
+            ValueError: a unit is not one of F, V and W.
+        """
+        number, unit = library.attributes.get("capacitive_load_unit", "1 pf").split()
+        capacitance = _scaled(f"{number}{unit}", "f") * 1e12
+        volt = _scaled(library.attributes.get("voltage_unit", "1V"), "v")
+        leakage = _scaled(library.attributes.get("leakage_power_unit", "1mW"), "w") * 1e3
+        return cls(capacitance, capacitance * volt**2, leakage)
+
+
+_PREFIXES = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9, "p": 1e-12, "f": 1e-15}
+
+
+def _scaled(text: str, unit: str) -> float:
+    """A unit such as "1ff" in terms of the one without a prefix."""
+    found = re.fullmatch(rf"([\d.]+)\s*([munpf]?){unit}", text.strip().lower())
+    if not found:
+        raise ValueError(f"a library's units must be numbers of {unit.upper()}, not {text!r}")
+    return float(found[1]) * _PREFIXES[found[2]]
+
+
+@dataclass(frozen=True)
 class Library:
-    """The cells of a library, by name, and its voltage."""
+    """The cells of a library, by name, and its voltage in V."""
 
     cells: dict[str, Cell]
     voltage: float
 
     @classmethod
-    def parse(cls, text: str) -> Library:
-        """Raises ValueError for what is no library in pF and V."""
-        top = parse(text)
-        unit = top.attributes.get("capacitive_load_unit", "").replace(",", " ").split()
-        if [part.lower() for part in unit] not in (["1", "pf"], ["1.0", "pf"]):
-            raise ValueError(f"a library must have its capacitances in 1 pF, not {' '.join(unit)!r}")
-        voltage = float(top.attributes.get("nom_voltage", 0))
-        return cls({cell.name: _cell(cell) for cell in top.all("cell")}, voltage)
+    def parse(cls, *texts: str) -> Library:
+        """What is in a library's files.
+
+        Raises:
+            ValueError: one of them is no library, or its units are unknown.
+        """
+        cells: dict[str, Cell] = {}
+        voltage = 0.0
+        for text in texts:
+            top = parse(text)
+            tables = _Tables(Units.of(top), {group.name: group for group in top.all("power_lut_template")})
+            cells |= {cell.name: _cell(cell, tables) for cell in top.all("cell")}
+            voltage = float(top.attributes.get("nom_voltage", voltage))
+        return cls(cells, voltage)
 
 
-def _cell(group: Group) -> Cell:
+@dataclass(frozen=True)
+class _Tables:
+    """How a library's numbers are read: their units, and the templates of its tables by name."""
+
+    units: Units
+    templates: Mapping[str, Group]
+
+    def energy(self, edge: Group) -> Callable[[float], float]:
+        """Energy in pJ at a load in pF; at the slew a third up the table, of gates that drive few others."""
+        template = self.templates.get(edge.name, Group("", ""))
+        axes, rows = table(edge, template)
+        if len(axes) == 2 and template.attributes.get("variable_1") != _LOAD:
+            axes, rows = axes[::-1], [list(column) for column in zip(*rows, strict=True)]
+        loads, slews = axes if len(axes) == 2 else ([0.0], axes[0] if axes else [0.0])
+        values = [row[len(slews) // 3] * self.units.energy for row in rows]
+        return lambda load: values[_nearest(loads, load / self.units.capacitance)]
+
+
+@lru_cache(maxsize=1)
+def library_of(*texts: str) -> Library:
+    """:meth:`Library.parse`, which takes seconds, remembered."""
+    return Library.parse(*texts)
+
+
+def _cell(group: Group, tables: _Tables) -> Cell:
     pins = {pin.name: pin for pin in group.all("pin")}
+    rails = {pin.name for pin in group.all("pg_pin") if pin.attributes.get("pg_type") == "primary_power"}
+    area, leakage = float(group.attributes.get("area", 0)), _leakage(group, rails) * tables.units.leakage
     inputs = {
-        name: float(pin.attributes.get("capacitance", 0))
+        name: float(pin.attributes.get("capacitance", 0)) * tables.units.capacitance
         for name, pin in pins.items()
         if pin.attributes.get("direction") == "input"
     }
     functions = {
         name: pin.attributes["function"] for name, pin in pins.items() if "function" in pin.attributes
     }
-    energies = {name: _energy(pin) for name, pin in pins.items()}
-    area = float(group.attributes.get("area", 0))
+    energies = {name: _energy(pin, rails, tables) for name, pin in pins.items()}
     for state in group.all("ff"):
-        clock, data = state.attributes["clocked_on"], state.attributes["next_state"]
+        clock, following = state.attributes["clocked_on"], state.attributes["next_state"]
+        data = following.removeprefix("!")
         if clock in pins and data in pins and "clear" not in state.attributes:
-            first = state.name.split()[0].strip(",")
-            (output,) = (name for name, function in functions.items() if function == first)
-            edges = 2 * energies[clock](0)
-            return Cell(area, inputs, {}, energies, clock, data, output, edges)
-    return Cell(area, inputs, functions, energies)
+            _, inverse = state.name.split()
+            inverted = following.startswith("!")
+            outputs = {name: inverted != (function == inverse) for name, function in functions.items()}
+            return Cell(area, leakage, inputs, {}, energies, clock, data, outputs, 2 * energies[clock](0))
+    return Cell(area, leakage, inputs, functions, energies)
 
 
-def _energy(pin: Group) -> Callable[[float], float]:
-    """Energy of a toggle at a load: the mean over edges and related pins, at the nearest slew."""
-    tables = [table(edge) for power in pin.all("internal_power") for edge in power.groups]
+def _of_rails(groups: Iterable[Group], rails: set[str]) -> list[Group]:
+    """Those of the power rails, or of no rail."""
+    return [group for group in groups if group.attributes.get("related_pg_pin") in {None, *rails}]
 
-    def at(load: float) -> float:
-        found = []
-        for axes, rows in tables:
-            loads, slews = (axes[0], axes[1]) if len(axes) == 2 else ([0.0], axes[0])
-            row = rows[_nearest(loads, load)] if len(axes) == 2 else rows[0]
-            found.append(row[_nearest(slews, _SLEW)])
-        return fmean(found) if found else 0.0
 
-    return at
+def _leakage(group: Group, rails: set[str]) -> float:
+    """Of a cell, in the library's unit: what holds whatever its state, or the mean of its states."""
+    found = _of_rails(group.all("leakage_power"), rails)
+    always = [state for state in found if "when" not in state.attributes]
+    values = [float(state.attributes["value"]) for state in always or found]
+    return fmean(values) if values else float(group.attributes.get("cell_leakage_power", 0))
+
+
+def _energy(pin: Group, rails: set[str], tables: _Tables) -> Callable[[float], float]:
+    """Energy of a toggle at a load: the mean over edges and related pins."""
+    powers = _of_rails(pin.all("internal_power"), rails)
+    edges = [tables.energy(edge) for power in powers for edge in power.groups]
+    return lambda load: fmean(edge(load) for edge in edges) if edges else 0.0
 
 
 def _nearest(numbers: Sequence[float], wanted: float) -> int:
@@ -126,17 +210,22 @@ class Netlist:
     Args:
         path: what Yosys' ``write_json`` left, of one module of a library's cells.
         library: the cells.
+        wire: capacitance of the wire to each pin that a net drives, pF.
+
+    Attributes:
+        ports: the bits of each.
 
     Raises:
         ValueError: it has a cell that the library lacks.
     """
 
-    def __init__(self, path: Path, library: Library):
+    def __init__(self, path: Path, library: Library, wire: float = 0.0):
         (module,) = json.loads(path.read_text())["modules"].values()
         self.ports: dict[str, list[Bit]] = {name: port["bits"] for name, port in module["ports"].items()}
-        self._library = library
+        self._library, self._wire = library, wire
         self._gates: dict[Bit, tuple[str, str, dict[str, Bit]]] = {}  # cell, output pin, pins
         self._registers: list[tuple[Cell, dict[str, Bit]]] = []
+        self._states: list[tuple[Bit, Bit, bool]] = []  # a flip-flop's output, its data, whether inverted
         self._loads: Counter[Bit] = Counter()
         for instance in module["cells"].values():
             if instance["type"] != "$scopeinfo":
@@ -151,9 +240,14 @@ class Netlist:
         cell = self._library.cells[kind]
         pins = {name: bits[0] for name, bits in instance["connections"].items()}
         for name, capacitance in cell.capacitances.items():
-            self._loads[pins[name]] += capacitance  # type: ignore[assignment]
+            self._loads[pins[name]] += capacitance + self._wire  # type: ignore[assignment]
         if cell.clock:
             self._registers.append((cell, pins))
+            self._states += [
+                (pins[name], pins[cell.data], inverted)
+                for name, inverted in cell.outputs.items()
+                if name in pins
+            ]
             return
         inputs = {name: pins[name] for name in cell.capacitances}
         for output in cell.functions:
@@ -190,7 +284,7 @@ class Netlist:
         mask = (1 << STREAMS) - 1
         values: dict[Bit, int] = {"0": 0, "1": mask, "x": 0}
         values |= dict.fromkeys((bit for bits in self.ports.values() for bit in bits), 0) | values
-        values |= dict.fromkeys((pins[cell.output] for cell, pins in self._registers), 0)
+        values |= dict.fromkeys((out for out, _, _ in self._states), 0)
         toggles: Counter[Bit] = Counter()
         before: dict[Bit, int] = {}
         for cycle in range(_RESET + _WARM_UP + _MEASURED):
@@ -201,7 +295,7 @@ class Netlist:
             if cycle >= _RESET + _WARM_UP:
                 toggles.update({bit: (now ^ before[bit]).bit_count() for bit, now in values.items()})
             before = dict(values)
-            following = [(pins[cell.output], values[pins[cell.data]]) for cell, pins in self._registers]
+            following = [(out, values[data] ^ mask * inverted) for out, data, inverted in self._states]
             values.update(following)
         return self._energy({bit: count / STREAMS / _MEASURED for bit, count in toggles.items()})
 
@@ -209,7 +303,8 @@ class Netlist:
         """Of a cycle with so many toggles of each net."""
         half = self._library.voltage**2 / 2
         clock = sum(
-            cell.clock_energy + 2 * half * cell.capacitances[cell.clock] for cell, _ in self._registers
+            cell.clock_energy + 2 * half * (cell.capacitances[cell.clock] + self._wire)
+            for cell, _ in self._registers
         )
         clocks = {pins[cell.clock] for cell, pins in self._registers}
         switching = sum(
@@ -219,10 +314,18 @@ class Netlist:
             internal = self._library.cells[kind].energies[output](self._loads[out])
             switching += toggles.get(out, 0) * internal
         for cell, pins in self._registers:
-            out, data = pins[cell.output], pins[cell.data]
-            switching += toggles.get(out, 0) * cell.energies[cell.output](self._loads[out])
-            switching += toggles.get(data, 0) * cell.energies[cell.data](0)
+            for name in cell.outputs.keys() & pins:
+                out = pins[name]
+                switching += toggles.get(out, 0) * cell.energies[name](self._loads[out])
+            switching += toggles.get(pins[cell.data], 0) * cell.energies[cell.data](0)
         return Energy(clock, switching)
+
+
+def leakage(path: Path, library: Library) -> float:
+    """Of all cells of a mapped netlist, mW; what is no cell, such as a memory that was kept, has none."""
+    (module,) = json.loads(path.read_text())["modules"].values()
+    kinds = (cell["type"] for cell in module["cells"].values())
+    return sum(library.cells[kind].leakage for kind in kinds if not kind.startswith("$"))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .paths import LongestPath, Netlist, longest_paths
 GATE = {"$_NAND_": 1.0, "$_NOT_": 0.67}
 FLIP_FLOP = 6.0
 
+_LOAD = 2.0  # at a path's end, fF: a flip-flop and its wire
 PATHS = 12  # how many of the longest are kept
 FLOW = Path(__file__).read_text() + Path(paths.__file__).read_text()
 
@@ -108,7 +109,53 @@ def measure_gates(verilog: str, top: str, folder: Path) -> Gates:
     )
 
 
-def kilogates(cells: Mapping[str, int]) -> float:
+def measure_beside_memories(verilog: str, top: str, folder: Path) -> float:
+    """Thousands of gate equivalents of a design without its memories; arguments of :func:`measure_gates`."""
+    stat = folder / "gates.json"
+    steps = [step.format(top=top) for step in _LOGIC_BESIDE_MEMORIES]
+    script = [f"read_verilog {folder}/source.v", *steps, "abc -g NAND", "opt_clean -purge"]
+    _run([*script, f"tee -q -o {stat} stat -json"], verilog, folder)
+    cells = json.loads(stat.read_text())["design"]["num_cells_by_type"]
+    return kilogates({cell: count for cell, count in cells.items() if not cell.startswith("$mem")})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory of a design.
+
+    Attributes:
+        width: bits of a word.
+        depth: words.
+        reads: ports to read at.
+        clocked: whether all of them give a word in the cycle after its address.
+    """
+
+    width: int
+    depth: int
+    reads: int
+    clocked: bool
+
+    @property
+    def bits(self) -> int:
+        return self.width * self.depth
+
+
+def memories(netlist: Path) -> list[Memory]:
+    """The memories of a design whose mapping kept them, from its ``netlist.json``."""
+    (module,) = json.loads(netlist.read_text())["modules"].values()
+    cells = (cell["parameters"] for cell in module["cells"].values() if cell["type"].startswith("$mem"))
+    return [
+        Memory(
+            width=int(cell["WIDTH"], 2),
+            depth=int(cell["SIZE"], 2),
+            reads=int(cell["RD_PORTS"], 2),
+            clocked="0" not in cell["RD_CLK_ENABLE"],
+        )
+        for cell in cells
+    ]
+
+
+def kilogates(cells: dict[str, int]) -> float:
     total = 0.0
     for cell, count in cells.items():
         if "DFF" in cell:
@@ -120,39 +167,84 @@ def kilogates(cells: Mapping[str, int]) -> float:
     return round(total / 1000, 3)
 
 
-def library_script(top: str, folder: Path) -> list[str]:
+# As ``synth`` does, but for ``memory_map``: what is left of a design when its memories are macros.
+_LOGIC_BESIDE_MEMORIES = [
+    "hierarchy -check -top {top}",
+    *("proc -norom", "flatten", "opt_expr", "opt_clean", "opt -nodffe -nosdff", "fsm", "opt", "wreduce"),
+    *("peepopt", "opt_clean", "alumacc", "share", "opt", "memory -nomap", "opt_clean"),
+    *("opt -fast -full", "opt -undriven -fine", "techmap", "opt -fast"),
+]
+_ALL_LOGIC = ["synth -flatten -top {top}"]
+
+
+def write_libraries(texts: Sequence[str], folder: Path) -> list[Path]:
+    """A library's files, which the tools do not read compressed, in a folder."""
+    files = [folder / f"cells{number}.lib" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    return files
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """How a design becomes a library's cells.
+
+    Attributes:
+        keep_memories: whether memories stay as they are, not counted; paths begin and end at them.
+        driver: a cell that stands for the flip-flop at a path's start. With it, buffers and sizes are chosen
+            for the library's wire load, see :mod:`gen.synth.wires`; without, there are no wires.
+        dont_use: cells that are not to be used, as patterns.
+    """
+
+    keep_memories: bool = False
+    driver: str = ""
+    dont_use: tuple[str, ...] = ()
+
+
+def library_script(top: str, folder: Path, files: Sequence[Path], mapping: Mapping) -> list[str]:
     """The Yosys commands of :func:`measure_cells`."""
-    liberty = folder / "cells.lib"
+    libraries = " ".join(f"-liberty {file}" for file in files)
+    constraints = f"-constr {folder}/cells.constr" if mapping.driver else ""
+    unused = " ".join(f"-dont_use {pattern}" for pattern in mapping.dont_use)
     # As abc does with a file of constraints: buffers and sizes, then static timing.
     abc = "+strash;&get,-n;&fraig,-x;&put;scorr;dc2;dretime;strash;&get,-n;&dch,-f;&nf;&put;"
-    abc += "buffer;upsize;dnsize;stime,-p"
+    if mapping.driver:
+        abc += "buffer,-c,-p;upsize,-c;dnsize,-c;stime,-p,-c"
+    else:
+        abc += "buffer;upsize;dnsize;stime,-p"
     return [
         f"read_verilog {folder}/source.v",
-        f"synth -flatten -top {top}",
-        f"dfflibmap -liberty {liberty}",
-        f"abc -liberty {liberty} -script {abc}",
+        *(step.format(top=top) for step in (_LOGIC_BESIDE_MEMORIES if mapping.keep_memories else _ALL_LOGIC)),
+        f"dfflibmap {unused} {libraries}",
+        f"abc {unused} {constraints} {libraries} -script {abc}",
         "opt_clean -purge",
-        f"tee -q -o {folder}/cells.json stat -liberty {liberty} -json",
+        f"tee -q -o {folder}/cells.json stat {libraries} -json",
         f"write_json {folder}/netlist.json",
+        "delete t:$mem*",  # OpenSTA reads nothing but instances of cells
+        f"write_verilog -noattr -noexpr -nohex -nodec -simple-lhs {folder}/netlist.v",
     ]
 
 
-def measure_cells(verilog: str, top: str, liberty: str, folder: Path) -> dict[str, float]:
+def measure_cells(
+    verilog: str, top: str, libraries: Sequence[str], folder: Path, mapping: Mapping = Mapping()
+) -> dict[str, float]:
     """Map a design to the cells of a library.
 
     Args:
         verilog, top, folder: see :func:`measure_gates`.
-        liberty: the library's text.
+        libraries: the texts of the library's files.
 
     Returns:
-        "area" in the library's unit, "delay_ps" of the longest path as abc sees it, without wires. The
-        netlist stays in the folder.
+        "area" in the library's unit, "delay_ps" of the longest path as abc sees it, without what flip-flops
+        take, and without wires unless the mapping is for them. In the folder stay ``netlist.json``,
+        ``netlist.v`` without memories, and the library's files.
 
     Raises:
         gen.toolchain.ToolError: Yosys failed, for instance because the library lacks a cell.
     """
-    (folder / "cells.lib").write_text(liberty)
-    printed = _run(library_script(top, folder), verilog, folder)
+    files = write_libraries(libraries, folder)
+    (folder / "cells.constr").write_text(f"set_driving_cell {mapping.driver}\nset_load {_LOAD}\n")
+    printed = _run(library_script(top, folder, files, mapping), verilog, folder)
     delays = re.findall(r"Delay = *([\d.]+) ps", printed)
     if not delays:
         raise ToolError(f"abc reported no delay; Yosys printed:\n{printed[-4000:]}")

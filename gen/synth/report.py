@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,10 @@ from rich.table import Table
 
 from ..config import Config
 from ..verilog import bytes_per_cycle, parts
-from . import jobs
+from . import jobs, liberty
 from .gates import Gates
 
 _WIDEST = 1000  # no table is
-
-# How a file in the Liberty format begins, behind its comments.
-_LIBRARY = re.compile(r"^\s*library\s*\(", re.MULTILINE)
 
 
 def synthesise(
@@ -28,7 +24,7 @@ def synthesise(
     processes: int,
     *,
     placed: Mapping[Config, Sequence[int]] | None = None,
-    liberty: Path | None = None,
+    libraries: Sequence[Path] = (),
     activity: Path | None = None,
     show_paths: bool = False,
     out: Path = jobs.ROOT,
@@ -39,7 +35,7 @@ def synthesise(
         configs: what to measure; of each, all parts.
         processes: how many engines are measured at a time.
         placed: those of ``configs`` that are also placed on the ECP5, which takes minutes, with their seeds.
-        liberty: a cell library to map to as well.
+        libraries: files of a cell library to map to as well.
         activity: an ``.npz`` of arrays whose values switch the cells; see :func:`gen.synth.energy.stimulus`.
         show_paths: also print the longest paths.
         out: folder of the two files.
@@ -51,11 +47,11 @@ def synthesise(
         ValueError: there is no such library, or no such file of arrays.
         gen.toolchain.ToolError: a tool failed; then nothing is written.
     """
-    if liberty and not (liberty.is_file() and _LIBRARY.search(liberty.read_text(errors="replace"))):
-        raise ValueError(f"LIBERTY must be a cell library's file, not {str(liberty)!r}")
+    for path in libraries:
+        liberty.read(path)  # raises if it is none
     if activity and not activity.is_file():
         raise ValueError(f"ACTIVITY must be a file of arrays, not {str(activity)!r}")
-    if activity and not liberty:
+    if activity and not libraries:
         raise ValueError("ACTIVITY is for the energy of a cell library: set LIBERTY, too")
     engines = [(config, part) for config in configs for part in parts(config)]
     todo: dict[tuple[str, Config, str], Callable[[], Any]] = {}  # the slowest first
@@ -64,9 +60,9 @@ def synthesise(
             todo["ecp5", config, part] = partial(jobs.place, config, part, placed[config])
     for config, part in engines:
         todo["gates", config, part] = partial(jobs.measure_gates, config, part)
-        if liberty:
+        if libraries:
             todo["cells", config, part] = partial(
-                jobs.measure_cells, config, part, liberty.read_text(), activity
+                jobs.measure_cells, config, part, tuple(libraries), activity
             )
     found = jobs.run(todo, processes)
 
@@ -126,7 +122,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     headings = ["bus\nbytes", "kGE", "kGE per\nbyte/cycle", "flip-\nflops", "memory\nbits", "NAND\nlevels"]
     headings += ["ECP5\nLUTs", "ECP5\nMHz"]
     if "area" in rows[0]:
-        headings += ["area\nµm²", "delay\nps", "pJ per\nbyte", "clock's"]
+        headings += ["area\nµm²", "delay\nps", "leakage\nmW", "pJ per\nbyte", "clock's"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     formats = {"kge": ".1f", "kge_per_byte_per_cycle": ".2f", "area": ".0f", "delay_ps": ".0f"}
