@@ -55,6 +55,7 @@ verify: setup ## All of it in full depth: hours, goes on where it stopped; what 
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library
 	$(RUN) gen library --scheme hadamard
+	$(RUN) gen library --scheme hadamard --block 64 --target 16
 	$(RUN) gen library --preset gpt2-fp32-memory-16
 
 diagrams: setup ## Timing diagrams of docs/hardware.md, recorded from the engines

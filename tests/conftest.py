@@ -52,6 +52,7 @@ def activations(build) -> Path:
 LIBRARIES = (
     Config(PlaneFormat("fp32", 64, 80), bus_bytes=16),
     Config(HadamardFormat("fp32", 128, 32), bus_bytes=16),
+    Config(HadamardFormat("fp32", 128, 32).for_rows(64), bus_bytes=16),
     Config(PlaneFormat("fp16", 16, 20), bus_bytes=64),
 )
 
@@ -60,8 +61,8 @@ LIBRARIES = (
 def verilated_library(build) -> Path:
     """Libraries for the ``verilated`` backend; returns $BITSTASH_LIBRARIES.
 
-    One of each scheme's default format, narrow so that they are built soon, and one of blocks that share a
-    bus word.
+    One of each scheme's default format, narrow so that they are built soon, one for rows that its blocks do
+    not divide, and one of blocks that share a bus word.
     """
     folder = build / "verilated"
     folder.mkdir(exist_ok=True)

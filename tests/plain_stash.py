@@ -24,9 +24,10 @@ _PADDING = 256
 
 
 def stored(fmt: PlaneFormat) -> Policy:
-    """The bridge's policy that stores every tensor but statistics, as the plain stash does, whatever it is needed for."""
-    exact = ("_log_softmax", "*_norm.[12]", "*attention*.1", "rsqrt")
-    return Policy([*(Rule("exact", op=op) for op in exact), Rule(fmt, unchecked=True)])
+    """The bridge's policy that stores every tensor but statistics, as the plain stash does, unchecked."""
+    statistics = ("_log_softmax", "*_norm.[12]", "*attention*.1", "rsqrt")
+    exact = [Rule("exact", op=op, why="norm statistics") for op in statistics]
+    return Policy([*exact, Rule(fmt, unchecked=True)])
 
 
 hooks = torch.autograd.graph.saved_tensors_hooks

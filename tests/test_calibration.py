@@ -139,7 +139,7 @@ def test_calibration_leaves_tensors_that_are_more_than_memory_as_they_are():
 def test_calibration_spares_what_backward_formulas_compare():
     model, batches = calibrated_model()
     model = torch.nn.Sequential(model[0], torch.nn.ReLU(), *model[2:])
-    policy = calibrate(model, batches[0], budget=40_000, loss=cross_entropy)
+    policy = calibrate(model, batches[0], budget=37_000, loss=cross_entropy)
     kept_as = {rule.keep for rule in policy.rules if "gradient error" in rule.why}
     assert any(isinstance(fmt, HadamardFormat) for fmt in kept_as)
     _, stash = gradients(model, batches[0], policy)

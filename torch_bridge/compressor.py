@@ -164,7 +164,7 @@ class Compressor(ContextDecorator):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the same as they are kept, with headers, padding and what stays exact; offloaded or not."""
+        """Bytes of the same as they are kept, with headers, padding and exact tensors; offloaded or not."""
         return self._settled().tally.stored_bytes
 
     @property
@@ -218,9 +218,9 @@ def _tell_of_others() -> None:
     if pack is not None and not isinstance(getattr(pack, "__self__", None), _Pass):
         name = getattr(pack, "__qualname__", repr(pack))
         warnings.warn(
-            f"other hooks for saved tensors are active ({name}): what is saved inside a Compressor goes to the "
-            "Compressor alone. Switch the others off, as activation_offloading of TRL; Compressor(offload=…) "
-            "offloads what it keeps.",
+            f"other hooks for saved tensors are active ({name}): what is saved inside a Compressor goes to "
+            "the Compressor alone. Switch the others off, as activation_offloading of TRL. To offload what "
+            "is kept, give the Compressor an offload.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -244,7 +244,7 @@ class Sharded:
 
 
 class _Pass:
-    """One forward pass. It holds numbers and names: what is stored belongs to autograd's graph and goes with it.
+    """One forward pass. It holds numbers and names: what is stored belongs to autograd's graph.
 
     Who saves a tensor is told by the number of the node that does: an operation saves its inputs just before
     it runs and its results just after, and its node has the same number all the while.
@@ -297,7 +297,7 @@ class _Pass:
             return self._keep_result(saved, op, thread.needs)
 
     def _is_copied(self, saved: Saved, number: int) -> bool:
-        """Whether it is the result of an operation in place on a view, behind which autograd makes two nodes."""
+        """Whether it is what an operation in place made of a view: autograd makes two nodes behind that."""
         thread = self._watch.thread
         op = thread.operation
         return (
@@ -440,8 +440,8 @@ class _Pass:
         who = f"autograd.Function {function!r}" if function else "an unknown operation"
         rule = f'Rule(fmt, saved_by="{function}")' if function else 'Rule(fmt, saved_by="")'
         warnings.warn(
-            f"{who} in module {module!r} saves {nbytes:,} bytes that stay exact: what its backward pass needs "
-            f"of them is not known. If it bears small errors: Policy([{rule}, *policy.rules])",
+            f"{who} in module {module!r} saves {nbytes:,} bytes that stay exact: what its backward pass "
+            f"needs of them is not known. If it bears small errors: Policy([{rule}, *policy.rules])",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -31,9 +31,9 @@ def _find(path: str) -> Any:
 
 # Which operation saves a tensor
 #
-# Every node of autograd's graph has a number, one more than the node made before it by the same thread. While
-# a node saves tensors, this is the number behind the last node's: the same in the pack hook and below autograd,
-# where the operation itself runs.
+# Every node of autograd's graph has a number, one more than the node made before it by the same thread.
+# While a node saves tensors, this is the number behind the last node's: the same in the pack hook and below
+# autograd, where the operation itself runs.
 
 sequence_number: Callable[[], int] = _find("_C._autograd._get_sequence_nr") or (lambda: -1)
 

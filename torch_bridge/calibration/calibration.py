@@ -24,6 +24,7 @@ from golden import Format, HadamardFormat, PlaneFormat
 
 from ..backends.dtypes import TORCH_DTYPES, format_for
 from ..compressor import Compressor
+from ..facts.needs import Need
 from ..policy import Policy, Rule
 from ..report import Report
 from ..store.codecs import Codecs
@@ -261,7 +262,7 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
     codecs = Codecs(Policy([]), "auto")
 
     def look(number: int, saved: Saved) -> None:
-        if saved.exact is not None or len(saved.values) < _MIN_VALUES:
+        if saved.exact not in (None, Need.LOG_PROBABILITIES.value) or len(saved.values) < _MIN_VALUES:
             return
         dtype = TORCH_DTYPES[saved.dtype]
         name = (saved.module, saved.op, str(dtype).removeprefix("torch."))
@@ -270,7 +271,7 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
         kind.raw_bytes[number] += values.nbytes
         kind.power[number] += float(values.double().square().nan_to_num().sum())
         for fmt in formats:
-            decision = Policy.default(fmt).decide(saved.facts)
+            decision = Policy([Rule("recompute"), kind.rule(fmt)]).decide(saved.facts)
             if decision.format != format_for(fmt, dtype):
                 continue  # it needs a finer one, about which there is no choice
             codec = codecs.get(decision.format, decision.of, saved.row)

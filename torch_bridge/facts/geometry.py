@@ -17,7 +17,7 @@ import torch
 
 from .. import internals
 
-# Rows of fewer values are those of images, in tensors of four and more dimensions, where nobody says otherwise.
+# Rows of fewer values are those of images, in tensors of four and more dimensions, unless attention has them.
 _LEAST_ROW = 64
 # Channels of fewer values would take twice their bytes in blocks of their own.
 _LEAST_PLANE = 32

@@ -87,7 +87,7 @@ def _saves(name: str, overload: str) -> dict[str, Entry] | None:
 
 
 def _results(schema: Any, saves: dict[str, Any]) -> dict[int, str]:
-    """Of a result that is the only one, "result"; of others with their numbers, or as the schema names them."""
+    """The only result is "result"; others are named by their numbers, or as the schema names them."""
     found: dict[int, str] = {}
     for place, result in enumerate(schema.returns if schema else ()):
         names = ("result",) if len(schema.returns) == 1 else (f"result{place}",)

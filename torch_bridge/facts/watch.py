@@ -1,9 +1,10 @@
-"""What is told by watching the operations of a forward pass: who made a tensor, who saves it, in which module.
+"""What is told by watching a forward pass: which operation made a tensor, which saves it, in which module.
 
-The hooks of autograd see a saved tensor and nothing else: attention's log-sum-exp and the statistics of a norm
-have no ``grad_fn``, and autocast's copy of a weight looks like any activation. So a ``TorchDispatchMode`` notes,
-for every storage that an operation fills, which operation that was, and how to do it again if that is asked
-for. It runs every operation unchanged, below autograd and autocast, after the kernel has been chosen.
+The hooks of autograd see a saved tensor and nothing else: attention's log-sum-exp and the statistics of a
+norm have no ``grad_fn``, and autocast's copy of a weight looks like any activation. So a
+``TorchDispatchMode`` notes, for every storage that an operation fills, which operation that was, and how to
+do it again if that is asked for. It runs every operation unchanged, below autograd and autocast, after the
+kernel has been chosen.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Decision:
 
 
 def strength_of(fmt: StashFormat | None) -> Strength:
-    """Whether a format keeps signs and zeros of single values, and its bits a value; None stands for exact."""
+    """Whether a format keeps signs and zeros of single values, and its bits a value; None is exact."""
     if fmt is None:
         return EXACT
     assert fmt.target is not None

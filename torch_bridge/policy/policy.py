@@ -26,7 +26,7 @@ LOGIT_BITS = 4
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
 # sixth of all that GPT-2 saves: docs/training.md has the gradient error of its rate.
 LARGE = 1 << 20
-LOG_SOFTMAX_BITS = 12
+LOG_SOFTMAX_BITS = 12  # where no rule names the operation that made it; else FINE_BITS, and any size
 
 UNKNOWN = "unknown operation"
 STATISTIC = "one value for a row"
@@ -154,11 +154,11 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         return replace(exact, why=STATISTIC)
     if facts.is_table:
         return replace(exact, why=TABLE)
-    if need is Need.LOG_PROBABILITIES and facts.elements < LARGE:
+    if need is Need.LOG_PROBABILITIES and facts.elements < LARGE and rule.op == "*":
         return replace(exact, why=need.value)
     if need is Need.LOGITS_BIAS and not facts.requires_grad and not facts.made_by and not keeps_signs(fmt):
         return replace(exact, why=ATTENTION_MASK)
-    chosen, of = _format_for_need(facts, need, fmt, recompute)
+    chosen, of = _format_for_need(facts, need, fmt, recompute, rule)
     return Decision(
         chosen,
         of,
@@ -180,7 +180,9 @@ _LEAST = {Need.VALUES: (False, 0.0), Need.SIGNS: (True, 0.0), Need.PROBABILITIES
 _RECOMPUTED = (Need.VALUES, Need.PROBABILITIES, Need.ATTENDED, Need.TANH)
 
 
-def _format_for_need(facts: Facts, need: Need, fmt: StashFormat, recompute: bool) -> tuple[StashFormat, Of]:
+def _format_for_need(
+    facts: Facts, need: Need, fmt: StashFormat, recompute: bool, rule: Rule
+) -> tuple[StashFormat, Of]:
     """The format, or a finer one, and what of the values goes into it."""
     own = format_for(fmt, facts.dtype)
     if need is Need.VALUES:
@@ -198,7 +200,7 @@ def _format_for_need(facts: Facts, need: Need, fmt: StashFormat, recompute: bool
     if need is Need.LOG_PROBABILITIES:
         if isinstance(own, QuantFormat):
             return replace(own, bits=max(QUANT_BITS)), "values"
-        return _planes(fmt, facts, LOG_SOFTMAX_BITS), "values"
+        return _planes(fmt, facts, LOG_SOFTMAX_BITS if rule.op == "*" else FINE_BITS), "values"
     if need is Need.TANH and facts.made_by == "tanh" and not recompute:
         return own, "atanh"
     fine = _planes(fmt, facts, FINE_BITS)

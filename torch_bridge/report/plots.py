@@ -34,8 +34,8 @@ def _totals(rows: list[Row]) -> page.Section:
     raw, stored = sum(row.raw_bytes for row in rows), sum(row.stored_bytes for row in rows)
     text = (
         f"The forward pass saves {_mb(raw)} for the backward pass; {_mb(stored)} are kept of it"
-        f"{f', {raw / stored:.1f} times less' if stored else ''}. {_mb(shares['recomputed'])} are computed anew "
-        "from the rest."
+        f"{f', {raw / stored:.1f} times less' if stored else ''}. {_mb(shares['recomputed'])} are computed "
+        "anew from the rest."
     )
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "MB saved"}}, "height": 190}
     return page.Section("What is saved", text, page.plot(bars, layout))
@@ -85,8 +85,8 @@ def _treatments(all_rows: Sequence[Row]) -> page.Section:
         for row in sorted(merged(all_rows), key=lambda row: -row.raw_bytes)
     ]
     text = (
-        "Every kind of saved tensor. Recomputed: cheap operations made it of others, and make it anew. Bits: it "
-        "has two values. Anything else that is not compressed is kept, for the reason that is given."
+        "Every kind of saved tensor. Recomputed: cheap operations made it of others, and make it anew. Bits: "
+        "it has two values. Anything else that is not compressed is kept, for the reason that is given."
     )
     return page.Section("What became of it, and why", text, page.table(head, rows, numbers=3))
 

@@ -14,10 +14,10 @@ class Row:
 
     Attributes:
         op: operation that produced them, "" if it was not seen.
-        saved_by: operation that saved the first of them, or the ``autograd.Function``; "" if that is not known.
+        saved_by: operation or ``autograd.Function`` that saved the first of them; "" if that is not known.
         shape, dtype: of the tensor that was saved first.
-        kept: "compressed", "bits" (of a tensor with two values), "recomputed" (from others), or the reason why
-            the tensor stayed exact.
+        kept: "compressed", "bits" (of a tensor with two values), "recomputed" (from others), or the reason
+            why the tensor stayed exact.
         counted: whether the totals count it; parameters and buffers are in neither.
         tensors: how many there are, each storage and version counted once.
         raw_bytes: bytes of all of them as they were.

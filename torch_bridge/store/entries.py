@@ -401,8 +401,8 @@ class Exact:
     With hooks autograd leaves it to them to notice that a saved tensor was written to since.
 
     Args:
-        saved: the tensor. Of a parameter that is itself: ZeRO-3 and FSDP free its memory by what the parameter
-            is given in its place, and a detached alias would hold the memory.
+        saved: the tensor. Of a parameter that is itself: ZeRO-3 and FSDP free its memory by what the
+            parameter is given in its place, and a detached alias would hold the memory.
         source: of its storage.
     """
 

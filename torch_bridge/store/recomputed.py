@@ -1,15 +1,15 @@
 """Saved tensors that are not stored but recomputed: what they are made of is stored anyway.
 
 A tensor is recomputed if cheap operations (``facts/recompute.py``) made it of recomputation inputs alone:
-tensors that are stored by then, compressed, as bits, exactly or offloaded, or recomputed themselves; parameters
-of the model; and small tensors, which are copied for it. That is decided when the tensor is saved, and what is
-saved later is no input: nothing waits undecided but what one operation saves. In a GPT inputs are saved before
-what is made of them.
+tensors that are stored by then, compressed, as bits, exactly or offloaded, or recomputed themselves;
+parameters of the model; and small tensors, which are copied for it. That is decided when the tensor is
+saved, and what is saved later is no input: nothing waits undecided but what one operation saves. In a GPT
+inputs are saved before what is made of them.
 
 No tensor is more than ``MOST_OPERATIONS`` operations from what is stored, nor do these compute more than
 ``MOST_WORK`` values for each of its own. Every state of a storage has one recomputed entry for all views.
-It holds its inputs; recipes only say which they are, by states of storages. An input that stays as it is raises
-autograd's own error if it was written to since.
+It holds its inputs; recipes only say which they are, by states of storages. An input that stays as it is
+raises autograd's own error if it was written to since.
 
 What attention gives is made of what its own node holds instead (``attention.py``); other tensors may start
 from it, and are not made of it otherwise.

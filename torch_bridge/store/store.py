@@ -86,7 +86,7 @@ def node_of(tensor: torch.Tensor) -> str:
 
 
 class Store:
-    """What is stored in one forward pass. It holds nothing of that: what is stored goes with autograd's graph.
+    """Stores tensors of one forward pass, and holds none: what is stored goes with autograd's graph.
 
     Args:
         codecs: what compresses.

@@ -17,8 +17,8 @@ def attach(trainer: Any, policy: StashFormat | Policy | None = None, **options: 
     """Compress what the forward pass of every training step of a Trainer saves.
 
     The Compressor is entered where the Trainer enters its own contexts, so that a ``compute_loss`` that was
-    overridden is in it as well; evaluation saves nothing and is left alone. ``activation_ratio``, original over
-    stored bytes of the last forward pass, is logged with the loss.
+    overridden is in it as well; evaluation saves nothing and is left alone. ``activation_ratio``, original
+    over stored bytes of the last forward pass, is logged with the loss.
 
     Args:
         trainer: a ``transformers.Trainer``, or what is made of it, as TRL's trainers.
