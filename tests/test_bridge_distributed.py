@@ -93,4 +93,4 @@ def test_of_a_tensor_parallel_model_each_rank_stashes_what_it_has(ranks):
         kept = {row["kept"] for row in found["rows"]}
         assert kept == {"compressed", "norm statistics", "parameter"}
         wide = [row["shape"] for row in found["rows"] if row["op"] in ("addmm", "gelu")]
-        assert [shape[-1] for shape in wide] == [96 // 2, 96 // 2]
+        assert {shape[-1] for shape in wide} == {96 // 2}

@@ -274,7 +274,7 @@ def test_calibrated_rates_take_as_many_bytes_as_one_rate(monkeypatch):
     subject = train.subject_of(options)
     tokens = runs.batch_of(subject, options)
     sizes = [runs.stashed_bytes(subject, options, policy, tokens) for policy in (chosen, default)]
-    assert 0.9 * sizes[1] < sizes[0] <= 1.01 * sizes[1]
+    assert 0.75 * sizes[1] < sizes[0] <= 1.01 * sizes[1]
     exact = runs.gradient(subject.model, options, tokens, compress=False)
     errors = []
     for one in (options, replace(runs.options_of("small", "derive, hadamard 16x", 1), batch=1)):

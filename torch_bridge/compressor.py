@@ -16,7 +16,7 @@ import torch
 from golden import HadamardFormat
 
 from . import backends, internals
-from .backends.dtypes import StashFormat, float_name
+from .backends.dtypes import StashFormat
 from .facts import functions
 from .facts.facts import Facts
 from .facts.geometry import Geometry, is_plain, local_of
@@ -27,7 +27,7 @@ from .facts.watch import Watch, strided
 from .internals import sequence_number, uncompiled, unseen
 from .keep import OPTED_OUT, opt_out
 from .offload import Offload
-from .policy import Policy
+from .policy import Decision, Policy
 from .report import Report
 from .report.report import Tally
 from .store.attention import Node, may_be_again
@@ -116,6 +116,7 @@ class Compressor(ContextDecorator):
         records = self._policy.recomputes and internals.has("recomputation")
         self._watch = Watch(model, records)
         self._verdicts, self._shared = Verdicts(), set[Facts]()
+        self._places: dict[Any, tuple[Facts, Decision]] = {}
         self._told: set[str] = set()  # of whom a warning has said that they are not known
         self._pass: _Pass | None = None
         self._entered: ExitStack | None = None
@@ -252,6 +253,7 @@ class _Pass:
 
     def __init__(self, owner: Compressor, store: Store, tally: Tally, step: Any) -> None:
         self._policy, self._watch, self._told = owner._policy, owner._watch, owner._told
+        self._places = owner._places
         self._min_values = owner._min_values
         self._store, self.tally, self.step = store, tally, step
         self._decompressed = Decompressed()
@@ -312,7 +314,7 @@ class _Pass:
             return self._keep(saved, op.in_table, "", None)
         slot = op.results[number]
         if self._again is not None and self._again[0] == saved.number and number < 2:
-            facts = self._facts(saved, op.in_table, slot, needs[number])
+            facts, _ = self._decided(saved, op.in_table, slot, needs[number])
             packed = self._store.keep_result(self._again[1], number, saved, facts)
             if packed is not None:
                 return packed
@@ -343,7 +345,7 @@ class _Pass:
         has_node, most = False, 0
         places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for place, value in places:
-            if type(value) is not int and type(value) is not float:
+            if isinstance(value, (torch.Tensor, list, tuple)):
                 for tensor in strided(value):
                     name = place if isinstance(place, str) else op.arguments[place] if op.arguments else ""
                     slots.setdefault(_place(tensor), (place, name))
@@ -458,38 +460,39 @@ class _Pass:
         is_table: bool = False,
         is_again: bool = False,
     ) -> Exact | Packed:
-        facts = self._facts(saved, saved_by, slot, need, is_table=is_table, is_again=is_again)
-        decision = self._policy.decide(facts)
-        self._is_unknown = (
-            decision.unknown and facts.elements >= self._min_values and float_name(facts.dtype) is not None
-        )
+        facts, decision = self._decided(saved, saved_by, slot, need, is_table, is_again)
+        self._is_unknown = decision.unknown and facts.elements >= self._min_values
         return self._store.keep(saved, facts, decision)
 
-    def _keep_all(self, saved: Saved, why: str) -> Exact | Packed:
-        """Keep a tensor as it is, whatever others do with it."""
-        facts = self._facts(saved, "", "", None)
-        assert saved.values is not None
-        source = source_of(saved.origin, saved.values, saved.values._version)
-        why = facts.constant or why
-        return self._store.leave(saved, facts, source, Geometry.of(saved.values).region, why)
-
-    def _facts(
+    def _decided(
         self,
         saved: Saved,
         saved_by: str,
         slot: str,
         need: Need | Needed | None,
-        *,
         is_table: bool = False,
         is_again: bool = False,
-    ) -> Facts:
-        tensor = saved.values
+    ) -> tuple[Facts, Decision]:
+        """What is known of a tensor and what becomes of it: of a place in the model asked for once."""
+        origin, tensor = saved.origin, saved.values
         assert tensor is not None
-        shape = tuple(tensor.shape)
-        facts = _facts(saved, saved_by, slot, need, shape, Geometry.of(tensor).region.count)
-        if is_table or is_again:
-            return facts._replace(is_table=is_table, is_again=is_again)
-        return facts
+        key = (
+            *(saved_by, slot, id(need), origin.op, origin.constant, origin.is_statistic, saved.module),
+            *(tensor.dtype, tensor.shape, tensor.stride(), saved.requires_grad, is_table, is_again),
+        )
+        found = self._places.get(key)
+        if found is None:
+            facts = _facts(saved, saved_by, slot, need, is_table, is_again)
+            found = self._places[key] = facts, self._policy.decide(facts)
+        return found
+
+    def _keep_all(self, saved: Saved, why: str) -> Exact | Packed:
+        """Keep a tensor as it is, whatever others do with it."""
+        facts, _ = self._decided(saved, "", "", None)
+        assert saved.values is not None
+        source = source_of(saved.origin, saved.values, saved.values._version)
+        why = facts.constant or why
+        return self._store.leave(saved, facts, source, Geometry.of(saved.values).region, why)
 
     # Unpacking
 
@@ -517,22 +520,15 @@ class _Pass:
 
 
 def _facts(
-    saved: Saved, saved_by: str, slot: str, need: Need | Needed | None, shape: tuple[int, ...], count: int
+    saved: Saved, saved_by: str, slot: str, need: Need | Needed | None, is_table: bool, is_again: bool
 ) -> Facts:
     origin, tensor = saved.origin, saved.values
     assert tensor is not None
+    shape, count = tuple(tensor.shape), Geometry.of(tensor).region.count
+    is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
     return Facts(
-        saved_by,
-        slot,
-        need,
-        origin.op,
-        origin.constant,
-        saved.module,
-        tensor.dtype,
-        shape,
-        count,
-        saved.requires_grad,
-        origin.is_statistic or (count > 1 and shape[-1:] == (1,)),
+        *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
+        *(saved.requires_grad, is_statistic, is_table, is_again),
     )
 
 

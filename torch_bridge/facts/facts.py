@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 
 from .needs import Exact, Need
 
 
-class Facts(NamedTuple):
+@dataclass(frozen=True)
+class Facts:
     """What is known of a saved tensor before anyone decides what becomes of it; two alike are treated alike.
 
     Attributes:
@@ -45,6 +46,13 @@ class Facts(NamedTuple):
     is_statistic: bool = False
     is_table: bool = False
     is_again: bool = False
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.saved_by, self.slot, self.made_by, self.module, self.shape, self.requires_grad))
+
+    def __hash__(self) -> int:
+        return self._hash  # of all fields it would take longer than to keep a tensor
 
 
 @cache

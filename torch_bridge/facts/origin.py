@@ -53,7 +53,7 @@ class Origin:
         self.is_statistic = False
         self.parameter: weakref.ref[torch.Tensor] | None = None
         self.recipe: Recipe | None = None
-        self.sources: dict[tuple[int, torch.dtype], weakref.ref[Any]] | None = None
+        self.sources: dict[tuple[int, torch.dtype], Any] | None = None
 
     def forget_recipe(self, stored: Region) -> None:
         """A region is stored: if it is all of the storage, what it was made of is not needed any more."""

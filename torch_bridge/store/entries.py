@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -37,23 +37,23 @@ class Source:
 
     def __init__(self, storage: weakref.ref[torch.UntypedStorage], elements: int) -> None:
         self._storage, self.elements = storage, elements
-        self._exact: list[tuple[Region, weakref.ref[Exact]]] = []
-        self._entries: list[tuple[int, int, weakref.ref[Entry]]] = []
-        self._memories: dict[tuple[int, int], weakref.ref[Memory]] = {}
+        # Most have one of all these: there are many sources, and a list of one is twice the objects.
+        self._exact: tuple[tuple[Region, weakref.ref[Exact]], ...] = ()
+        self._entries: tuple[tuple[int, int, weakref.ref[Entry]], ...] = ()
+        self._memories: dict[tuple[int, int], weakref.ref[Memory]] | None = None
         self._limit = 16
 
     def add(self, entry: Entry) -> None:
-        self._entries.append((entry.region.offset, entry.region.end, weakref.ref(entry)))
+        self._entries += ((entry.region.offset, entry.region.end, weakref.ref(entry)),)
         if len(self._entries) > self._limit:
-            self._entries = [one for one in self._entries if one[2]() is not None]
+            self._entries = tuple(one for one in self._entries if one[2]() is not None)
             self._limit = max(16, 2 * len(self._entries))
 
-    def holding(self, region: Region) -> Iterator[Entry]:
+    def holding(self, region: Region) -> Sequence[Entry]:
         """The entries that have all of a region, the first that was added first."""
-        if self._entries:
-            for entry in self._near(region):
-                if region.is_within(entry.region):
-                    yield entry
+        if not self._entries:
+            return ()
+        return [entry for entry in self._near(region) if region.is_within(entry.region)]
 
     def shared(
         self, region: Region, codec: Backend | BitsCodec | None
@@ -85,8 +85,8 @@ class Source:
         for other, _ in self._exact:
             rest = [part for piece in rest for part in piece.split(other)[1]]
         if rest or self.left(region) is None:
-            self._exact.append((region, weakref.ref(exact)))
-        return sum(piece.count for piece in rest)
+            self._exact += ((region, weakref.ref(exact)),)
+        return sum([piece.count for piece in rest])
 
     def is_left(self, region: Region) -> bool:
         """Whether all of a region stays as it is."""
@@ -105,6 +105,8 @@ class Source:
     def memory_for(self, entry: Entry) -> Memory:
         """Where an entry's values go: to those of others in the same run of memory that are apart from it."""
         room = entry.region.room(self.elements)
+        if self._memories is None:
+            self._memories = {}
         known = self._memories.get(room)
         memory = known() if known else None
         if memory is None or memory.overlaps(entry.region):

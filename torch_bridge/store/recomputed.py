@@ -21,7 +21,6 @@ computed anew. Compiled graphs choose what to start from by a minimal cut, befor
 
 from __future__ import annotations
 
-import weakref
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -227,12 +226,10 @@ def source_of(origin: Origin, tensor: torch.Tensor, version: int) -> Source:
     key = version, tensor.dtype
     if origin.sources is None:
         origin.sources = {}
-    ref = origin.sources.get(key)
-    source: Source | None = ref() if ref is not None else None
+    source: Source | None = origin.sources.get(key)
     if source is None:
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        source = Source(origin.storage, elements)
-        origin.sources[key] = weakref.ref(source)
+        source = origin.sources[key] = Source(origin.storage, elements)
     return source
 
 
@@ -318,8 +315,8 @@ class Planner:
     def _stored(self, operand: Operand, only_exact: bool) -> Start | Redone | None:
         """What is stored of an operand; of what is light to make the way, so that it takes no memory."""
         origin = operand.origin
-        ref = origin.sources.get((operand.version, operand.dtype)) if origin.sources else None
-        source: Source | None = ref() if ref is not None else None
+        key = operand.version, operand.dtype
+        source: Source | None = origin.sources.get(key) if origin.sources else None
         if source is None:
             return None
         region = operand.geometry.region

@@ -75,9 +75,14 @@ class Saved:
         self.origin, self.module, self.number, self.function = origin, module, number, function
         self.requires_grad = tensor.requires_grad
         self.op = origin.op or node_of(tensor)
-        is_parameter = isinstance(tensor, torch.nn.Parameter) and tensor.is_leaf
-        self.parameter = tensor if is_parameter else None
+        # A plain tensor has nothing to say of it, and to ask a parameter's class takes long.
+        is_plain = type(tensor) is torch.Tensor
+        self.parameter = None if is_plain or not _is_parameter(tensor) else tensor
         self.packed: Exact | Packed | None = None
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and tensor.is_leaf
 
 
 def node_of(tensor: torch.Tensor) -> str:
