@@ -297,11 +297,12 @@ def test_a_lossless_format_is_an_error():
         backends.get("torch", PlaneFormat("fp32", 64, None))
 
 
-def test_other_types_get_the_same_ratio():
+def test_other_types_get_as_many_bits_and_wider_ones_the_same_share():
     fmt = PlaneFormat("fp32", 64, 80, "truncate")
-    assert format_for(fmt, torch.bfloat16) == PlaneFormat("bf16", 64, 40, "truncate")
+    assert format_for(fmt, torch.bfloat16) == PlaneFormat("bf16", 64, 80, "truncate")
     assert format_for(PlaneFormat("bf16", 64, 64), torch.float32) == PlaneFormat("fp32", 64, 128)
-    assert format_for(PlaneFormat("fp32", 64, 21), torch.float16).target == 19  # the smallest there is
+    assert format_for(PlaneFormat("fp32", 64, 21), torch.float16).target == 21
+    assert format_for(PlaneFormat("fp32", 64, 160), torch.float16).target == 128  # all that there is
 
 
 def test_a_missing_library_names_the_command(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_verilog_is_made_and_linted(tmp_path):
             str(path),
         ]
     )
-    assert "module bitstash_memory_bf16_n32_t24_nearest_b16_m16(" in path.read_text()
+    assert "module bitstash_memory_bf16_n32_t24_nearest_b16_m16" in path.read_text()
 
 
 @pytest.mark.parametrize("option", [["--memory-bytes", "16"], ["--merging"]], ids=lambda option: option[0])

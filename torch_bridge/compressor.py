@@ -33,13 +33,14 @@ from .report.report import Tally
 from .store.attention import Node, may_be_again
 from .store.codecs import Codecs
 from .store.decompressed import Decompressed
-from .store.entries import Exact, Packed
+from .store.entries import NOBODY, Exact, Packed
 from .store.recomputed import source_of
 from .store.store import Saved, Store, node_of
 from .store.verdicts import Verdicts
 
 NOT_PLAIN = "not a plain strided tensor"
-_BITS = (2, 3, 4, 8)
+_BITS = (2, 3, 4)
+_MOST_PLACES = 1 << 16  # that are remembered
 
 
 class Compressor(ContextDecorator):
@@ -66,7 +67,7 @@ class Compressor(ContextDecorator):
             ``Policy.default(fmt)``. By default the Hadamard format in ``bits`` bits a value.
         backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each, but that those
             behind a memory engine give a Hadamard block the number that it has there.
-        bits: of a value, where there is no policy: 2, 3, 4 or 8.
+        bits: of a value, where there is no policy: 2, 3 or 4.
         min_values: tensors with fewer distinct values stay exact.
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
             :class:`CorruptionError`, which names tensor and block.
@@ -142,7 +143,7 @@ class Compressor(ContextDecorator):
             stack.enter_context(self._watch)
             stack.enter_context(opt_out.set(False))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(one.pack, one.unpack))
-            stack.callback(one.settle)
+            stack.callback(one.end)
             self._entered = stack.pop_all()
         return self
 
@@ -404,6 +405,11 @@ class _Pass:
             for slot, name, dtype, size in each
         )
 
+    def end(self) -> None:
+        """Nothing more is saved, nor is a result of the last attention."""
+        self.settle()
+        self._again = None
+
     def settle(self) -> None:
         """Keep what this thread saved since its last operation: no operation of torch did."""
         waiting = self._watch.thread.waiting
@@ -425,6 +431,7 @@ class _Pass:
             unknown = 0
             for saved in all_saved:
                 assert saved.values is not None
+                saved.origin.recipe = None  # a kernel may have written to it unseen
                 nbytes = saved.values.nbytes
                 place = floats.index(saved) if saved in floats else -1
                 need = needs[place] if needs is not None and place >= 0 else None
@@ -483,6 +490,8 @@ class _Pass:
         found = self._places.get(key)
         if found is None:
             facts = _facts(saved, saved_by, slot, need, is_table, is_again)
+            if len(self._places) >= _MOST_PLACES:  # as with a length of its own in every step
+                self._places.clear()
             found = self._places[key] = facts, self._policy.decide(facts)
         return found
 
@@ -506,6 +515,7 @@ class _Pass:
     def _unpack(self, packed: Exact | Packed | Saved) -> torch.Tensor:
         if type(packed) is Exact and self.step is None:
             return packed.tensor()
+        number = packed.number if isinstance(packed, Saved) and packed.function else NOBODY
         with self._lock, unseen():
             if isinstance(packed, Saved):
                 if packed.packed is None:
@@ -515,8 +525,9 @@ class _Pass:
             if self.step is not None:
                 self.step.advance()
             if isinstance(packed, Exact):
-                return packed.tensor()
-            return packed.entry.memory.view(self._decompressed.values(packed.entry), packed.geometry)
+                return packed.tensor() if number == NOBODY else packed.apart()
+            values = self._decompressed.values(packed.entry, number)
+            return packed.entry.memory.view(values, packed.geometry)
 
 
 def _facts(

@@ -141,7 +141,7 @@ FINDINGS = {
         *("hadamard 8x", "hadamard 10.7x", "hadamard 12.8x"),
         *("hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
     ),
-    "The same, and what can be [derived](training.md#what-is-derived) is not stored": (
+    "The same, and what can be [derived](training.md#what-is-recomputed) is not stored": (
         "derive, hadamard 8x",
         "derive, hadamard 16x",
     ),

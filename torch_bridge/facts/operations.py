@@ -26,7 +26,7 @@ class Operation:
     """An operation.
 
     Attributes:
-        func, run: itself, and what runs it.
+        run: what runs it.
         name: without namespace and overload.
         written: places and names of the arguments that it writes to.
         is_view: whether it only makes views.
@@ -43,12 +43,12 @@ class Operation:
     """
 
     __slots__ = (
-        *("arguments", "func", "is_attention", "is_clone", "is_copy", "is_pointwise", "is_reduction"),
+        *("_func", "arguments", "is_attention", "is_clone", "is_copy", "is_pointwise", "is_reduction"),
         *("is_view", "name", "recomputation", "results", "run", "saves", "written"),
     )
 
     def __init__(self, func: Any) -> None:
-        self.func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
+        self._func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
         self.name = func.name().split("::")[-1].split(".")[0]
         schema = getattr(func, "_schema", None)  # torch.cond and its like have none
         arguments = schema.arguments if schema else ()

@@ -30,6 +30,7 @@ class Origin:
         storage: a weak reference to it.
         parameter: a weak reference to the tensor, if it is a parameter that was there before, has the storage
             for itself, and was not gathered by FSDP.
+        function: the number of the ``autograd.Function``'s node that gave it, -1 if none did.
         recipe: how it was made, if that is known and can be done again.
         sources: what is stored of it, by version and dtype.
     """
@@ -38,6 +39,7 @@ class Origin:
         *(
             "__weakref__",
             "constant",
+            "function",
             "is_statistic",
             "op",
             "parameter",
@@ -51,6 +53,7 @@ class Origin:
     def __init__(self, step: object, storage: torch.UntypedStorage, op: str = "", constant: str = "") -> None:
         self.step, self.storage, self.op, self.constant = step, weakref.ref(storage), op, constant
         self.is_statistic = False
+        self.function = -1
         self.parameter: weakref.ref[torch.Tensor] | None = None
         self.recipe: Recipe | None = None
         self.sources: dict[tuple[int, torch.dtype], Any] | None = None

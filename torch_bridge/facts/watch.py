@@ -28,6 +28,7 @@ from .recompute import Recipe, Recomputation
 
 PARAMETER, BUFFER, COPY = "parameter", "buffer", " copy"
 _STRIDED = torch.strided
+_FUNCTION: Any = torch.autograd.function.BackwardCFunction
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # What autograd calls copies and views.
 _COPY_NODES = {
@@ -36,8 +37,20 @@ _COPY_NODES = {
         *("ToCopy", "Clone", "T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand"),
     )
 }
+# What it calls views: what they show another node has given.
+_VIEW_NODES = {
+    f"{name}Backward{number}"
+    for name in (
+        *("T", "Transpose", "Permute", "View", "ReshapeAlias", "Expand", "Unsqueeze", "Squeeze", "Slice"),
+        *("Select", "Alias", "Narrow", "Split", "Unfold", "UnsafeView", "AsStrided"),
+    )
+    for number in (0, 1, 2)
+}
 _NOTHING: dict[str, Any] = {}
 _keys = count()
+_free_keys: list[
+    int
+] = []  # of watches that are gone: their storages may still have an attribute of that name
 
 
 class Thread(threading.local):
@@ -82,7 +95,7 @@ class Watch(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module, records: bool = False) -> None:
         super().__init__()
         self._model, self._records = weakref.ref(model), records
-        self._key = f"_bitstash_{next(_keys)}"  # of the origin among a storage's attributes
+        self._key = _key_of(self)  # of the origin among a storage's attributes
         self._step = object()
         self._hooks: list[RemovableHandle] = []
         self._names: dict[torch.nn.Module, str] = {}
@@ -190,6 +203,13 @@ class Watch(TorchDispatchMode):
             origin = self._note(
                 storage, constant=f"{PARAMETER}{COPY}" if _is_copy_of_parameter(tensor) else ""
             )
+        node: Any = _behind_views(tensor.grad_fn)
+        if node is not None and isinstance(node, _FUNCTION):
+            # A kernel may have written to it past everything that counts: it is another state.
+            number = node._sequence_nr()
+            if origin.function != number:
+                origin = self._note(storage, node.name(), origin.constant)
+                origin.function = number
         if not origin.constant and _is_of_parameter(tensor):
             origin.constant = PARAMETER
         return origin
@@ -291,6 +311,14 @@ class Watch(TorchDispatchMode):
         note_recipe(origin, recipe)
 
 
+@uncompiled
+def _key_of(watch: Watch) -> str:
+    """A name that no other watch has which is still there."""
+    number = _free_keys.pop() if _free_keys else next(_keys)
+    weakref.finalize(watch, _free_keys.append, number).atexit = False
+    return f"_bitstash_{number}"
+
+
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Each once; every step asks, and ``model.modules()`` takes the longer the deeper the model."""
     modules, seen = [model], {model}
@@ -307,6 +335,13 @@ def _gathered(modules: list[torch.nn.Module]) -> set[int]:
     managed = [part for part in modules if hasattr(type(part), "unshard") and hasattr(type(part), "reshard")]
     parameters = (parameter for part in managed for parameter in part.parameters())
     return {id(parameter) for parameter in parameters if type(parameter) is torch.nn.Parameter}
+
+
+def _behind_views(node: Any) -> Any:
+    """The node that gave the memory of which others made views."""
+    while node is not None and node.name() in _VIEW_NODES:
+        node = node.next_functions[0][0]
+    return node
 
 
 def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:

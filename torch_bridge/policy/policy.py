@@ -28,6 +28,8 @@ LOGIT_BITS = 4
 LARGE = 1 << 20
 LOG_SOFTMAX_BITS = 12  # where no rule names the operation that made it; else FINE_BITS, and any size
 
+_MOST_DECISIONS = 1 << 16  # that are remembered
+
 UNKNOWN = "unknown operation"
 STATISTIC = "one value for a row"
 TABLE = "a table without gradient"
@@ -86,6 +88,8 @@ class Policy:
         decisions: dict[Facts, Decision] = self._decisions  # type: ignore[attr-defined]
         found = decisions.get(facts)
         if found is None:
+            if len(decisions) >= _MOST_DECISIONS:
+                decisions.clear()
             found = decisions[facts] = self._decide(facts)
         return found
 

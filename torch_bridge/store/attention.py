@@ -60,11 +60,6 @@ class Node:
         """What makes the outputs, once they are saved."""
         return None if self._outputs is None else self._outputs()
 
-    def region_of(self, tensor: torch.Tensor) -> Region | None:
-        """All memory of a result, None if it cannot be made anew: it has gaps."""
-        region = region_of(tensor)
-        return None if region.has_gaps else region
-
     def result(self, number: int, source: Source, tensor: torch.Tensor, facts: Facts) -> Recomputed:
         """A result that is computed anew: 0 for the outputs, 1 for the log-sum-exps."""
         recipe = Recipe(

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from .entries import Entry, Memory
+from .entries import NOBODY, Entry, Memory
 
 # Nodes that follow each other in the backward pass often need the same storage, and what is derived later may
 # start from it. More would give back the memory that compressing saved; beside them only the outputs of one
@@ -20,9 +20,15 @@ class Decompressed:
     def __init__(self) -> None:
         self._kept: list[weakref.ref[Memory]] = []
 
-    def values(self, entry: Entry) -> torch.Tensor:
-        """The memory that has an entry's values; the last few are kept."""
+    def values(self, entry: Entry, number: int = NOBODY) -> torch.Tensor:
+        """The memory that has an entry's values; the last few are kept.
+
+        Args:
+            entry: whose values.
+            number: of the node that asks, if it is an ``autograd.Function``'s.
+        """
         memory = entry.memory
+        memory.lend(number)
         values = memory.find(entry)
         if values is None:
             parts = [self.values(part) for part in entry.needs]  # they stay until it is computed

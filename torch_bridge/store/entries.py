@@ -21,6 +21,9 @@ from .verdicts import Flag
 # memory together of many small parts costs more than it saves.
 _LEAST_SHARED = 1 / 8
 
+# No node of an autograd.Function, which have numbers from 0.
+NOBODY = -1
+
 
 class Source:
     """One state of one storage: which of its regions are stored, and which stay as they are.
@@ -31,9 +34,19 @@ class Source:
 
     Attributes:
         elements: as given.
+        is_input: whether others are recomputed from what of it stays as it is.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_exact", "_limit", "_memories", "_storage", "elements")
+    __slots__ = (
+        "__weakref__",
+        "_entries",
+        "_exact",
+        "_limit",
+        "_memories",
+        "_storage",
+        "elements",
+        "is_input",
+    )
 
     def __init__(self, storage: weakref.ref[torch.UntypedStorage], elements: int) -> None:
         self._storage, self.elements = storage, elements
@@ -42,6 +55,7 @@ class Source:
         self._entries: tuple[tuple[int, int, weakref.ref[Entry]], ...] = ()
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] | None = None
         self._limit = 16
+        self.is_input = False
 
     def add(self, entry: Entry) -> None:
         self._entries += ((entry.region.offset, entry.region.end, weakref.ref(entry)),)
@@ -98,7 +112,7 @@ class Source:
     def left(self, region: Region) -> Exact | None:
         """What still holds all of a region that stays as it is."""
         for one, ref in self._exact:
-            if region.is_within(one) and (exact := ref()) is not None:
+            if region.is_within(one) and (exact := ref()) is not None and not exact.may_change:
                 return exact
         return None
 
@@ -142,11 +156,23 @@ class Memory:
         self.regions: list[Region] = []
         self.kept: torch.Tensor | None = None
         self.is_light = self.is_awaited = False
+        self._lent_to = NOBODY
         self._storage: weakref.ref[torch.UntypedStorage] | None = None
         self._counts: torch.Tensor | None = None  # the memory's versions, once it is not kept any more
         self._times = 0  # that it was made
         self._version = 0  # of the kept memory, with what was written here
         self._written: streams.Written | None = None
+
+    def lend(self, number: int) -> None:
+        """A node asks for it: of an ``autograd.Function``, whose kernel may write over it unseen, or NOBODY.
+
+        Whoever asks behind a Function has the values made anew.
+        """
+        if self._lent_to not in (NOBODY, number):
+            self.kept = None
+            self._storage = None
+            self._counts = None
+        self._lent_to = number
 
     def overlaps(self, region: Region) -> bool:
         """Whether a region has a place in it that is partly another's as well."""
@@ -406,13 +432,14 @@ class Exact:
         saved: the tensor. Of a parameter that is itself: ZeRO-3 and FSDP free its memory by what the
             parameter is given in its place, and a detached alias would hold the memory.
         source: of its storage.
+        may_change: whether a kernel may write over it, unseen, when it has had it back.
     """
 
-    __slots__ = ("__weakref__", "_saved", "_source", "_version")
+    __slots__ = ("__weakref__", "_saved", "_source", "_version", "may_change")
     is_exact = True
 
-    def __init__(self, saved: torch.Tensor, source: Source | None) -> None:
-        self._saved, self._source = saved, source
+    def __init__(self, saved: torch.Tensor, source: Source | None, may_change: bool = False) -> None:
+        self._saved, self._source, self.may_change = saved, source, may_change
         self._version = saved._version
 
     def tensor(self) -> torch.Tensor:
@@ -424,3 +451,9 @@ class Exact:
                 f"{self._saved._version}; expected version {self._version} instead"
             )
         return self._saved.detach() if self._saved.requires_grad else self._saved
+
+    def apart(self) -> torch.Tensor:
+        """The tensor, in memory of its own if others are recomputed from it."""
+        tensor = self.tensor()
+        is_input = self._source is not None and self._source.is_input
+        return tensor.clone() if is_input and 0 not in tensor.stride() else tensor

@@ -33,7 +33,7 @@ from ..facts.origin import Operand, Origin
 from ..facts.recompute import Recipe
 from ..facts.watch import PARAMETER, Watch
 from ..internals import as_recorded
-from .entries import Entry, Exact, Memory, Source
+from .entries import NOBODY, Entry, Exact, Memory, Source
 from .verdicts import Verdicts
 
 MOST_OPERATIONS = 12
@@ -206,6 +206,7 @@ class Recomputed(Entry):
                 memories[start] = start.tensor()
                 streams.hold(memories[start])
             else:
+                start.memory.lend(NOBODY)
                 memories[start] = start.memory.of(start)
         began = perf_counter()
         with as_recorded():
@@ -325,6 +326,7 @@ class Planner:
         may_stay = not is_gathered and self._watch.is_current(origin)
         left = source.left(region) if may_stay else None
         if left is not None:
+            source.is_input = True
             return left
         for found in source.holding(region):
             if found.is_exact or not only_exact:

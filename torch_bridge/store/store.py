@@ -161,7 +161,7 @@ class Store:
         """A tensor that stays as it is."""
         tensor = saved.values
         assert tensor is not None
-        exact = Exact(tensor if saved.parameter is None else saved.parameter, source)
+        exact = Exact(tensor if saved.parameter is None else saved.parameter, source, bool(saved.function))
         if count := source.leave(region, exact):
             nbytes = count * tensor.element_size()
             if step is not None:

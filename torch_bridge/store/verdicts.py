@@ -41,7 +41,6 @@ class Verdicts:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, bool] = {}
-        self._asked: dict[Hashable, int] = {}
         self._pending: dict[Hashable, Flag] = {}
 
     def known(self, key: Hashable) -> bool | None:
@@ -53,22 +52,18 @@ class Verdicts:
         return answer
 
     def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
-        """The answer to a question of quality, which is asked anew the 2nd, 4th, 8th, … time only.
+        """The answer to a question of quality: the present one where it is there, else the last one.
 
         Args:
             key: the question, and of which place in the model.
             compute: the answer, or a tensor that has it.
         """
-        times = self._asked[key] = self._asked.get(key, 0) + 1
-        if key not in self._known:
-            return self.note(key, bool(compute()))
-        if (flag := self._pending.get(key)) is not None and (value := flag.value) is not None:
-            del self._pending[key]
-            self._known[key] = value
-        if times & (times - 1) == 0:
-            answer = compute()
-            if isinstance(answer, torch.Tensor):
-                self._pending[key] = Flag(answer)
-            else:
-                self._known[key] = answer
+        answer = compute()
+        if key not in self._known or not isinstance(answer, torch.Tensor):
+            return self.note(key, bool(answer))
+        before, flag = self._pending.get(key), Flag(answer)
+        self._pending[key] = flag
+        for one in (before, flag):
+            if one is not None and (value := one.value) is not None:
+                self._known[key] = value
         return self._known[key]
