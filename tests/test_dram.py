@@ -20,7 +20,7 @@ from bench.dram.layout import (
     spans,
 )
 from bench.dram.step import Access, Step, Tensor, record
-from bitstash import compress_activations
+from bitstash import Compressor
 from gen.toolchain import ToolError
 from golden import HadamardFormat, PlaneFormat
 
@@ -67,7 +67,7 @@ def test_a_step_is_written_forward_and_read_backward(mlp):
 
 def test_what_is_recorded_has_the_bytes_of_the_bridges_report(mlp):
     model, forward = mlp
-    with compress_activations(model, PLANES) as stash:
+    with Compressor(model, PLANES) as stash:
         forward().backward()
     assert record(model, forward).saved_bytes == stash.raw_bytes
 
