@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bitstash import Compressor, PlaneFormat
+from bitstash import Compressor
 from torch_bridge.job.train import draw, read_text
 
 LENGTH, WIDTH = 64, 64
@@ -60,10 +60,10 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     text = read_text(None)  # what Python's own documentation says, as bytes
     batches = torch.Generator().manual_seed(dist.get_rank())
-    fmt = PlaneFormat("fp32", block=64, target=80)  # 256 bytes of activations become 80
+    saver = Compressor(model)
     for step in range(options.steps):
         tokens = draw(text, 16, LENGTH, batches).to(device)
-        with Compressor(model, fmt) as stash:
+        with saver:
             loss = model(tokens)
         loss.backward()
         optimizer.step()
@@ -71,10 +71,10 @@ def main():
         total = loss.detach()
         dist.all_reduce(total)
         if dist.get_rank() == 0:
-            mean, ratio = total.item() / dist.get_world_size(), stash.report().ratio
+            mean, ratio = total.item() / dist.get_world_size(), saver.ratio
             print(f"step {step}: loss {mean:.3f}, activations {ratio:.2f}x smaller", flush=True)
     # A DDP that outlives its group ends it with Python's lock held, which a thread of gloo may wait for.
-    del model
+    del model, optimizer, saver, loss
     dist.barrier()  # FSDP's caches hold the group: have its threads idle before Python ends
     dist.destroy_process_group()
 
