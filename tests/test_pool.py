@@ -83,6 +83,13 @@ CONVOLUTIONS = {
 }
 
 
+def kernels_for(settings, layout):
+    """Without AVX-512 oneDNN's weight gradient of such a convolution corrupts the heap (torch 2.13)."""
+    is_hit = settings == CONVOLUTIONS["1x1 and stride"] and layout == "channels_last"
+    has_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return torch.backends.mkldnn.flags(enabled=has_avx512 or not is_hit)
+
+
 def convolution(**settings):
     return made(nn.Conv2d, **{"in_channels": 4, "out_channels": 6, "kernel_size": 3} | settings)
 
@@ -97,9 +104,10 @@ def test_a_convolution_has_exact_outputs_and_the_weight_gradient_of_means(settin
         plain, x = (thing.to(memory_format=torch.channels_last) for thing in (plain, x))
     elif layout == "sliced":
         x = random(2, 4, size[0], 2 * size[1])[..., ::2]
-    out, x_grad, grads = run(plain, x)
-    found, found_x_grad, found_grads = run(converted(plain, kernel), x)
-    _, _, expected = run(plain, pooled(x, kernel))
+    with kernels_for(settings, layout):
+        out, x_grad, grads = run(plain, x)
+        found, found_x_grad, found_grads = run(converted(plain, kernel), x)
+        _, _, expected = run(plain, pooled(x, kernel))
     assert torch.equal(found, out)
     assert found.stride() == out.stride()
     assert torch.equal(found_x_grad, x_grad)
