@@ -20,9 +20,9 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from torch_bridge.backends import memory_system
-from torch_bridge.backends.memory_engine import DRAM, MemoryEngine, library_path
-from torch_bridge.backends.region_backend import region_of
+from torch_bridge.backends.simulated import memory_system
+from torch_bridge.backends.simulated.memory_engine import DRAM, MemoryEngine, library_path
+from torch_bridge.backends.simulated.regions import region_of
 from torch_bridge.job import train
 
 from .convergence.runs import Everything

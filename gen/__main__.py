@@ -181,13 +181,13 @@ def _memory(arguments: argparse.Namespace) -> MemoryParameters:
 
 def _library(arguments: argparse.Namespace) -> Path:
     """Build a library; what was built."""
-    from torch_bridge.backends import memory_engine, verilated_backend  # Verilog needs no PyTorch
+    from torch_bridge.backends.simulated import memory_engine, verilated  # Verilog needs no PyTorch
 
     if arguments.preset:
         folder = arguments.output or memory_engine.library_path(arguments.preset).parent
         return system.build(memory.PRESETS[arguments.preset], folder)
     config = _config(arguments)
-    path = arguments.output or verilated_backend.library_path(config.fmt)
+    path = arguments.output or verilated.library_path(config.fmt)
     library.build(config, path)
     return path
 

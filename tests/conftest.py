@@ -14,7 +14,7 @@ from gen import library, system
 from gen.config import Config
 from golden import HadamardFormat, PlaneFormat
 from rtl.memory import MemoryParameters
-from torch_bridge.backends import memory_engine, verilated_backend
+from torch_bridge.backends.simulated import memory_engine, verilated
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,7 +68,7 @@ def verilated_library(build) -> Path:
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         for config in LIBRARIES:
-            library.build(config, verilated_backend.library_path(config.fmt, folder))
+            library.build(config, verilated.library_path(config.fmt, folder))
     return folder
 
 

@@ -14,7 +14,7 @@ from golden import HadamardFormat, PlaneFormat
 from torch_bridge import QuantFormat, backends
 from torch_bridge.backends import instructions, threads
 from torch_bridge.backends.dtypes import TORCH_DTYPES, format_for
-from torch_bridge.backends.verilated_backend import library_path
+from torch_bridge.backends.simulated.verilated import library_path
 
 from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
 

@@ -11,9 +11,9 @@ import torch
 from golden import HadamardFormat, PlaneFormat
 from golden.memory import Region
 from torch_bridge import backends
-from torch_bridge.backends import memory_system as memory_system_module
-from torch_bridge.backends.memory_engine import DramFigures, MemoryEngine, MemoryEngineError
-from torch_bridge.backends.region_backend import GoldenStore, RegionBackend
+from torch_bridge.backends.simulated import memory_system as memory_system_module
+from torch_bridge.backends.simulated.memory_engine import DramFigures, MemoryEngine, MemoryEngineError
+from torch_bridge.backends.simulated.regions import GoldenStore, RegionBackend
 from torch_bridge.job import train
 
 PLANES, HADAMARD = PlaneFormat("fp32", 64, 80), HadamardFormat("fp32", 64, 16)

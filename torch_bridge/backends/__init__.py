@@ -19,15 +19,15 @@ import torch
 
 from golden import Format
 
-from . import memory_system, region_backend
 from .base import Backend
 from .cpu_backend import CpuBackend
 from .dtypes import StashFormat
 from .golden_backend import GoldenBackend
 from .quant_backend import QuantBackend
 from .quant_format import QuantFormat
+from .simulated import memory_system, regions
+from .simulated.verilated import VerilatedBackend
 from .torch_backend import TorchBackend
-from .verilated_backend import VerilatedBackend
 
 __all__ = ["IN_PLACE", "NAMES", "AutoBackend", "Backend", "check_name", "get"]
 
@@ -80,7 +80,7 @@ _BACKENDS: dict[str, Callable[[Any], Backend]] = {
     "cpu": CpuBackend,
     "torch": TorchBackend,
     "verilated": VerilatedBackend,
-    "regions": region_backend.golden,
+    "regions": regions.golden,
     "memory": memory_system.backend,
     "triton": _triton,
 }

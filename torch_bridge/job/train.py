@@ -21,9 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends import memory_system
 from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from ..backends.quant_format import QuantFormat
+from ..backends.simulated import memory_system
 from ..offload import Offload
 from ..policy import Policy
 from ..schemes import Scheme

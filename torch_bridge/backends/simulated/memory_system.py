@@ -12,7 +12,7 @@ from golden import Format
 from golden.memory import Region
 
 from .memory_engine import DRAM, DramFigures, MemoryEngine, Traffic, library_path
-from .region_backend import RegionBackend, Store, region_of
+from .regions import RegionBackend, Store, region_of
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 
 from golden import Format
 
-from .base import Backend
-from .dtypes import TORCH_DTYPES
-from .memory import octets
+from ..base import Backend
+from ..dtypes import TORCH_DTYPES
+from ..memory import octets
 
 # What gen/library.cpp calls its functions as they are now.
 _INTERFACE = 4

@@ -17,9 +17,9 @@ from golden import Format
 from golden.bursts import PAGE
 from golden.memory import Region
 
-from .base import Backend
-from .dtypes import TORCH_DTYPES
-from .memory import octets
+from ..base import Backend
+from ..dtypes import TORCH_DTYPES
+from ..memory import octets
 
 # Bytes of memory from one region to the next, and of addresses.
 _ROOM = 1 << 27
