@@ -24,6 +24,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "derive, hadamard 8x": {"scheme": "hadamard", "target": 64},
     "derive, hadamard 16x": {"scheme": "hadamard", "target": 32},
     "derive, calibrated 16x": {"scheme": "hadamard", "target": 32},
+    "recompute, 4 bits": {"scheme": "hadamard", "target": 64},
+    "recompute, 2 bits": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
@@ -42,6 +44,7 @@ class Study:
         title: what it is, for the page.
         products: precision of matrix products, a name of ``torch.set_float32_matmul_precision``: with
             "medium" bfloat16 values are multiplied and summed in fp32, where the processor has that.
+        dtype: "fp32", or "bf16" for autocast; a ratio is of the bytes that training in that type keeps.
     """
 
     title: str
@@ -51,9 +54,10 @@ class Study:
     batch: int = 8
     validations: int = 10
     products: str = "highest"
+    dtype: str = "fp32"
 
 
-FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if scheme != "compact")
+FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(("compact", "recompute")))
 FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x", "derive, hadamard 16x")
 _OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
 STUDIES = {
@@ -79,6 +83,15 @@ STUDIES = {
         60,
         1,
         3,
+    ),
+    "smollm2-bf16": Study(
+        "SmolLM2-135M, pretrained, bf16 autocast",
+        ("none", "recompute, 4 bits"),
+        (1, 2, 3),
+        40,
+        1,
+        2,
+        dtype="bf16",
     ),
 }
 # Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.

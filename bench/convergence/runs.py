@@ -40,6 +40,8 @@ class Calibrated(train.Options):
         return calibrated(self)
 
 
+# What schemes begin with that have the default policy.
+DEFAULT_POLICY = ("derive", "recompute")
 # Steps of the model on which rates are calibrated, if it is not pretrained, and batches.
 CALIBRATED_AT, CALIBRATED_ON = 60, 2
 
@@ -75,11 +77,11 @@ def calibrated(options: Calibrated) -> Policy:
 
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
-    sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations")}
+    sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations", "dtype")}
     sizes["config"] = model if model in train.CONFIGS else "small"
     if "calibrated" in scheme:
         return Calibrated(model=model, seed=seed, **sizes, **SCHEMES[scheme])
-    options = train.Options if scheme.startswith("derive") else Everything
+    options = train.Options if scheme.startswith(DEFAULT_POLICY) else Everything
     return options(seed=seed, **sizes, **SCHEMES[scheme])
 
 
