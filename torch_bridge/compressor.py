@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import ContextDecorator, ExitStack
+from dataclasses import replace
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,7 @@ from .facts.geometry import Geometry, is_plain, local_of
 from .facts.needs import Exact as Needed
 from .facts.needs import Need
 from .facts.operations import Operation
+from .facts.products import wide_input
 from .facts.watch import Watch, strided
 from .internals import sequence_number, uncompiled, unseen
 from .keep import OPTED_OUT, opt_out
@@ -31,6 +33,7 @@ from .policy import Decision, Policy
 from .report import Report
 from .report.report import Tally
 from .store.attention import Node, may_be_again
+from .store.budget import Budget
 from .store.codecs import Codecs
 from .store.decompressed import Decompressed
 from .store.entries import NOBODY, Exact, Packed
@@ -68,6 +71,13 @@ class Compressor(ContextDecorator):
         backend: one of ``torch_bridge.backends.NAMES``; the bytes are the same with each, but that those
             behind a memory engine give a Hadamard block the number that it has there.
         bits: of a value, where there is no policy: 2, 3 or 4.
+        time: of a step, where 1 is a step without recomputation: how many matrix products may be done again
+            in the backward pass, so that what they made need not be kept. 1.2 allows 0.2 of the
+            floating-point operations of a step: those of its products and attention, forward and backward,
+            as they are counted in the first step. That one recomputes all it can; then what saves most
+            bytes for its operations is picked, and ``report().curve`` shows it. What bitstash itself takes
+            to compress is not in it. Without a time only wide products are done again, as the head of a
+            language model; a policy whose rules allow products has no limit then.
         min_values: tensors with fewer distinct values stay exact.
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
             :class:`CorruptionError`, which names tensor and block.
@@ -97,6 +107,7 @@ class Compressor(ContextDecorator):
         backend: str = "auto",
         *,
         bits: int | None = None,
+        time: float | None = None,
         min_values: int = 1024,
         verify: bool = False,
         offload: Offload | None = None,
@@ -111,11 +122,14 @@ class Compressor(ContextDecorator):
             raise ValueError(f"offload must be an Offload or None, not {offload!r}")
         if offload is not None and backend in backends.IN_PLACE:
             raise ValueError(f"offload must be None with backend {backend!r}, whose memory keeps the blocks")
-        self._policy = _policy(policy, bits)
+        if time is not None and not (isinstance(time, (int, float)) and time >= 1):
+            raise ValueError(f"time must be a number from 1, of a step without recomputation, not {time!r}")
+        self._policy = _policy(policy, bits, time)
         self._codecs = Codecs(self._policy, backend)
         self._min_values, self._verify, self._offload = min_values, verify, offload
         records = self._policy.recomputes and internals.has("recomputation")
-        self._watch = Watch(model, records)
+        self._watch = Watch(model, records, "all" if self._policy.products else "wide")
+        self._budget = Budget(time)
         self._verdicts, self._shared = Verdicts(), set[Facts]()
         self._places: dict[Any, tuple[Facts, Decision]] = {}
         self._told: set[str] = set()  # of whom a warning has said that they are not known
@@ -134,8 +148,9 @@ class Compressor(ContextDecorator):
         tally = Tally()
         store = self.store = self.make_store(
             *(self._codecs, self._watch, self._verdicts, self._shared, tally),
-            *(self._min_values, self._verify, step),
+            *(self._min_values, self._verify, step, self._budget),
         )
+        self._watch.flops = 0 if self._policy.products and self._budget.is_open else None
         one = self._pass = _Pass(self, store, tally, step)
         with ExitStack() as stack:
             self._watch.before = one.before
@@ -154,6 +169,8 @@ class Compressor(ContextDecorator):
         assert entered is not None
         assert self._pass is not None
         entered.__exit__(kind, error, trace)
+        if self._watch.flops is not None and error is None:
+            self._budget.close(self._watch.flops, self.stored_bytes)
         if self._pass.step is not None and error is None:
             self._pass.step.end_forward()
 
@@ -188,7 +205,7 @@ class Compressor(ContextDecorator):
             ValueError: a block that was decompressed on a GPU had an invalid header.
         """
         self._codecs.check()
-        return self._settled().tally.report()
+        return replace(self._settled().tally.report(), curve=self._budget.curve)
 
     def _settled(self) -> _Pass:
         if self._pass is None:
@@ -197,19 +214,21 @@ class Compressor(ContextDecorator):
         return self._pass
 
 
-def _policy(policy: StashFormat | Policy | None, bits: int | None) -> Policy:
+def _policy(policy: StashFormat | Policy | None, bits: int | None, time: float | None) -> Policy:
     if policy is None:
         bits = 4 if bits is None else bits
         if bits not in _BITS:
             raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, not {bits!r}")
         fmt = HadamardFormat()
-        return Policy.default(HadamardFormat(target=fmt.block * bits // 8))
+        return Policy.default(HadamardFormat(target=fmt.block * bits // 8), products=time is not None)
     if bits is not None:
         raise ValueError(f"bits must be None where there is a policy, which says them, not {bits!r}")
     if isinstance(policy, StashFormat):
-        return Policy.default(policy)
+        return Policy.default(policy, products=time is not None)
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a format or a Policy, not {reprlib.repr(policy)}")
+    if time is not None and not policy.products:
+        raise ValueError(f"time must be None where no rule of the policy recomputes products, not {time!r}")
     return policy
 
 
@@ -365,6 +384,7 @@ class _Pass:
             else:
                 found.append((saved, slot))
         is_again = op.is_attention and self._is_again(op, args, kwargs, found, len(slots))
+        wide = wide_input(op.recomputation, args)
         held = {}
         for saved, (place, name) in found:
             if saved.packed is None:
@@ -372,7 +392,10 @@ class _Pass:
                 is_table = op.is_pointwise and not saved.requires_grad and saved.values.numel() < most
                 need, where = op.need(name, args, kwargs), Geometry.of(saved.values)
                 saved.packed = self._keep(
-                    saved, op.in_table, name, need, is_table=is_table, is_again=is_again
+                    *(saved, op.in_table, name, need),
+                    is_table=is_table,
+                    is_again=is_again,
+                    feeds_wide=place == wide,
                 )
                 saved.values = None
             packed = saved.packed
@@ -466,8 +489,9 @@ class _Pass:
         *,
         is_table: bool = False,
         is_again: bool = False,
+        feeds_wide: bool = False,
     ) -> Exact | Packed:
-        facts, decision = self._decided(saved, saved_by, slot, need, is_table, is_again)
+        facts, decision = self._decided(saved, saved_by, slot, need, is_table, is_again, feeds_wide)
         self._is_unknown = decision.unknown and facts.elements >= self._min_values
         return self._store.keep(saved, facts, decision)
 
@@ -479,6 +503,7 @@ class _Pass:
         need: Need | Needed | None,
         is_table: bool = False,
         is_again: bool = False,
+        feeds_wide: bool = False,
     ) -> tuple[Facts, Decision]:
         """What is known of a tensor and what becomes of it: of a place in the model asked for once."""
         origin, tensor = saved.origin, saved.values
@@ -486,10 +511,11 @@ class _Pass:
         key = (
             *(saved_by, slot, id(need), origin.op, origin.constant, origin.is_statistic, saved.module),
             *(tensor.dtype, tensor.shape, tensor.stride(), saved.requires_grad, is_table, is_again),
+            feeds_wide,
         )
         found = self._places.get(key)
         if found is None:
-            facts = _facts(saved, saved_by, slot, need, is_table, is_again)
+            facts = _facts(saved, saved_by, slot, need, is_table, is_again, feeds_wide)
             if len(self._places) >= _MOST_PLACES:  # as with a length of its own in every step
                 self._places.clear()
             found = self._places[key] = facts, self._policy.decide(facts)
@@ -531,7 +557,13 @@ class _Pass:
 
 
 def _facts(
-    saved: Saved, saved_by: str, slot: str, need: Need | Needed | None, is_table: bool, is_again: bool
+    saved: Saved,
+    saved_by: str,
+    slot: str,
+    need: Need | Needed | None,
+    is_table: bool,
+    is_again: bool,
+    feeds_wide: bool,
 ) -> Facts:
     origin, tensor = saved.origin, saved.values
     assert tensor is not None
@@ -539,7 +571,7 @@ def _facts(
     is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
     return Facts(
         *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
-        *(saved.requires_grad, is_statistic, is_table, is_again),
+        *(saved.requires_grad, is_statistic, is_table, is_again, feeds_wide),
     )
 
 

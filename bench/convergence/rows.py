@@ -25,6 +25,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "derive, hadamard 16x": {"scheme": "hadamard", "target": 32},
     "derive, calibrated 16x": {"scheme": "hadamard", "target": 32},
     "recompute, 4 bits": {"scheme": "hadamard", "target": 64},
+    "recompute, 4 bits, time 1.2": {"scheme": "hadamard", "target": 64, "time": 1.2},
     "recompute, 2 bits": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
@@ -86,11 +87,11 @@ STUDIES = {
     ),
     "smollm2-bf16": Study(
         "SmolLM2-135M, pretrained, bf16 autocast",
-        ("none", "recompute, 4 bits"),
+        ("none", "recompute, 4 bits", "recompute, 4 bits, time 1.2"),
         (1, 2, 3),
-        40,
+        30,
         1,
-        2,
+        1,
         dtype="bf16",
     ),
 }

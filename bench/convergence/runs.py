@@ -77,7 +77,9 @@ def calibrated(options: Calibrated) -> Policy:
 
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
-    sizes: dict[str, Any] = {name: getattr(study, name) for name in ("steps", "batch", "validations", "dtype")}
+    sizes: dict[str, Any] = {
+        name: getattr(study, name) for name in ("steps", "batch", "validations", "dtype")
+    }
     sizes["config"] = model if model in train.CONFIGS else "small"
     if "calibrated" in scheme:
         return Calibrated(model=model, seed=seed, **sizes, **SCHEMES[scheme])
@@ -156,7 +158,11 @@ def gradient(
     model: torch.nn.Module, options: train.Options, tokens: torch.Tensor, compress: bool
 ) -> torch.Tensor:
     if compress:
-        with Compressor(model, options.policy):
+        saver = Compressor(model, options.policy, time=options.time)
+        if options.time is not None:  # the first pass says what fits the time
+            with saver:
+                train.loss_of(model, options, tokens)
+        with saver:
             loss = train.loss_of(model, options, tokens)
     else:
         loss = train.loss_of(model, options, tokens)

@@ -30,6 +30,7 @@ class Facts:
         is_statistic: whether it has one value for a row: a mean, a norm, a scale, a loss.
         is_table: whether it needs no gradient and is broadcast against a larger tensor, as the cosines of
             rotary embeddings are.
+        feeds_wide: whether it is what a wide matrix product is given, as a language model's head.
         is_again: whether it is given to attention that is done again in the backward pass.
     """
 
@@ -46,6 +47,7 @@ class Facts:
     is_statistic: bool = False
     is_table: bool = False
     is_again: bool = False
+    feeds_wide: bool = False
 
     @cached_property
     def _hash(self) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from . import needs
 from .needs import Entry, Exact, Need
+from .products import PRODUCTS, flops_of_step
 from .recompute import RECOMPUTATIONS, Recomputation
 
 # Operations whose result is their first argument in other memory or another type.
@@ -64,10 +65,14 @@ class Operation:
         self.is_pointwise = torch.Tag.pointwise in getattr(func, "tags", ())
         self.is_reduction = self.name in _REDUCTIONS
         self.is_attention = self.name.startswith(ATTENTION)
-        self.recomputation: Recomputation | None = RECOMPUTATIONS.get(func)
+        self.recomputation: Recomputation | None = RECOMPUTATIONS.get(func) or PRODUCTS.get(func)
         of_aten = func.namespace == "aten" if hasattr(func, "namespace") else False
         self.saves = _saves(self.in_table, getattr(func, "_overloadname", "")) if of_aten else None
         self.results = _results(schema, self.saves or {})
+
+    def flops_of_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+        """Its floating-point operations and those of its backward pass, as far as torch counts them."""
+        return flops_of_step(self._func, args, kwargs, result)
 
     @property
     def in_table(self) -> str:

@@ -1,9 +1,11 @@
 """Which operations can be done again in the backward pass, and how.
 
 Recorded are operations that cost no more than to read and write their tensors, draw no random numbers, and
-under which a small error of what they are given stays a small one: not a matrix product, an exponential, nor
-a quotient of two tensors. They are recorded below autograd and autocast, with the sizes
+under which a small error of what they are given stays a small one: not an exponential, nor a quotient of two
+tensors. They are recorded below autograd and autocast, with the sizes
 and strides of their arguments, and computed anew like that, so that the same arguments give the same bits.
+Matrix products, which cost more, are in ``products.py``. A log-softmax takes exponentials: it is only done
+again with exact arguments.
 
 Of a sum or difference that is small beside what is added an error does not stay small: the planner looks at
 its size. Attention, which is done again for its own node alone, is in ``store/attention.py``.
@@ -41,6 +43,9 @@ class Recomputation:
         is_light: whether it takes no longer than to read and write its tensors.
         may_cancel: whether its result may be small beside what it is computed from.
         saturates: whether its result nears an end and never passes it.
+        needs_exact: whether it is only done again with arguments that are as they were.
+        spreads: whether its first argument is a list, whose tensors are arguments of their own here.
+        factors: of a matrix product: places of its two factors among its arguments.
     """
 
     compute: Compute
@@ -51,6 +56,9 @@ class Recomputation:
     is_light: bool = False
     may_cancel: bool = False
     saturates: bool = False
+    needs_exact: bool = False
+    spreads: bool = False
+    factors: tuple[int, int] | None = None
 
 
 class Recipe:
@@ -62,9 +70,10 @@ class Recipe:
         version: of the tensor then.
         dtype, geometry: of the tensor, which fills the storage.
         length: operations in all, with those that made the operands.
+        inner: of a matrix product: how many products are summed for a value; 0 for others.
     """
 
-    __slots__ = ("args", "dtype", "geometry", "kwargs", "length", "version", "way")
+    __slots__ = ("args", "dtype", "geometry", "inner", "kwargs", "length", "version", "way")
 
     def __init__(
         self, way: Recomputation, args: list[Any], kwargs: dict[str, Any], made: torch.Tensor
@@ -72,7 +81,12 @@ class Recipe:
         self.way, self.args, self.kwargs = way, args, kwargs
         self.version, self.dtype = made._version, made.dtype
         self.geometry = Geometry.of(made)
-        self.length = 1
+        self.length, self.inner = 1, 0
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a matrix product: a multiplication and an addition count as two."""
+        return 2 * self.inner * self.geometry.count
 
 
 def _plainly(func: Any, into: Any = None) -> Compute:
@@ -150,6 +164,11 @@ def _is_like_without_statistics(args: tuple[Any, ...]) -> bool:
     return is_training is True and (weight is not None or mean is None or mean.dtype == x.dtype)
 
 
+def _cat(is_exact: bool, *args: Any) -> torch.Tensor:
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+    return _ATEN.cat.default(tensors, *args[len(tensors) :])
+
+
 def _scaled(
     x: torch.Tensor,
     mean: torch.Tensor | None,
@@ -221,6 +240,8 @@ _BY_NAME: dict[str, Recomputation] = {
     "native_dropout.default": Recomputation(
         _dropout, lambda args: args[2] is True and args[1] < 1, takes=(0, 1), results=(1,)
     ),
+    "_log_softmax.default": Recomputation(_plainly(_ATEN._log_softmax.default), needs_exact=True),
+    "cat.default": Recomputation(_cat, spreads=True),
 }
 
 # By operation how its first result can be computed anew.

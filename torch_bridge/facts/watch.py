@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -24,7 +24,10 @@ from ..internals import sequence_number, uncompiled
 from .geometry import is_plain, local_of
 from .operations import Operation, operation, writes
 from .origin import Operand, Origin, note_recipe
+from .products import inner_of, is_wide
 from .recompute import Recipe, Recomputation
+
+Products = Literal["no", "wide", "all"]
 
 PARAMETER, BUFFER, COPY = "parameter", "buffer", " copy"
 _STRIDED = torch.strided
@@ -78,8 +81,10 @@ class Watch(TorchDispatchMode):
     Args:
         model: its parameters and buffers are known as such, and copies of them too.
         records: also note how to do an operation again, for :attr:`Origin.recipe`.
+        products: which matrix products among these.
 
     Attributes:
+        flops: floating-point operations of a step so far, where these are counted; None if not.
         before: called with an operation, its arguments and their names before it runs, where tensors wait.
         thread: what the thread does that asks.
 
@@ -92,9 +97,10 @@ class Watch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: torch.nn.Module, records: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, records: bool = False, products: Products = "no") -> None:
         super().__init__()
-        self._model, self._records = weakref.ref(model), records
+        self._model, self._records, self._products = weakref.ref(model), records, products
+        self.flops: int | None = None
         self._key = _key_of(self)  # of the origin among a storage's attributes
         self._step = object()
         self._hooks: list[RemovableHandle] = []
@@ -239,6 +245,8 @@ class Watch(TorchDispatchMode):
     def _note_results(
         self, op: Operation, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if self.flops is not None:
+            self.flops += op.flops_of_step(args, kwargs, result)
         if type(result) is torch.Tensor and result.layout is _STRIDED:
             if op.is_copy and args and _is_strided(args[0]):
                 origin = self._note_copy(op, result.untyped_storage(), args[0])
@@ -288,9 +296,15 @@ class Watch(TorchDispatchMode):
         origin: Origin,
     ) -> None:
         """Note how to make the first result of an operation again."""
-        made = outputs[0]
+        made, inner = outputs[0], 0
         if (way.fits is not None and not way.fits(args)) or made.is_inference():
             return
+        if way.factors is not None:
+            inner = inner_of(way, args)
+            if self._products == "no" or (self._products == "wide" and not is_wide(inner, made.shape[1])):
+                return
+        if way.spreads:
+            args = (*args[0], *args[1:])
         taken = list(args) if way.takes is None else [args[place] for place in way.takes]
         taken += [outputs[place] for place in way.results]
         most = 0
@@ -307,6 +321,7 @@ class Watch(TorchDispatchMode):
                     return
                 kwargs = {**kwargs, name: Operand(self.origin(value), value)}
         recipe = Recipe(way, taken, kwargs, made)
+        recipe.inner = inner
         origin.is_statistic |= 0 < recipe.geometry.count <= most
         note_recipe(origin, recipe)
 

@@ -56,6 +56,7 @@ class Options:
             for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 2 bits.
         bits: of a value, for quantisation.
         recompute: whether what cheap operations made of stored tensors is computed anew, not compressed.
+        time: of a step, for matrix products that are done again, as of a Compressor; None for none.
         fused: whether GELU is one operation; the model as Hugging Face has it makes it of several.
         backend: of the bridge.
         offload_dir: where offloaded tensors go.
@@ -78,6 +79,7 @@ class Options:
     rounding: str | None = None
     bits: int = 4
     recompute: bool = True
+    time: float | None = None
     fused: bool = False
     backend: str = "auto"
     offload_dir: Path = Path("build/offload")
@@ -122,12 +124,12 @@ class Options:
         if "offload" in self.scheme:
             self.offload_dir.mkdir(parents=True, exist_ok=True)
             offload = Offload(self.offload_dir, amount=self.offload_amount)
-        return Scheme(self.scheme, self.policy, self.backend, offload, self.rank, self.kernel)
+        return Scheme(self.scheme, self.policy, self.backend, offload, self.rank, self.kernel, self.time)
 
     @property
     def policy(self) -> Policy:
         """That of a scheme with a format."""
-        return Policy.default(self.format, recompute=self.recompute)
+        return Policy.default(self.format, recompute=self.recompute, products=self.time is not None)
 
     @property
     def torch_device(self) -> torch.device:

@@ -28,6 +28,7 @@ class Decision:
         exact_if_shared: whether they stay exact once several layers turn out to save the same tensor.
         recompute: whether they are recomputed if cheap operations made them of what is stored: "lossy" also
             from what is compressed, "exact" only from what is not.
+        products: whether matrix products may be among these operations, also those that are not wide.
         why: they stay exact, or have this format.
         unknown: whether that is because no table knows what saves them.
         least: what is enough of a tensor that was stored for another node, see :func:`strength_of`.
@@ -39,6 +40,7 @@ class Decision:
     finite: bool = False
     exact_if_shared: bool = False
     recompute: Recompute = "no"
+    products: bool = False
     why: str = ""
     unknown: bool = False
     least: Strength = EXACT

@@ -33,6 +33,7 @@ _MOST_DECISIONS = 1 << 16  # that are remembered
 UNKNOWN = "unknown operation"
 STATISTIC = "one value for a row"
 TABLE = "a table without gradient"
+WIDE_INPUT = "input of a wide matrix product"
 ATTENTION_MASK = "mask of attention"
 NOT_FLOAT = "not floating point"
 
@@ -63,25 +64,31 @@ class Policy:
         object.__setattr__(self, "_decisions", {})
 
     @classmethod
-    def default(cls, fmt: StashFormat, *, recompute: bool = True) -> Policy:
+    def default(cls, fmt: StashFormat, *, recompute: bool = True, products: bool = False) -> Policy:
         """Everything in one format, as far as the table of operations lets it.
 
         Args:
             fmt: of what may be lossy.
             recompute: do not store, but compute anew in the backward pass, what cheap operations made of what
-                is stored.
+                is stored. The head of a language model counts as cheap.
+            products: recompute by other matrix products too, as far as the time of a Compressor allows.
 
         Raises:
             ValueError: it is no format, or a lossless one, whose blocks vary in size.
         """
         if not isinstance(fmt, StashFormat):
             raise ValueError(f"fmt must be a format, as PlaneFormat, not {fmt!r}")
-        return cls([*([Rule("recompute")] if recompute else []), Rule(fmt)])
+        return cls([*([Rule("recompute", products=products)] if recompute else []), Rule(fmt)])
 
     @property
     def recomputes(self) -> bool:
         """Whether any rule recomputes tensors."""
         return any(rule.keep == "recompute" for rule in self.rules)
+
+    @property
+    def products(self) -> bool:
+        """Whether any rule recomputes tensors by matrix products, also by those that are not wide."""
+        return any(rule.products for rule in self.rules)
 
     def decide(self, facts: Facts) -> Decision:
         """What is to become of a tensor; the same facts have the same decision, which is remembered."""
@@ -96,19 +103,21 @@ class Policy:
     def _decide(self, facts: Facts) -> Decision:
         if facts.constant:
             return Decision(why=facts.constant)
-        bits, recompute = False, False
+        bits, recompute, products = False, False, False
         for rule in self.rules:
             if not rule.fits(facts):
                 continue
             if rule.keep == "bits":
                 bits = True
             elif rule.keep == "recompute":
-                recompute = True
+                recompute, products = True, products or rule.products
             elif isinstance(rule.keep, StashFormat):
-                return _in_format(facts, rule, rule.keep, bits, recompute)
+                decision = _in_format(facts, rule, rule.keep, bits, recompute)
+                return replace(decision, products=products)
             else:
-                return Decision(bits=bits, recompute=_if(recompute, "lossy"), why=rule.why or "exact")
-        return Decision(bits=bits, recompute=_if(recompute, "lossy"), why="no rule")
+                why, lossy = rule.why or "exact", _if(recompute, "lossy")
+                return Decision(bits=bits, recompute=lossy, products=products, why=why)
+        return Decision(bits=bits, recompute=_if(recompute, "lossy"), products=products, why="no rule")
 
     def table(self) -> Table:
         """The rules as a table of rich."""
@@ -158,6 +167,8 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         return replace(exact, why=STATISTIC)
     if facts.is_table:
         return replace(exact, why=TABLE)
+    if recompute and facts.feeds_wide:
+        return replace(exact, why=WIDE_INPUT)
     if need is Need.LOG_PROBABILITIES and facts.elements < LARGE and rule.op == "*":
         return replace(exact, why=need.value)
     if need is Need.LOGITS_BIAS and not facts.requires_grad and not facts.made_by and not keeps_signs(fmt):

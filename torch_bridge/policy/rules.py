@@ -38,6 +38,8 @@ class Rule:
         dtype: "float32", "bfloat16", "bool", ...; a shell pattern.
         least, most: how many values it has.
         why: what the report says of tensors that stay exact, and the policy's table of the rule.
+        products: of "recompute": whether matrix products may be done again as well, as many as the time of a
+            Compressor allows. Without it only wide ones are, as a language model's head.
         unchecked: whether the format holds whatever the table of operations says. Gradients may be wrong:
             for experiments.
 
@@ -54,6 +56,7 @@ class Rule:
     least: int = 0
     most: int | None = None
     why: str = ""
+    products: bool = False
     unchecked: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +69,8 @@ class Rule:
             raise ValueError(f"keep must be 'exact', 'bits', 'recompute' or a format, not {self.keep!r}")
         if self.unchecked and not isinstance(self.keep, StashFormat):
             raise ValueError(f"unchecked must be False where no format is kept, not {self.unchecked!r}")
+        if self.products and self.keep != "recompute":
+            raise ValueError(f"products must be False where nothing is recomputed, not {self.products!r}")
         for name in ("op", "saved_by", "module", "dtype"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a name or a shell pattern, not {getattr(self, name)!r}")

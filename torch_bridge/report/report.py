@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..facts.facts import Facts, name_of
+from .curve import Curve
 from .rows import RECOMPUTED, Row, merged, sum_up
 
 
@@ -20,9 +21,11 @@ class Report:
     Attributes:
         rows: in the order in which the first of each kind was saved.
         raw_bytes, stored_bytes: totals over the rows that are counted.
+        curve: what could be recomputed by matrix products, and what is; None if that is nobody's question.
     """
 
     rows: tuple[Row, ...]
+    curve: Curve | None = None
 
     @property
     def raw_bytes(self) -> int:
@@ -86,7 +89,10 @@ class Report:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=120).print(self.table())
+        console = Console(file=text, width=120)
+        console.print(self.table())
+        if self.curve is not None:
+            console.print(self.curve.table())
         return text.getvalue().rstrip()
 
 

@@ -42,6 +42,7 @@ class Scheme:
         offload: where "offload" goes to.
         rank: of "compact", as of :func:`compact.convert`.
         kernel: of "pool": pixels, and tokens of linear layers.
+        time: of a step, for matrix products that are done again, as of :class:`Compressor`.
 
     Raises:
         ValueError: there is no such scheme, or it lacks what it needs.
@@ -53,6 +54,7 @@ class Scheme:
     offload: Offload | None = None
     rank: float = 1 / 4
     kernel: int = 2
+    time: float | None = None
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -103,7 +105,9 @@ class Scheme:
         if model not in self._compressors:
             policy = self.policy if self.compresses and self.policy is not None else Policy([])
             offload = self.offload if "offload" in self._parts else None
-            self._compressors[model] = Compressor(model, policy, self.backend, offload=offload)
+            self._compressors[model] = Compressor(
+                model, policy, self.backend, time=self.time, offload=offload
+            )
         return self._compressors[model]
 
     @contextmanager

@@ -12,6 +12,9 @@ from .entries import NOBODY, Entry, Memory
 # start from it. More would give back the memory that compressing saved; beside them only the outputs of one
 # attention stay, until its own node has had them.
 _KEEP_DECOMPRESSED = 2
+# What matrix products made stays until all nodes have had it: a layer has so many that are needed at once. A
+# graph that is retained keeps no more.
+_KEEP_PRODUCTS = 8
 
 
 class Decompressed:
@@ -19,6 +22,7 @@ class Decompressed:
 
     def __init__(self) -> None:
         self._kept: list[weakref.ref[Memory]] = []
+        self._products: list[weakref.ref[Memory]] = []
 
     def values(self, entry: Entry, number: int = NOBODY) -> torch.Tensor:
         """The memory that has an entry's values; the last few are kept.
@@ -34,9 +38,19 @@ class Decompressed:
             parts = [self.values(part) for part in entry.needs]  # they stay until it is computed
             values = memory.of(entry)
             del parts
-        if entry.is_made_anew:
+        if entry.is_product:
+            self._keep_product(memory, values)
+        elif entry.is_made_anew:
             self._keep(memory, values, entry.is_light)
         return values
+
+    def _keep_product(self, memory: Memory, values: torch.Tensor) -> None:
+        memory.keep(values, False)
+        kept = [one for ref in self._products if (one := ref()) is not None and one is not memory]
+        kept.append(memory)
+        if len(kept) > _KEEP_PRODUCTS:
+            kept.pop(0).give_up()
+        self._products = [weakref.ref(one) for one in kept]
 
     def _keep(self, memory: Memory, values: torch.Tensor, is_light: bool) -> None:
         """Keep a few decompressed storages, and let go of a light one, or of the one used longest ago."""

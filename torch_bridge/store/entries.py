@@ -325,6 +325,11 @@ class Entry:
         return False
 
     @property
+    def is_product(self) -> bool:
+        """Whether matrix products make its values."""
+        return False
+
+    @property
     def needs(self) -> Sequence[Entry]:
         """Entries that its values are made of."""
         return ()

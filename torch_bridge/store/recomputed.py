@@ -7,7 +7,9 @@ saved, and what is saved later is no input: nothing waits undecided but what one
 inputs are saved before what is made of them.
 
 No tensor is more than ``MOST_OPERATIONS`` operations from what is stored, nor do these compute more than
-``MOST_WORK`` values for each of its own. Every state of a storage has one recomputed entry for all views.
+``MOST_WORK`` values for each of its own; behind matrix products, no more than ``MOST_PRODUCTS`` of them stand
+in a row: queries, the layer behind attention, and the first of an MLP, so that each layer of a transformer
+stores what it was given. Every state of a storage has one recomputed entry for all views.
 It holds its inputs; recipes only say which they are, by states of storages. An input that stays as it is
 raises autograd's own error if it was written to since.
 
@@ -30,6 +32,7 @@ from ..backends import streams
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry, Region, region_of
 from ..facts.origin import Operand, Origin
+from ..facts.products import is_wide
 from ..facts.recompute import Recipe
 from ..facts.watch import PARAMETER, Watch
 from ..internals import as_recorded
@@ -38,9 +41,13 @@ from .verdicts import Verdicts
 
 MOST_OPERATIONS = 12
 MOST_WORK = 16
+MOST_PRODUCTS = 3
+_MOST_BEHIND_PRODUCTS = 256  # operations, with all that made the operands
 
 # A starting point that no one stashed is copied if it is at most this part of what is derived.
 _SMALL = 1 / 64
+# What a matrix product is given is copied if it is at most this part.
+_SMALL_FACTOR = 1 / 4
 
 # fp16 ends here: what came close to it would become infinite with operands that are a little larger.
 _LARGEST_HALF = torch.finfo(torch.float16).max
@@ -62,12 +69,14 @@ class Redone:
     Attributes:
         operations, work: done in all, and values that these compute.
         cost: of the operations until the next tensor that may be kept; light ones cost 1.
+        flops: floating-point operations of matrix products, of those alone that no other entry does.
+        products: of which one was given what another made.
         is_exact: whether everything that it starts from comes back as it was.
     """
 
     __slots__ = (
         *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_over", "_way"),
-        *("cost", "is_exact", "operations", "work"),
+        *("cost", "flops", "is_exact", "operations", "products", "work"),
     )
 
     def __init__(self, recipe: Recipe, inputs: list[Input]) -> None:
@@ -76,6 +85,7 @@ class Redone:
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
         self.cost = 1 if recipe.way.is_light else _LIGHT + 1
+        self.flops, self.products = recipe.flops, 0
         self._over: int | None = None
         for place, part, where in inputs:
             _put(None, place, self._args, self._kwargs)  # a recipe is not held any longer
@@ -83,10 +93,13 @@ class Redone:
             if isinstance(part, (Redone, Recomputed)):
                 self.operations += part.operations
                 self.work += part.work
+                self.products = max(self.products, part.products)
             if isinstance(part, Redone):
                 self.cost += part.cost
+                self.flops += part.flops
                 if recipe.way.takes_out and isinstance(place, int) and self._lies_like(part, where):
                     self._over = place
+        self.products += recipe.inner > 0
         self._may_overflow = not self.is_exact and self._dtype == torch.float16
 
     @property
@@ -159,11 +172,12 @@ class Recomputed(Entry):
         redone: what makes all of it; the time that it takes is added to its row in the report.
 
     Attributes:
-        operations, work: of what makes it.
+        operations, products, work: of what makes it.
         redone: as given.
     """
 
     operations: int
+    products: int
     work: int
 
     def __init__(self, source: Source, region: Region, values: torch.Tensor, redone: Redone) -> None:
@@ -172,7 +186,7 @@ class Recomputed(Entry):
         self._unsaved = [region]
         self._starts: dict[Start, None] = {}
         redone.add_starts(self._starts)
-        self.operations, self.work = redone.operations, redone.work
+        self.operations, self.work, self.products = redone.operations, redone.work, redone.products
 
     def save(self, region: Region) -> int:
         """A region of it is saved; how many of its elements were not yet."""
@@ -194,6 +208,10 @@ class Recomputed(Entry):
     @property
     def is_light(self) -> bool:
         return self.redone.is_light
+
+    @property
+    def is_product(self) -> bool:
+        return self.redone.flops > 0
 
     @property
     def needs(self) -> list[Entry]:
@@ -250,12 +268,13 @@ class Planner:
         self.copied = 0
 
     def plan(
-        self, tensor: torch.Tensor, origin: Origin, facts: Facts, only_exact: bool
+        self, tensor: torch.Tensor, origin: Origin, facts: Facts, only_exact: bool, products: bool = False
     ) -> tuple[Redone, Region] | None:
         """What makes the memory of a saved tensor, and all of that memory; None if nothing can.
 
         Args:
             only_exact: whether nothing lossy may be among its inputs.
+            products: whether matrix products that are not wide may be among the operations.
         """
         recipe = origin.recipe
         if recipe is None or recipe.version != tensor._version or recipe.dtype != tensor.dtype:
@@ -264,13 +283,17 @@ class Planner:
         if whole.has_gaps or not region.is_within(whole):
             return None
         self.copied, self._facts, self._sums = 0, facts, 0
-        redone = self._redo(recipe, _SMALL * region.count * tensor.element_size(), origin, only_exact)
-        if redone is None or redone.operations > MOST_OPERATIONS or redone.work > MOST_WORK * region.count:
+        self._products, self._nbytes = products, region.count * tensor.element_size()
+        redone = self._redo(recipe, origin, only_exact)
+        if redone is None or not _is_near(redone, region):
             return None
         return redone, whole
 
-    def _redo(self, recipe: Recipe, small: float, origin: Origin, only_exact: bool) -> Redone | None:
+    def _redo(self, recipe: Recipe, origin: Origin, only_exact: bool) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
+        if recipe.inner and not self._products and not is_wide(recipe.inner, recipe.geometry.size[1]):
+            return None
+        only_exact = only_exact or recipe.way.needs_exact
         inputs: list[Input] = []
         operands: list[Operand] = []
         places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
@@ -279,8 +302,8 @@ class Planner:
                 found = (
                     self._stored(operand, only_exact)
                     or self._parameter(operand)
-                    or self._made(operand, small, only_exact)
-                    or self._copy(operand, small)
+                    or self._made(operand, only_exact)
+                    or self._copy(operand, recipe)
                 )
                 if found is None:
                     return None
@@ -343,22 +366,25 @@ class Planner:
         is_there = parameter.untyped_storage() is operand.origin.storage()
         return Exact(parameter, None) if is_there else None
 
-    def _made(self, operand: Operand, small: float, only_exact: bool) -> Redone | None:
+    def _made(self, operand: Operand, only_exact: bool) -> Redone | None:
         recipe = operand.origin.recipe
         if recipe is None or (recipe.version, recipe.dtype) != (operand.version, operand.dtype):
             return None
-        return self._redo(recipe, small, operand.origin, only_exact)
+        return self._redo(recipe, operand.origin, only_exact)
 
-    def _copy(self, operand: Operand, small: float) -> Entry | None:
+    def _copy(self, operand: Operand, recipe: Recipe) -> Entry | None:
         """A copy of a small tensor that is still there."""
-        region = operand.geometry.region
+        region, origin = operand.geometry.region, operand.origin
         nbytes = region.count * operand.dtype.itemsize
-        whole = self._memory(operand.origin, operand.dtype, region) if nbytes <= small else None
+        is_factor = recipe.inner > 0 and not origin.constant
+        if nbytes > (_SMALL_FACTOR if is_factor else _SMALL) * self._nbytes:
+            return None
+        whole = self._memory(origin, operand.dtype, region)
         if whole is None:
             return None
         values = region.values(whole).clone()
         self.copied += nbytes
-        return Entry(source_of(operand.origin, whole, operand.version), region, None, values, values)
+        return Entry(source_of(origin, whole, operand.version), region, None, values, values)
 
     def _memory(self, origin: Origin, dtype: torch.dtype, region: Region) -> torch.Tensor | None:
         """All of a storage, if it is still there and nobody wrote to it since."""
@@ -368,6 +394,13 @@ class Planner:
         if storage.nbytes() < region.end * dtype.itemsize:  # FSDP has let go of it
             return None
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
+
+
+def _is_near(redone: Redone, region: Region) -> bool:
+    """Whether few operations are between a region and what is stored."""
+    if redone.products:
+        return redone.products <= MOST_PRODUCTS and redone.operations <= _MOST_BEHIND_PRODUCTS
+    return redone.operations <= MOST_OPERATIONS and redone.work <= MOST_WORK * region.count
 
 
 def _put(value: Any, place: int | str, args: list[Any], kwargs: dict[str, Any]) -> None:

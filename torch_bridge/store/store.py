@@ -25,6 +25,7 @@ from ..policy.policy import TABLE
 from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from .attention import Node
+from .budget import Budget
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
@@ -102,6 +103,7 @@ class Store:
         min_values: what has fewer stays exact.
         verify: whether blocks have checksums.
         step: where tensors go, None if they stay in their memory.
+        budget: what may be recomputed by matrix products, of all steps.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class Store:
         min_values: int,
         verify: bool,
         step: Step | None,
+        budget: Budget,
     ) -> None:
+        self._budget = budget
         self._codecs, self._verdicts, self._shared, self._tally = codecs, verdicts, shared, tally
         self._min_values, self._verify, self._step = min_values, verify, step
         self._planner = Planner(watch, verdicts)
@@ -274,10 +278,14 @@ class Store:
         """What a tensor is recomputed from; None if it has to be kept."""
         tensor, origin = saved.values, saved.origin
         assert tensor is not None
-        planned = self._planner.plan(tensor, origin, facts, decision.recompute == "exact")
+        only_exact = decision.recompute == "exact"
+        planned = self._planner.plan(tensor, origin, facts, only_exact, decision.products)
         if planned is None:
             return None
         redone, whole = planned
+        is_counted = redone.flops > 0 and decision.products
+        if is_counted and not self._budget.allows(facts, redone.flops, _nbytes(decision, facts)):
+            return None
         if self._planner.copied:
             self.count(saved, facts, INPUT, 0, self._planner.copied)
         origin.recipe = None
@@ -424,6 +432,14 @@ def _layer_of(module: str) -> str:
     """The layer that a module is in: its name up to the first number."""
     found = _NUMBER.match(module)
     return found[1] if found else module
+
+
+def _nbytes(decision: Decision, facts: Facts) -> int:
+    """That a tensor would take if it were stored as was decided."""
+    fmt = decision.format
+    if fmt is None or fmt.target is None:
+        return facts.elements * facts.dtype.itemsize
+    return -(-facts.elements * fmt.target // fmt.block)
 
 
 def _is_enough(entry: Entry, decision: Decision) -> bool:
