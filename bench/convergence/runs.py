@@ -109,7 +109,8 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
         tokens = batch_of(subject, options)
         exact, found = (gradient(net, options, tokens, compress) for compress in (False, True))
         effective = None
-        if step == options.steps and not isinstance(options, Calibrated):  # which has many formats
+        has_one_format = options.dtype == "fp32" and not isinstance(options, Calibrated)
+        if step == options.steps and has_one_format:
             kinds = tensors(net, lambda: train.loss_of(net, options, tokens))
             effective = mean(quality(options.format, kinds))
             net.zero_grad(set_to_none=True)
