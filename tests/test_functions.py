@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torch_bridge.facts.functions import FUNCTIONS, GRADIENT, NOT_TRAINED, WEIGHT, needs_of
-from torch_bridge.facts.needs import LOG_SUM_EXP, NORM, Exact, Need
+from torch_bridge.facts.needs import LOG_SUM_EXP, NORM, Exact, Need, normed
 
 TOKENS, WIDTH, HEADS = 32, 64, 4
 ACTIVATION = torch.zeros(TOKENS, WIDTH)
@@ -53,14 +53,14 @@ def test_only_inputs_that_are_trained_through_are_lossy_in_a_recomputation():
 def test_a_chain_of_operations_is_a_norm_only_with_statistics_of_rows():
     chain = "_OperationFuserAutogradFunction"
     assert needs_of(chain, [ACTIVATION, ROWS]) == (Need.VALUES, NORM)
-    assert needs_of(chain, [ACTIVATION, ROWS, ROWS]) == (Need.VALUES, NORM, NORM)
+    assert needs_of(chain, [ACTIVATION, ROWS, ROWS]) == (normed(), NORM, NORM)
     assert needs_of(chain, [ACTIVATION, ACTIVATION]) is None
     assert needs_of(chain, [ACTIVATION, torch.zeros(WIDTH, WIDTH)]) is None
 
 
 def test_an_output_that_is_divided_by_a_weight_keeps_its_relative_error():
     name = "FusedLayerNormAffineFunction"
-    assert needs_of(name, [ACTIVATION, WEIGHTS, WEIGHTS, ROWS, ROWS])[0] is Need.VALUES
+    assert needs_of(name, [ACTIVATION, WEIGHTS, WEIGHTS, ROWS, ROWS])[0] is normed()
     assert needs_of(name, [ACTIVATION, WEIGHTS, WEIGHTS, ROWS])[0] is Need.RELATIVE
 
 

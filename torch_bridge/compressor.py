@@ -21,8 +21,7 @@ from .backends.dtypes import StashFormat
 from .facts import functions
 from .facts.facts import Facts
 from .facts.geometry import Geometry, is_plain, local_of
-from .facts.needs import Exact as Needed
-from .facts.needs import Need
+from .facts.needs import Known, Need
 from .facts.operations import Operation
 from .facts.products import wide_input
 from .facts.watch import Watch, strided
@@ -485,7 +484,7 @@ class _Pass:
         saved: Saved,
         saved_by: str,
         slot: str,
-        need: Need | Needed | None,
+        need: Known | None,
         *,
         is_table: bool = False,
         is_again: bool = False,
@@ -500,7 +499,7 @@ class _Pass:
         saved: Saved,
         saved_by: str,
         slot: str,
-        need: Need | Needed | None,
+        need: Known | None,
         is_table: bool = False,
         is_again: bool = False,
         feeds_wide: bool = False,
@@ -560,7 +559,7 @@ def _facts(
     saved: Saved,
     saved_by: str,
     slot: str,
-    need: Need | Needed | None,
+    need: Known | None,
     is_table: bool,
     is_again: bool,
     feeds_wide: bool,

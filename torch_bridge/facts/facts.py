@@ -7,7 +7,7 @@ from functools import cache, cached_property
 
 import torch
 
-from .needs import Exact, Need
+from .needs import Known
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Facts:
 
     saved_by: str
     slot: str
-    need: Need | Exact | None
+    need: Known | None
     made_by: str
     constant: str
     module: str

@@ -35,11 +35,12 @@ from typing import NamedTuple
 
 import torch
 
-from .needs import LOG_SUM_EXP, NEAR_TARGET, NORM, Exact, Need
+from .needs import CHANNELS, LOG_SUM_EXP, NEAR_TARGET, NORM, Exact, Known, Need, normed
 
 VALUES, RELATIVE, SIGNS = Need.VALUES, Need.RELATIVE, Need.SIGNS
 PROBABILITIES, LOG_PROBABILITIES = Need.PROBABILITIES, Need.LOG_PROBABILITIES
 LOGITS, LOGITS_BIAS, ATTENDED = Need.LOGITS, Need.LOGITS_BIAS, Need.ATTENDED
+ROWS = normed()
 WEIGHT = Exact("weight")
 GRADIENT = Exact("a gradient already")
 ROTATION = Exact("a table of angles that all layers share")
@@ -57,7 +58,7 @@ class Slot(NamedTuple):
     """
 
     name: str
-    need: Need | Exact
+    need: Known
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ class Saved:
     """
 
     slots: tuple[Slot, ...]
-    others: Need | Exact | None = None
+    others: Known | None = None
     has_row_statistics: bool = False
 
     def __add__(self, more: Saved) -> Saved:
         """What saves these slots and then those of ``more``."""
         return replace(self, slots=self.slots + more.slots)
 
-    def needs(self, tensors: Sequence[torch.Tensor]) -> tuple[Need | Exact, ...] | None:
+    def needs(self, tensors: Sequence[torch.Tensor]) -> tuple[Known, ...] | None:
         """The need of each tensor, or None where this entry does not describe these tensors.
 
         What attention gives has as many dimensions as queries have, and log-sum-exps have fewer. So the two
@@ -105,7 +106,7 @@ An operation of ``torch.library`` has the name ``GeneratedBackwardFor_<namespace
 """
 
 
-def needs_of(name: str, tensors: Sequence[torch.Tensor]) -> tuple[Need | Exact, ...] | None:
+def needs_of(name: str, tensors: Sequence[torch.Tensor]) -> tuple[Known, ...] | None:
     """What the backward pass of a custom Function needs of each tensor that one call saves.
 
     Args:
@@ -146,7 +147,7 @@ def _operations(names: str, *entries: Saved) -> None:
     _functions(" ".join(generated), *entries)
 
 
-def _saves(**needs: Need | Exact) -> Saved:
+def _saves(**needs: Known) -> Saved:
     return Saved(tuple(Slot(name, need) for name, need in needs.items()))
 
 
@@ -214,7 +215,7 @@ _functions("XSoftmax", _saves(output=PROBABILITIES))  # transformers: models/sew
 
 # Norms.
 _rms_norm = _saves(x=VALUES, weight=WEIGHT, rstd=NORM)
-_layer_norm = _saves(x=VALUES, weight=WEIGHT, bias=WEIGHT, mean=NORM, rstd=NORM)
+_layer_norm = _saves(x=ROWS, weight=WEIGHT, bias=WEIGHT, mean=NORM, rstd=NORM)
 # Liger: ops/rms_norm.py, fused_add_rms_norm.py, layer_norm.py, group_norm.py, and of these ops/backends
 _functions("LigerRMSNormFunction _LigerRMSNorm*Function", _rms_norm, _saves(x=VALUES, rstd=NORM))
 _functions("LigerFusedAddRMSNormFunction _LigerFusedAddRMSNorm*Function", _rms_norm)
@@ -231,7 +232,7 @@ _functions("BatchInvariantRMSNormFn", _rms_norm)
 _functions("_FusedRMSNorm", _rms_norm)  # DeepSpeed: ops/triton_ops/fused_rms_norm.py
 _functions("RMSNormFunction", _rms_norm)  # PyTorch: _vendor/quack/rmsnorm.py
 # FlashAttention: flash_attn/ops/triton/layer_norm.py. Weights and biases, if there are, and statistics follow
-_functions("LayerNormFn LayerNormLinearFn", Saved((Slot("residual_out", VALUES),), others=WEIGHT))
+_functions("LayerNormFn LayerNormLinearFn", Saved((Slot("residual_out", ROWS),), others=WEIGHT))
 # Apex: apex/normalization/fused_layer_norm.py. The memory-efficient ones save the output, not the input, and
 # divide it by the weight. Of the RMS norm the two look alike
 _divided = _saves(output=RELATIVE, weight=WEIGHT, bias=WEIGHT, invvar=NORM)
@@ -240,7 +241,7 @@ _operations("apex::fused_layer_norm_affine_fwd", _layer_norm, _divided)
 _divided = _saves(input_or_output=RELATIVE, weight=WEIGHT, invvar=NORM)
 _functions("FusedRMSNormAffineFunction FusedRMSNormAffineMixedDtypesFunction", _divided)
 _operations("apex::fused_rms_norm_affine_fwd", _divided)
-_plain, _centred = _saves(input_or_output=VALUES, invvar=NORM), _saves(input=VALUES, mean=NORM, invvar=NORM)
+_plain, _centred = _saves(input_or_output=VALUES, invvar=NORM), _saves(input=ROWS, mean=NORM, invvar=NORM)
 _functions("FusedLayerNormFunction", _centred, _plain)
 _functions("FusedRMSNormFunction", _plain)
 _operations("apex::fused_layer_norm_fwd", _centred, _plain)
@@ -254,10 +255,13 @@ _functions(
 _functions(
     "_OperationFuserAutogradFunction",
     Saved((Slot("x", VALUES), Slot("rstdevs", NORM)), has_row_statistics=True),
-    Saved((Slot("x", VALUES), Slot("means", NORM), Slot("rstdevs", NORM)), has_row_statistics=True),
+    Saved((Slot("x", ROWS), Slot("means", NORM), Slot("rstdevs", NORM)), has_row_statistics=True),
 )
 # PyTorch: nn/modules/_functions.py. With and without weight
-_functions("SyncBatchNorm", _saves(input=VALUES, weight=WEIGHT, mean=NORM, invstd=NORM), _centred)
+_statistics = _saves(mean=NORM, invstd=NORM)
+_functions(
+    "SyncBatchNorm", _saves(input=CHANNELS, weight=WEIGHT) + _statistics, _saves(input=CHANNELS) + _statistics
+)
 
 # Activations. The gradient of a squared ReLU has no step, so that a sign may be lost near 0.
 _input, _pair = _saves(input=VALUES), _saves(a=VALUES, b=VALUES)

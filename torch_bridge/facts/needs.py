@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,8 +58,43 @@ class Exact:
     why: str
 
 
+@dataclass(frozen=True)
+class Normed:
+    """The need VALUES of what is left of a tensor without its means: all that a norm reads of its input.
+
+    Args:
+        over: dimensions that a mean is taken over, from the last one: -1; none stands for all but the second,
+            which has the channels.
+        groups: in how many parts the second dimension is cut before, the parts having means of their own; 0
+            if it is not.
+    """
+
+    over: tuple[int, ...] = (-1,)
+    groups: int = 0
+
+    def parted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view of a tensor with its groups in a dimension of their own."""
+        return tensor.unflatten(1, (self.groups, -1)) if self.groups else tensor
+
+    def dims(self, tensor: torch.Tensor) -> list[int]:
+        """The dimensions of such a view that means are taken over, from the last one."""
+        behind = range(-tensor.dim(), 0)
+        if self.groups:
+            return list(behind)[2:]
+        return list(self.over) or [dim for dim in behind if dim != 1 - tensor.dim()]
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether each row of memory has one mean, if the tensor is contiguous."""
+        return bool(self.over) and self.over == tuple(range(-len(self.over), 0)) and not self.groups
+
+
+normed = cache(Normed)
+"""As :class:`Normed`; what is equal is the same object."""
+
 Arguments = Mapping[str, Any]
-Entry = Need | Exact | Callable[[Arguments], Need | Exact]
+Known = Need | Exact | Normed
+Entry = Known | Callable[[Arguments], Known]
 
 LOG_SUM_EXP = Exact("log-sum-exp")
 NORM = Exact("norm statistics")
@@ -75,6 +111,9 @@ DRAWN_LATER = Exact("drawn after it was saved")
 LOOKED_UP = Exact("positions are looked up with it")
 STATE = Exact("a kernel's own state")
 SECOND = Exact("a gradient of a gradient")
+
+# Of an input of a batch norm each channel has its mean.
+CHANNELS = normed(())
 
 TABLE: dict[str, dict[str, Entry]] = {}
 """What each operation needs of each tensor that it saves.
@@ -115,6 +154,23 @@ def _normed(arguments: Arguments) -> Need | Exact:
 def _reduced(arguments: Arguments) -> Need | Exact:
     """Sums read nothing of it; products and extremes divide by it, or look for it."""
     return Need.VALUES if arguments.get("reduce") in ("sum", "mean") else EQUALS
+
+
+def _rows_normed(arguments: Arguments) -> Normed:
+    """The last dimensions have one mean, as many as the norm's shape has."""
+    return normed(tuple(range(-len(arguments.get("normalized_shape", (1,))), 0)))
+
+
+def _groups_normed(arguments: Arguments) -> Normed:
+    return normed((), arguments.get("group", 0))
+
+
+def _spread(arguments: Arguments) -> Normed:
+    """A variance is over some dimensions or, without any, over all."""
+    tensor, dims = arguments.get("self"), arguments.get("dim")
+    every = range(-tensor.dim() if isinstance(tensor, torch.Tensor) else -1, 0)
+    dims = [dims] if isinstance(dims, int) else dims
+    return normed(tuple(sorted(every[dim] for dim in dims)) if dims else tuple(every))
 
 
 def _factor(arguments: Arguments) -> Need:
@@ -231,26 +287,31 @@ _rows("atan2", {"self other": Need.RELATIVE})
 _rows("log_sigmoid_forward", {"self buffer": Need.RELATIVE})
 
 # Norms and their statistics. The backward pass of a variance takes the mean anew, from the same noisy values.
-_rows("var var_mean", {"self": Need.VALUES})
+_rows("var var_mean", {"self": _spread})
 _rows("std", {"self": Need.RELATIVE, "result": NORM})
 _rows("std_mean", {"self": Need.RELATIVE, "result0": NORM})
 _rows("norm linalg_vector_norm", {"self": _normed, "result": NORM})
 _rows("_weight_norm_interface", {"v g": Need.RELATIVE, "result1": NORM})
 _rows("rsqrt", {"result": NORM})  # norms that are written in plain PyTorch end with it
-_rows("native_layer_norm", {"input weight bias": Need.VALUES, "result1 result2": NORM})
-_rows("native_group_norm", {"input weight": Need.VALUES, "result1 result2": NORM})
+_rows("native_layer_norm", {"input": _rows_normed, "weight bias": Need.VALUES, "result1 result2": NORM})
+_rows("native_group_norm", {"input": _groups_normed, "weight": Need.VALUES, "result1 result2": NORM})
 _rows("_fused_rms_norm", {"input weight": Need.VALUES, "result1": NORM})
 _rows(
     "native_batch_norm _native_batch_norm_legit miopen_batch_norm",
-    {"input weight": Need.VALUES, "running_mean running_var result1 result2": NORM},
+    {"input": CHANNELS, "weight": Need.VALUES, "running_mean running_var result1 result2": NORM},
 )
 _rows(
     "_native_batch_norm_legit_no_training",
-    {"input weight": Need.VALUES, "running_mean running_var result1 result2": NORM},
+    {"input": CHANNELS, "weight": Need.VALUES, "running_mean running_var result1 result2": NORM},
 )
 _rows(
     "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update",
-    {"input weight": Need.VALUES, "running_mean running_var result1 result2": NORM, "result3": STATE},
+    {
+        "input": CHANNELS,
+        "weight": Need.VALUES,
+        "running_mean running_var result1 result2": NORM,
+        "result3": STATE,
+    },
 )
 
 # What ends at a value, from where nothing but the distance to it counts.
@@ -476,6 +537,8 @@ def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None
         'RELATIVE'
     """
     found = _find(op, overload, slot, arguments)
+    if isinstance(found, Normed):
+        return Need.VALUES
     return Need.EXACT if isinstance(found, Exact) else found
 
 
@@ -489,10 +552,12 @@ def why(op: str, overload: str, slot: str, arguments: Arguments) -> str:
     found = _find(op, overload, slot, arguments)
     if found is None:
         return "unknown operation"
+    if isinstance(found, Normed):
+        found = Need.VALUES
     return found.why if isinstance(found, Exact) else found.value
 
 
-def _find(op: str, overload: str, slot: str, arguments: Arguments) -> Need | Exact | None:
+def _find(op: str, overload: str, slot: str, arguments: Arguments) -> Known | None:
     name = op.removesuffix("_")
     slots = TABLE.get(f"{name}.{overload}") or TABLE.get(name, {})
     entry = slots.get(slot)

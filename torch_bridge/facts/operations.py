@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import needs
-from .needs import Entry, Exact, Need
+from .needs import Entry, Known
 from .products import PRODUCTS, flops_of_step
 from .recompute import RECOMPUTATIONS, Recomputation
 
@@ -79,7 +79,7 @@ class Operation:
         """Its name in place or not."""
         return self.name.removesuffix("_") if writes(self.name) else self.name
 
-    def need(self, slot: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Need | Exact | None:
+    def need(self, slot: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Known | None:
         """What its backward pass needs of what it saves under a name; None if that is not known."""
         entry = None if self.saves is None else self.saves.get(slot)
         if callable(entry):

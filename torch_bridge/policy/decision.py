@@ -8,6 +8,7 @@ from typing import Literal
 from golden import PlaneFormat
 
 from ..backends.dtypes import StashFormat
+from ..facts.needs import Normed
 
 Of = Literal["values", "logit", "atanh"]
 Recompute = Literal["no", "exact", "lossy"]
@@ -30,6 +31,7 @@ class Decision:
             from what is compressed, "exact" only from what is not.
         products: whether matrix products may be among these operations, also those that are not wide.
         why: they stay exact, or have this format.
+        normed: what a norm takes from it before it goes into the format, None if that is no norm's.
         unknown: whether that is because no table knows what saves them.
         least: what is enough of a tensor that was stored for another node, see :func:`strength_of`.
     """
@@ -42,6 +44,7 @@ class Decision:
     recompute: Recompute = "no"
     products: bool = False
     why: str = ""
+    normed: Normed | None = None
     unknown: bool = False
     least: Strength = EXACT
 

@@ -15,7 +15,7 @@ from ..backends.dtypes import StashFormat, float_name, format_for
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
-from ..facts.needs import Exact, Need
+from ..facts.needs import Exact, Need, Normed
 from .decision import Decision, Of, Recompute, keeps_signs, strength_of
 from .rules import Rule
 
@@ -148,8 +148,8 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         finite = may_be_mask and not keeps_signs(own)
         lossy = _if(recompute, "lossy")
         return Decision(own, bits=bits, finite=finite, recompute=lossy, why=rule.why, least=(False, 0))
-    need = facts.need
-    if need is None and rule.names_saver:
+    need, normed = facts.need, facts.need if isinstance(facts.need, Normed) else None
+    if isinstance(need, Normed) or (need is None and rule.names_saver):
         need = Need.VALUES
     if need is Need.VALUES and facts.made_by in _SIGNS:
         bits, need = True, Need.SIGNS
@@ -180,8 +180,9 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         bits=bits,
         finite=not facts.requires_grad and not keeps_signs(chosen),
         exact_if_shared=not facts.requires_grad,
-        recompute=_if(recompute, "lossy" if need in _RECOMPUTED else "exact"),
+        recompute=_if(recompute, "lossy" if need in _RECOMPUTED and normed is None else "exact"),
         why=rule.why,
+        normed=normed,
         least=_LEAST.get(need, strength_of(chosen)),
     )
 

@@ -15,6 +15,7 @@ from ..facts.geometry import Geometry, Region
 from ..offload import Handle
 from ..policy.decision import EXACT, Strength
 from ..report.report import Sums
+from .centred import Means
 from .verdicts import Flag
 
 # What was stored of a tensor before is shared if it is at least this part of what is left to store: to put
@@ -76,7 +77,8 @@ class Source:
         parts: list[tuple[Entry, Region]] = []
         rest = [region]
         for entry in self._near(region) if self._entries else ():
-            if not entry.is_stored or (entry.codec is not None and entry.codec is not codec):
+            is_like = entry.codec is None or (entry.codec is codec and entry.means is None)
+            if not entry.is_stored or not is_like:
                 continue
             for piece in list(rest):
                 least = _LEAST_SHARED * piece.count
@@ -254,6 +256,7 @@ class Entry:
         is_alone: whether no other entry has a part of the tensor.
         sums: of its row in the report.
         original: bytes of it that the row counts.
+        means: that were taken from its values, of the input of a norm.
     """
 
     facts: Facts
@@ -261,6 +264,7 @@ class Entry:
     strength: Strength = EXACT
     is_alone = True
     original = 0
+    means: Means | None = None
 
     def __init__(
         self,
@@ -287,9 +291,11 @@ class Entry:
         stored: torch.Tensor | Handle,
         sums: torch.Tensor | None,
         strength: Strength,
+        means: Means | None = None,
     ) -> None:
         """Store the same values in another way, for a node that needs more of them."""
         self.codec, self.stored, self._checksums, self.strength = codec, stored, sums, strength
+        self.means = means
         self._written = streams.written(self.device)
         self.filled = 0
 
@@ -307,7 +313,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """That it takes."""
-        return sum(part.nbytes for part in (self.stored, self._checksums) if part is not None)
+        return sum(part.nbytes for part in (self.stored, self._checksums, self.means) if part is not None)
 
     @property
     def is_stored(self) -> bool:
@@ -348,16 +354,20 @@ class Entry:
 
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         """Write the values to memory, which is made if there is none; the memory."""
-        if self.is_doubtful:
+        is_doubtful = self.is_doubtful
+        if is_doubtful:
             assert self._doubt is not None
             values = self._doubt[1].clone()
         else:
             values = self._values()
         if memory is None and not self.region.has_gaps:
-            return values
-        if memory is None:
-            memory = values.new_empty(where.count)
-        where.view(memory, self.region).copy_(values.view(self.region.size))
+            memory = values
+        else:
+            if memory is None:
+                memory = values.new_empty(where.count)
+            where.view(memory, self.region).copy_(values.view(self.region.size))
+        if self.means is not None and not is_doubtful:
+            self.means.put_back(memory, where.start)
         return memory
 
     def _values(self) -> torch.Tensor:
@@ -374,6 +384,8 @@ class Entry:
             streams.take(self._written, stored)
         if isinstance(self.codec, BitsCodec):
             streams.take(self._written, self.codec.levels)
+        for one in self.means.tensors() if self.means is not None else ():
+            streams.take(self._written, one)
         if self._checksums is not None:
             streams.take(self._written, self._checksums)
             changed = (checksums(stored) != self._checksums).nonzero()

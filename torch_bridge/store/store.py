@@ -20,12 +20,13 @@ from ..facts.origin import Origin
 from ..facts.watch import Watch
 from ..offload import Handle, Step
 from ..policy import Decision
-from ..policy.decision import EXACT, keeps_signs, strength_of
+from ..policy.decision import EXACT, Strength, keeps_signs, strength_of
 from ..policy.policy import TABLE
 from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from .attention import Node
 from .budget import Budget
+from .centred import Means
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
@@ -35,6 +36,8 @@ from .verdicts import Flag, Verdicts
 INFINITIES = "infinities, or numbers in their place"
 # What it says of what takes as many bytes with its rows in blocks of their own.
 SHORT_ROWS = "rows of few values"
+# What it says of a norm's input that has elements of its memory more than once.
+REPEATED = "repeated values that a norm reads"
 # What it says of what was copied so that others can be recomputed from it.
 INPUT = "recomputation input"
 
@@ -195,7 +198,7 @@ class Store:
             self._shared |= {entry.facts, facts}
             return self._finer(entry, Decision(why=TABLE), tensor)
         if isinstance(entry, Recomputed):
-            return decision.recompute == "lossy" or not decision.least[0]
+            return decision.recompute == "lossy" or not (decision.least[0] or decision.normed)
         if decision.format is None:
             return False
         if isinstance(entry, Joint):
@@ -207,16 +210,25 @@ class Store:
         region = Geometry.of(tensor).region
         if isinstance(entry, (Recomputed, Joint)) or entry.region != region or not entry.is_alone:
             return False
-        values = region.values(tensor)
+        is_other = entry.means is not None and decision.normed is None  # a norm needs it without means
+        is_coarser = (
+            decision.normed is not None and entry.means is None and entry.strength > _strength(decision)
+        )
+        if decision.format is not None and (is_other or is_coarser):
+            return False  # others need of it what it has
+        values, means = region.values(tensor), None
         codec = None
-        if decision.format is not None:
+        if decision.format is not None and _has_means(tensor, decision):
             codec = self._codec(decision, region, row_of(entry.facts, Geometry.of(tensor)))
+        if codec is not None and (means := _means(tensor, decision)) is not None:
+            values = means.without(tensor)
         stored = values.clone() if codec is None else codec.compress(values)
         sums = checksums(stored) if codec is not None and self._verify else None
         handle = self._step.put(stored, entry.name, stored) if self._step is not None else None
         kept = COMPRESSED if codec is not None else decision.why or SHORT_ROWS
         before = entry.nbytes
-        entry.become(codec, stored if handle is None else handle, sums, strength_of(decision.format))
+        strength = _strength(decision) if codec is not None else EXACT
+        entry.become(codec, stored if handle is None else handle, sums, strength, means)
         kept = kept if handle is None else f"{kept}, offloaded"
         entry.sums = self._tally.move(entry.sums, kept, entry.original, (before, entry.nbytes))
         return True
@@ -244,6 +256,8 @@ class Store:
             return entry, RECOMPUTED
         elif decision.bits and (found := self._bits(facts, region.values(tensor))) is not None:
             (codec, flag), kept = found, BITS
+        elif decision.format is not None and not _has_means(tensor, decision):
+            kept = REPEATED
         elif decision.format is not None:
             kept = COMPRESSED
             if decision.finite:
@@ -347,14 +361,16 @@ class Store:
         tensor = saved.values
         assert tensor is not None
         may_stay = codec is None and step is not None
-        strength = EXACT if codec is None or isinstance(codec, BitsCodec) else strength_of(decision.format)
-        parts, rest = source.shared(region, codec)
+        is_lossy = codec is not None and not isinstance(codec, BitsCodec)
+        means = _means(tensor, decision) if is_lossy and region.count >= self._min_values else None
+        strength = _strength(decision) if is_lossy else EXACT
+        parts, rest = ([], [region]) if means is not None else source.shared(region, codec)
         new: list[Entry] = []
         for one in rest if parts else [region]:
             if parts and codec is not None and not isinstance(codec, BitsCodec):
                 codec = self._codec(decision, one, row)
             entry = self._entry(
-                source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts
+                source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts, means
             )
             if entry is None:
                 return None
@@ -384,12 +400,14 @@ class Store:
         op: str,
         flag: Flag | None,
         may_stay: bool,
+        means: Means | None = None,
     ) -> Entry | None:
         """Store a region that no one has; as it is if it is small. None if it stays and is not offloaded."""
         if region.count < self._min_values:
             codec = step = flag = None
         values = region.values(tensor)
-        stored = values if codec is None else codec.compress(values)
+        left = values if means is None else means.without(tensor)
+        stored = values if codec is None else codec.compress(left)
         sums = checksums(stored) if codec is not None and self._verify else None
         is_same = codec is None and not region.has_gaps  # memory, which what has gaps is copied out of
         name = _title(op, tensor) if self._verify or step is not None else ""
@@ -403,7 +421,7 @@ class Store:
             entry = Entry(source, region, codec, values, stored, sums, name)
             if step is not None:
                 step.keep(entry, entry.nbytes)
-        entry.facts = facts
+        entry.facts, entry.means = facts, means
         if flag is not None:
             entry.doubt(flag, values)
             self._doubted.append(weakref.ref(entry))
@@ -444,7 +462,24 @@ def _nbytes(decision: Decision, facts: Facts) -> int:
 
 def _is_enough(entry: Entry, decision: Decision) -> bool:
     has, wants = entry.strength, decision.least
-    return entry.is_exact or (has[0] >= wants[0] and has[1] >= wants[1])
+    is_normed = decision.normed is None or (entry.means is not None and entry.means.normed == decision.normed)
+    return entry.is_exact or (is_normed and has[0] >= wants[0] and has[1] >= wants[1])
+
+
+def _has_means(tensor: torch.Tensor, decision: Decision) -> bool:
+    """Whether means can be taken from a tensor, if they have to be."""
+    return decision.normed is None or Means.fit(tensor)
+
+
+def _means(tensor: torch.Tensor, decision: Decision) -> Means | None:
+    """What a norm takes from a tensor, None if no norm reads it."""
+    return None if decision.normed is None else Means(tensor, decision.normed)
+
+
+def _strength(decision: Decision) -> Strength:
+    """What is kept of the values: without their means they have no sign of their own."""
+    keeps, bits = strength_of(decision.format)
+    return keeps and decision.normed is None, bits
 
 
 def _title(op: str, tensor: torch.Tensor) -> str:
