@@ -26,6 +26,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "derive, calibrated 16x": {"scheme": "hadamard", "target": 32},
     "recompute, 4 bits": {"scheme": "hadamard", "target": 64},
     "recompute, 4 bits, time 1.2": {"scheme": "hadamard", "target": 64, "time": 1.2},
+    "recompute, 4 bits, time 1.35": {"scheme": "hadamard", "target": 64, "time": 1.35},
     "recompute, 2 bits": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
@@ -87,7 +88,10 @@ STUDIES = {
     ),
     "smollm2-bf16": Study(
         "SmolLM2-135M, pretrained, bf16 autocast",
-        ("none", "recompute, 4 bits", "recompute, 4 bits, time 1.2"),
+        (
+            *("none", "recompute, 4 bits", "recompute, 4 bits, time 1.2", "recompute, 4 bits, time 1.35"),
+            "recompute, 2 bits",
+        ),
         (1, 2, 3),
         30,
         1,

@@ -113,7 +113,9 @@ class Policy:
                 recompute, products = True, products or rule.products
             elif isinstance(rule.keep, StashFormat):
                 decision = _in_format(facts, rule, rule.keep, bits, recompute)
-                return replace(decision, products=products)
+                is_asked = products and facts.is_again and facts.need is Need.LOGITS
+                lossy: Recompute = "lossy" if is_asked else decision.recompute
+                return replace(decision, recompute=lossy, products=products)
             else:
                 why, lossy = rule.why or "exact", _if(recompute, "lossy")
                 return Decision(bits=bits, recompute=lossy, products=products, why=why)

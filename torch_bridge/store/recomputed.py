@@ -23,6 +23,7 @@ computed anew. Compiled graphs choose what to start from by a minimal cut, befor
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -69,14 +70,14 @@ class Redone:
     Attributes:
         operations, work: done in all, and values that these compute.
         cost: of the operations until the next tensor that may be kept; light ones cost 1.
-        flops: floating-point operations of matrix products, of those alone that no other entry does.
+        is_product: whether it is a matrix product, which is done once for all operations that it is given to.
         products: of which one was given what another made.
         is_exact: whether everything that it starts from comes back as it was.
     """
 
     __slots__ = (
-        *("_args", "_dtype", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_over", "_way"),
-        *("cost", "flops", "is_exact", "operations", "products", "work"),
+        *("_args", "_dtype", "_flops", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_over", "_way"),
+        *("cost", "is_exact", "is_product", "operations", "products", "work"),
     )
 
     def __init__(self, recipe: Recipe, inputs: list[Input]) -> None:
@@ -85,7 +86,8 @@ class Redone:
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
         self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
         self.cost = 1 if recipe.way.is_light else _LIGHT + 1
-        self.flops, self.products = recipe.flops, 0
+        self.is_product, self.products = recipe.inner > 0, 0
+        self._flops = {id(self): recipe.flops} if recipe.inner else {}
         self._over: int | None = None
         for place, part, where in inputs:
             _put(None, place, self._args, self._kwargs)  # a recipe is not held any longer
@@ -96,11 +98,21 @@ class Redone:
                 self.products = max(self.products, part.products)
             if isinstance(part, Redone):
                 self.cost += part.cost
-                self.flops += part.flops
-                if recipe.way.takes_out and isinstance(place, int) and self._lies_like(part, where):
+                self._flops |= part._flops
+                if (
+                    recipe.way.takes_out
+                    and not part.is_product
+                    and isinstance(place, int)
+                    and self._lies_like(part, where)
+                ):
                     self._over = place
-        self.products += recipe.inner > 0
+        self.products += self.is_product
         self._may_overflow = not self.is_exact and self._dtype == torch.float16
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of matrix products, of those alone that no other entry does."""
+        return sum(self._flops.values())
 
     @property
     def inputs(self) -> list[Input]:
@@ -115,6 +127,12 @@ class Redone:
     def is_whole(self, where: Geometry) -> bool:
         """Whether an operand that lies there is all of its result."""
         return where is self._geometry
+
+    def view(self, made: torch.Tensor, where: Geometry) -> torch.Tensor:
+        """What lies there of its result, which was made."""
+        if self.is_whole(where):
+            return made
+        return made.as_strided(where.size, where.stride, made.storage_offset() + where.offset)
 
     def _lies_like(self, part: Redone, where: Geometry) -> bool:
         """Whether the result can be written over an operand, which no one else has."""
@@ -135,15 +153,15 @@ class Redone:
             else:
                 starts[part] = None
 
-    def run(self, memories: dict[Start, torch.Tensor]) -> torch.Tensor:
-        """The operation's result as it lay in memory, from the memories of all starting points."""
+    def run(self, memories: dict[Start | Redone, torch.Tensor]) -> torch.Tensor:
+        """The operation's result as it lay in memory, from the memories of all starting points.
+
+        What matrix products give is added to these.
+        """
         args, kwargs = list(self._args), dict(self._kwargs)
         for place, part, where in self._inputs:
             if isinstance(part, Redone):
-                made = part.run(memories)
-                if where is not part._geometry:
-                    offset = made.storage_offset() + where.offset
-                    made = made.as_strided(where.size, where.stride, offset)
+                made = part.view(part._run_once(memories), where)
             elif isinstance(part, Exact):
                 made = memories[part].as_strided(where.size, where.stride, where.offset)
             else:
@@ -154,6 +172,13 @@ class Redone:
             made = compute(self.is_exact, *args, out=args[self._over], **kwargs)
             return made.clamp_(-_LARGEST_HALF, _LARGEST_HALF) if self._may_overflow else made
         return self.finish(compute(self.is_exact, *args, **kwargs))
+
+    def _run_once(self, memories: dict[Start | Redone, torch.Tensor]) -> torch.Tensor:
+        if not self.is_product:
+            return self.run(memories)
+        if self not in memories:
+            memories[self] = self.run(memories)
+        return memories[self]
 
     def finish(self, made: torch.Tensor) -> torch.Tensor:
         """What the operation gave, with finite values and strides as it had."""
@@ -218,7 +243,7 @@ class Recomputed(Entry):
         return [start for start in self._starts if isinstance(start, Entry)]
 
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
-        memories: dict[Start, torch.Tensor] = {}
+        memories: dict[Start | Redone, torch.Tensor] = {}
         for start in self._starts:
             if isinstance(start, Exact):
                 memories[start] = start.tensor()
@@ -284,6 +309,7 @@ class Planner:
             return None
         self.copied, self._facts, self._sums = 0, facts, 0
         self._products, self._nbytes = products, region.count * tensor.element_size()
+        self._known: dict[tuple[int, bool], Redone] = {}
         redone = self._redo(recipe, origin, only_exact)
         if redone is None or not _is_near(redone, region):
             return None
@@ -294,6 +320,9 @@ class Planner:
         if recipe.inner and not self._products and not is_wide(recipe.inner, recipe.geometry.size[1]):
             return None
         only_exact = only_exact or recipe.way.needs_exact
+        key = id(recipe), only_exact
+        if recipe.inner and (known := self._known.get(key)) is not None:
+            return known
         inputs: list[Input] = []
         operands: list[Operand] = []
         places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
@@ -310,13 +339,43 @@ class Planner:
                 inputs.append((place, found, operand.geometry))
                 operands.append(operand)
         redone = Redone(recipe, inputs)
+        if recipe.inner:
+            self._known[key] = redone
         if recipe.way.may_cancel and not redone.is_exact and not _is_of_one(recipe, inputs):
-            lossy = [one for one, (_, part, _) in zip(operands, inputs, strict=True) if not part.is_exact]
+            parts = zip(operands, (part for _, part, _ in inputs), strict=True)
+            lossy = [(operand, part) for operand, part in parts if not part.is_exact]
             self._sums += 1
-            key = "cancels", self._facts, self._sums
-            if self._verdicts.ask(key, lambda: self._cancels(recipe, origin, lossy)):
+            question = "cancels", self._facts, self._sums
+            if self._is_small(redone, question, recipe, origin, lossy):
                 return None
         return redone
+
+    def _is_small(
+        self,
+        redone: Redone,
+        key: Hashable,
+        recipe: Recipe,
+        origin: Origin,
+        lossy: list[tuple[Operand, Start | Redone]],
+    ) -> bool:
+        """Whether a sum is small beside what was added."""
+        if not redone.products:
+            operands = [operand for operand, _ in lossy]
+            return self._verdicts.ask(key, lambda: self._cancels(recipe, origin, operands))
+        # What a layer adds to its input is gone by now: it is made again once, in the first step.
+        if (known := self._verdicts.known(key)) is not None:
+            return known
+        return self._verdicts.ask(key, lambda: self._is_under_half(recipe, origin, lossy))
+
+    def _is_under_half(
+        self, recipe: Recipe, origin: Origin, lossy: list[tuple[Operand, Start | Redone]]
+    ) -> torch.Tensor | bool:
+        """Whether a sum is smaller than half of what was added, or may be."""
+        made = self._mean(origin, recipe.dtype, recipe.geometry.region)
+        if made is None:
+            return True
+        added = [_mean(_values(part, operand.geometry)) for operand, part in lossy]
+        return ~(2 * made >= torch.stack(added).max())  # NaNs may be anything
 
     def _cancels(self, recipe: Recipe, origin: Origin, operands: list[Operand]) -> torch.Tensor | bool:
         """Whether a sum is smaller than what was added, whose error it has then, or may be."""
@@ -332,9 +391,7 @@ class Planner:
         memory = self._memory(origin, dtype, region)
         if memory is None:
             return None
-        values = memory.as_strided(region.size, region.stride, region.offset)
-        total = torch.linalg.vector_norm(values, 1, dtype=torch.promote_types(dtype, torch.float32))
-        return total.float() / region.count
+        return _mean(memory.as_strided(region.size, region.stride, region.offset))
 
     def _stored(self, operand: Operand, only_exact: bool) -> Start | Redone | None:
         """What is stored of an operand; of what is light to make the way, so that it takes no memory."""
@@ -394,6 +451,27 @@ class Planner:
         if storage.nbytes() < region.end * dtype.itemsize:  # FSDP has let go of it
             return None
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
+
+
+def _values(part: Start | Redone, where: Geometry) -> torch.Tensor:
+    """What lies in a part there, decompressed or made again."""
+    if isinstance(part, Exact):
+        return part.tensor().as_strided(where.size, where.stride, where.offset)
+    if not isinstance(part, Redone):
+        return part.memory.view(part.memory.of(part), where)
+    starts: dict[Start, None] = {}
+    part.add_starts(starts)
+    memories: dict[Start | Redone, torch.Tensor] = {
+        one: one.tensor() if isinstance(one, Exact) else one.memory.of(one) for one in starts
+    }
+    with as_recorded():
+        return part.view(part.run(memories), where)
+
+
+def _mean(values: torch.Tensor) -> torch.Tensor:
+    """The mean magnitude."""
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return torch.linalg.vector_norm(values, 1, dtype=dtype).float() / max(1, values.numel())
 
 
 def _is_near(redone: Redone, region: Region) -> bool:
