@@ -21,23 +21,24 @@ _ATEN = torch.ops.aten
 WIDE, _LEAST_INNER = 8, 64
 
 
-def _again(operation: Any, factors: tuple[int, int]) -> Recomputation:
+def _again(operation: Any, factors: tuple[int, int], fits: Any = None) -> Recomputation:
     def compute(is_exact: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
         return operation(*args, **kwargs)
 
-    return Recomputation(compute, factors=factors)
+    return Recomputation(compute, fits, factors=factors)
 
 
-# What linear layers, matmul and einsum of two dimensions become.
+# What linear layers and matmul become, and einsum of what they do. Other batches of products are attention's.
 PRODUCTS: dict[Any, Recomputation] = {
     _ATEN.mm.default: _again(_ATEN.mm.default, (0, 1)),
     _ATEN.addmm.default: _again(_ATEN.addmm.default, (1, 2)),
+    _ATEN.bmm.default: _again(_ATEN.bmm.default, (0, 1), lambda args: args[0].shape[0] == 1),
 }
 
 
 def inner_of(way: Recomputation, args: tuple[Any, ...]) -> int:
     """How many products are summed for a value of a matrix product; 0 of other operations."""
-    return int(args[way.factors[0]].shape[1]) if way.factors is not None else 0
+    return int(args[way.factors[0]].shape[-1]) if way.factors is not None else 0
 
 
 def is_wide(inner: int, columns: int) -> bool:
@@ -47,10 +48,10 @@ def is_wide(inner: int, columns: int) -> bool:
 
 def wide_input(way: Recomputation | None, args: tuple[Any, ...]) -> int:
     """The place of what a wide product is given among its arguments, -1 of all other operations."""
-    if way is None or way.factors is None:
+    if way is None or way.factors is None or (way.fits is not None and not way.fits(args)):
         return -1
     place, other = way.factors
-    return place if is_wide(inner_of(way, args), args[other].shape[1]) else -1
+    return place if is_wide(inner_of(way, args), args[other].shape[-1]) else -1
 
 
 @cache

@@ -301,7 +301,7 @@ class Watch(TorchDispatchMode):
             return
         if way.factors is not None:
             inner = inner_of(way, args)
-            if self._products == "no" or (self._products == "wide" and not is_wide(inner, made.shape[1])):
+            if self._products == "no" or (self._products == "wide" and not is_wide(inner, made.shape[-1])):
                 return
         if way.spreads:
             args = (*args[0], *args[1:])

@@ -326,6 +326,11 @@ class Entry:
         return self.codec is None or isinstance(self.codec, BitsCodec)
 
     @property
+    def bits(self) -> float:
+        """Of a value; of what is made of others, of that which has fewest."""
+        return self.strength[1]
+
+    @property
     def is_light(self) -> bool:
         """Whether its values are a few sums and products of others'."""
         return False
@@ -418,6 +423,10 @@ class Joint(Entry):
     @property
     def is_stored(self) -> bool:
         return False
+
+    @property
+    def bits(self) -> float:
+        return min(entry.bits for entry, _ in self._parts)
 
     @property
     def is_exact(self) -> bool:

@@ -69,6 +69,7 @@ class Redone:
 
     Attributes:
         operations, work: done in all, and values that these compute.
+        bits: of a value, of what it starts from in fewest; infinite of what is exact.
         cost: of the operations until the next tensor that may be kept; light ones cost 1.
         is_product: whether it is a matrix product, which is done once for all operations that it is given to.
         products: of which one was given what another made.
@@ -77,14 +78,14 @@ class Redone:
 
     __slots__ = (
         *("_args", "_dtype", "_flops", "_geometry", "_inputs", "_kwargs", "_may_overflow", "_over", "_way"),
-        *("cost", "is_exact", "is_product", "operations", "products", "work"),
+        *("bits", "cost", "is_exact", "is_product", "operations", "products", "work"),
     )
 
     def __init__(self, recipe: Recipe, inputs: list[Input]) -> None:
         self._way, self._args = recipe.way, list(recipe.args)
         self._kwargs = dict(recipe.kwargs)
         self._dtype, self._geometry, self._inputs = recipe.dtype, recipe.geometry, inputs
-        self.operations, self.work, self.is_exact = 1, recipe.geometry.count, True
+        self.operations, self.work, self.is_exact, self.bits = 1, recipe.geometry.count, True, float("inf")
         self.cost = 1 if recipe.way.is_light else _LIGHT + 1
         self.is_product, self.products = recipe.inner > 0, 0
         self._flops = {id(self): recipe.flops} if recipe.inner else {}
@@ -92,6 +93,8 @@ class Redone:
         for place, part, where in inputs:
             _put(None, place, self._args, self._kwargs)  # a recipe is not held any longer
             self.is_exact = self.is_exact and part.is_exact
+            if not part.is_exact:
+                self.bits = min(self.bits, part.bits)
             if isinstance(part, (Redone, Recomputed)):
                 self.operations += part.operations
                 self.work += part.work
@@ -231,6 +234,10 @@ class Recomputed(Entry):
         return self.redone.is_exact
 
     @property
+    def bits(self) -> float:
+        return self.redone.bits
+
+    @property
     def is_light(self) -> bool:
         return self.redone.is_light
 
@@ -317,7 +324,7 @@ class Planner:
 
     def _redo(self, recipe: Recipe, origin: Origin, only_exact: bool) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
-        if recipe.inner and not self._products and not is_wide(recipe.inner, recipe.geometry.size[1]):
+        if recipe.inner and not self._products and not is_wide(recipe.inner, recipe.geometry.size[-1]):
             return None
         only_exact = only_exact or recipe.way.needs_exact
         key = id(recipe), only_exact
