@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,10 +66,37 @@ _len_function = _find("_C._len_torch_function_stack") or (lambda: 1)
 _disable_dispatch = _find("_C._DisableTorchDispatch") or nullcontext
 _disable_function = _find("_C.DisableTorchFunction") or nullcontext
 _NOTHING = nullcontext()
+_dry: list[TorchDispatchMode] = []
+
+
+@contextmanager
+def under_always(mode: TorchDispatchMode) -> Any:
+    """Run all operations under a mode, those of hooks too: a dry run, which computes nothing."""
+    with mode:
+        _dry.append(mode)
+        try:
+            yield
+        finally:
+            _dry.pop()
+
+
+@contextmanager
+def _under(mode: TorchDispatchMode) -> Any:
+    """Where no mode sees what is computed but this one, which is active, and those that were there before."""
+    above: list[Any] = []
+    while (top := _python_dispatch._get_current_dispatch_mode()) is not None and top is not mode:
+        above.append(_python_dispatch._pop_mode())
+    try:
+        yield
+    finally:
+        for one in reversed(above):
+            _python_dispatch._push_mode(one)
 
 
 def unseen() -> AbstractContextManager[Any]:
     """Where no mode sees what is computed, nor a default device changes where."""
+    if _dry:
+        return _under(_dry[-1])
     if _len_function():
         return _unseen_by_all()
     return _disable_dispatch() if _len_dispatch() else _NOTHING

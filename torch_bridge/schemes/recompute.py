@@ -42,14 +42,14 @@ def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
         >>> names
         ['layers.0', 'layers.1']
     """
-    blocks = dict(_blocks(model))
-    if not blocks:
+    found = dict(blocks(model))
+    if not found:
         raise ValueError(f"model must have its blocks in an nn.ModuleList, {type(model).__name__} has none")
-    own = {block: vars(block).get("forward") for block in blocks.values()}
+    own = {block: vars(block).get("forward") for block in found.values()}
     for block in own:
         block.forward = partial(_run, block, block.forward)
     try:
-        yield list(blocks)
+        yield list(found)
     finally:
         for block, forward in own.items():
             del block.forward
@@ -110,9 +110,10 @@ def _writes(buffer: torch.Tensor | None) -> int:
     return 0 if buffer is None or buffer.is_inference() else buffer._version
 
 
-def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules of a model's blocks: the members of each ``nn.ModuleList`` that is in no block."""
     for name, child in module.named_children():
         if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
             yield f"{prefix}{name}", child
         else:
-            yield from _blocks(child, f"{prefix}{name}.")
+            yield from blocks(child, f"{prefix}{name}.")

@@ -51,7 +51,7 @@ class Codecs:
             if row is not None and self._name not in backends.IN_PLACE:
                 fmt = fmt.for_rows(row)
             if fmt not in self._backends:
-                self._backends[fmt] = backends.get(self._name, fmt)
+                self._backends[fmt] = self.make(fmt)
             codec = self._backends[fmt]
             if of != "values":
                 codec = self._wrapped.setdefault((of, fmt), Unsquashed(codec, of))
@@ -59,6 +59,10 @@ class Codecs:
                 codec = self._wrapped.setdefault((of, row, fmt), PaddedRows(codec, row))
             found = self._found[key] = codec
         return found
+
+    def make(self, fmt: StashFormat) -> Backend:
+        """A backend for a format that is met for the first time."""
+        return backends.get(self._name, fmt)
 
     def check(self) -> None:
         """Raises ValueError if a block that was decompressed on a GPU had an invalid header."""

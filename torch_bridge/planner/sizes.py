@@ -1,0 +1,108 @@
+"""The bridge in a dry run: nothing is compressed, only allocated, and questions about values are assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from ..backends import Backend
+from ..backends.bits import BitsCodec
+from ..backends.dtypes import TORCH_DTYPES, StashFormat
+from ..compressor import Compressor
+from ..facts.facts import Facts
+from ..facts.geometry import Region
+from ..policy import Policy
+from ..store.codecs import Codecs
+from ..store.store import Store
+from ..store.verdicts import Flag, Verdicts
+from .dry import has_two_values
+
+
+class Traffic:
+    """What went through codecs.
+
+    Attributes:
+        compressed, decompressed: bytes of values, by format.
+    """
+
+    def __init__(self) -> None:
+        self.compressed: dict[StashFormat, int] = {}
+        self.decompressed: dict[StashFormat, int] = {}
+
+    def clear(self) -> None:
+        """Count anew."""
+        self.compressed.clear()
+        self.decompressed.clear()
+
+
+class SizesBackend(Backend):
+    """Allocates what a backend allocates, the blocks and the values, and computes neither.
+
+    Args:
+        fmt: of the blocks.
+        traffic: where it counts what it is given.
+    """
+
+    def __init__(self, fmt: StashFormat, traffic: Traffic) -> None:
+        super().__init__(fmt)
+        self._traffic = traffic
+
+    def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
+        done = self._traffic.compressed
+        done[self.fmt] = done.get(self.fmt, 0) + values.nbytes
+        return values.new_empty((self.fmt.blocks(len(values)), self._target), dtype=torch.uint8)
+
+    def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
+        dtype = TORCH_DTYPES[self.fmt.dtype]
+        done = self._traffic.decompressed
+        done[self.fmt] = done.get(self.fmt, 0) + count * dtype.itemsize
+        return stored.new_empty(len(stored) * self.fmt.block, dtype=dtype)[:count]
+
+
+class SizesCodecs(Codecs):
+    """A :class:`SizesBackend` for each format."""
+
+    def __init__(self, policy: Policy, traffic: Traffic) -> None:
+        self._traffic = traffic
+        super().__init__(policy, "auto")
+
+    def make(self, fmt: StashFormat) -> Backend:
+        return SizesBackend(fmt, self._traffic)
+
+
+class DryVerdicts(Verdicts):
+    """The usual answers: nothing has infinities, or numbers in their place; no sum is small beside its terms."""
+
+    def known(self, key: Hashable) -> bool | None:
+        return True
+
+    def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
+        return False
+
+
+class DryStore(Store):
+    """A store that looks at no value: which tensors have two of them is known by how they were made."""
+
+    def _bits(self, facts: Facts, values: torch.Tensor) -> tuple[BitsCodec, Flag | None] | None:
+        found = BitsCodec.levels_of(values) if has_two_values(values) else None
+        return None if found is None else (found[0], None)
+
+    def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[Flag | None, bool]:
+        return None, True
+
+
+class DryCompressor(Compressor):
+    """A Compressor for a :class:`DryRun`; what it keeps has the sizes that a Compressor's has.
+
+    Args:
+        model, policy, min_values: as of :class:`Compressor`.
+    """
+
+    make_store = DryStore
+
+    def __init__(self, model: torch.nn.Module, policy: Policy, **options: Any) -> None:
+        super().__init__(model, policy, **options)
+        self.traffic = Traffic()
+        self._codecs, self._verdicts = SizesCodecs(policy, self.traffic), DryVerdicts()
