@@ -35,6 +35,7 @@ ROOMS["torch_bridge.store"] = {room for room in ROOMS if room.startswith("torch_
 ROOMS["torch_bridge.compressor"] = {room for room in ROOMS if not room.startswith("rtl")}
 for _room in ("calibration", "schemes", "trainers"):
     ROOMS[f"torch_bridge.{_room}"] = {*ROOMS["torch_bridge.compressor"], "torch_bridge.compressor"}
+ROOMS["torch_bridge.planner"] = {*ROOMS["torch_bridge.schemes"], "torch_bridge.schemes"}
 ROOMS["torch_bridge.job"] = {room for room in ROOMS if not room.startswith("rtl")}
 ROOMS["torch_bridge"] = {room for room in ROOMS if not room.startswith("rtl")}
 ROOMS["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}

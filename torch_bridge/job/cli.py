@@ -1,22 +1,27 @@
-"""The command line: ``python -m torch_bridge train``, ``demo``, ``compare`` and ``explain``."""
+"""The command line: ``python -m bitstash train``, ``demo``, ``compare``, ``explain`` and ``plan``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
 
 from golden import plane
 from golden.floats import FLOAT_TYPES
 
-from .. import backends
+from .. import backends, planner
 from ..backends.quant_format import BITS
+from ..planner.plan import rates_of
 from ..schemes import schemes
 from ..schemes.pool import KERNELS
 from ..schemes.schemes import FORMATS
@@ -142,7 +147,52 @@ def _parser(package: str) -> argparse.ArgumentParser:
     )
     add("--budgets", action=argparse.BooleanOptionalAction, default=True, help="measure smaller stashes")
     add("--out", type=Path, metavar="FILE.html", default=Path("build/explain.html"), help="the page")
+    _add_plan(commands)
     return parser
+
+
+def _add_plan(commands: Any) -> None:
+    command = commands.add_parser(
+        "plan",
+        help="whether a training fits into a device's memory, with which policy: without weights, in seconds",
+        formatter_class=_Formatter,
+    )
+    command.set_defaults(command=_plan)
+    add, whole = command.add_argument, _number(int, 1)
+    add(
+        "model",
+        metavar="MODEL",
+        help=f"one of {', '.join(planner.BUILT_IN)}; a model type of transformers; a folder with a "
+        "config.json; or a name in the local Hugging Face cache",
+    )
+    add("--batch", type=whole, default=1, help="sequences of a step")
+    add("--length", type=whole, default=1024, help="tokens of each")
+    add(
+        "--dtype",
+        choices=planner.DTYPES,
+        default="bf16",
+        help="bf16: weights, gradients and moments are bf16; bf16-autocast: they are fp32, and the forward "
+        "pass runs under autocast",
+    )
+    add("--device-memory", type=_bytes, default="24GB", metavar="SIZE", help="as 24GB, or 24GiB")
+    add("--reserve", type=_bytes, default="1GB", metavar="SIZE", help="kept free: CUDA context, libraries")
+    add("--device", choices=planner.DEVICES, default="cuda", help="whose kernels run")
+    add("--optimizer", choices=planner.OPTIMIZERS, default="adamw", help="as PyTorch has it")
+    add("--attention", choices=train.ATTENTIONS, help="implementation; by default as transformers chooses")
+    add("--checkpointing", action="store_true", help="compare policies on top of activation checkpointing")
+    add("--zero", type=int, choices=range(4), default=0, help="stage of ZeRO or FSDP")
+    add("--processes", type=whole, default=1, help="that share what ZeRO shards")
+    add("--lora", type=_number(int, 0), default=0, metavar="RANK", help="train adapters; 0: the weights")
+    add("--lora-layers", default="*", metavar="PATTERN", help="names of layers that have adapters")
+    add(
+        "--loss-chunk",
+        type=_number(int, 0),
+        default=0,
+        metavar="TOKENS",
+        help="logits and loss for so many tokens at a time, recomputed; 0: all at once",
+    )
+    add("--largest-batch", action="store_true", help="find the largest batch that fits")
+    add("--json", type=Path, metavar="FILE", help="write the plan there as well")
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -165,6 +215,16 @@ def _number(kind: Callable[[str], float], least: float, most: float = float("inf
         return number
 
     return parse
+
+
+_UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
+    if found is None or found[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(f"must be a size in {', '.join(_UNITS)}, as 24GB, not {text!r}")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _amount(text: str) -> int | str:
@@ -227,6 +287,31 @@ def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(str(error))
     raw, stored = report.raw_bytes / 1e6, report.stored_bytes / 1e6
     print(f"{raw:.1f} MB saved, {stored:.1f} MB kept; wrote {given.out}")
+    return 0
+
+
+def _plan(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    names = {field.name for field in fields(planner.Training)}
+    options = {name: value for name, value in vars(given).items() if name in names}
+    try:
+        if given.json is not None:
+            _check_file(given.json)
+        training = planner.Training(config=planner.config_of(given.model), **options)
+        found = planner.plan(
+            *(given.model, training, given.device_memory, given.reserve),
+            is_checkpointed=given.checkpointing,
+            largest=given.largest_batch,
+        )
+    except (ValueError, OSError, MemoryError, planner.DryRunError) as error:
+        parser.error(str(error))
+    rates = None
+    if given.device == "cpu" or torch.cuda.is_available():
+        rates = rates_of(found.estimates, torch.device(given.device))
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(found.table(rates))
+    console.print(found.advice, markup=False, highlight=False)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found.record(), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -6,32 +6,33 @@ Fused attention drops probabilities itself there; on a CPU attention with dropou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 
-class CudaKernels(TorchFunctionMode):
-    """Operations that CUDA has and a CPU has not, for a :class:`DryRun`."""
+@contextmanager
+def kernels() -> Iterator[None]:
+    """Where modules call the operations that CUDA has, for a :class:`DryRun`."""
+    attention = partial(_attention, functional.scaled_dot_product_attention)
+    with (
+        mock.patch.object(functional, "dropout", _dropout),
+        mock.patch.object(functional, "scaled_dot_product_attention", attention),
+    ):
+        yield
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.dropout:
-            return _dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention and kwargs.get("dropout_p"):
-            return _attention(*args, **kwargs)
-        return func(*args, **kwargs)
 
-
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    if not training or p == 0:
-        return x
-    return torch.native_dropout(x, p, True)[0]
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
 def _attention(
+    otherwise: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -41,7 +42,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Saves queries, keys, values, outputs and the log-sum-exps of the logits, and a seed."""
+    """Saves queries, keys, values, outputs, log-sum-exps of the logits, and a seed."""
+    if not dropout_p:
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        result: torch.Tensor = otherwise(query, key, value, attn_mask, 0.0, is_causal, **options)
+        return result
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (one.repeat_interleave(groups, -3) for one in (key, value))

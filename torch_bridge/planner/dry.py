@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..facts.operations import Operation, operation
-from .kernels import temporary_bytes
+from . import kernels
 
 # What has more elements is not computed, even if all that it is made of is known.
 _COMPUTED = 1 << 14
@@ -112,6 +112,9 @@ class DryRun(TorchDispatchMode):
     Model, batch and optimizer are made under it as well. Hooks of the bridge have to run under it too: see
     :func:`torch_bridge.internals.under_always`.
 
+    Args:
+        device: whose kernels' results and temporaries are counted, "cpu" or "cuda".
+
     Raises:
         DryRunError: the size of an operation's result depends on values.
         MemoryError: the system gives no range of addresses as long as the largest tensor.
@@ -123,12 +126,18 @@ class DryRun(TorchDispatchMode):
         ('cpu', 0, [4398046511104])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.ledger = Ledger()
+        self._is_cpu = device == "cpu"
         self._known: dict[Any, _Result] = {}
         self._deaths: dict[int, Any] = {}
         self._addresses: mmap.mmap | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's own way to leave a mode uncompiled costs as much as the mode; nothing here is compiled."""
+        return False
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor's storage in the ledger; None if it was there before."""
@@ -182,6 +191,8 @@ class DryRun(TorchDispatchMode):
                 f"{op.name} cannot be run without values: the size of its result may depend on them "
                 f"({str(error).partition(chr(10))[0]})"
             ) from error
+        if self._is_cpu:
+            made = kernels.results_of(op, meta_args, made)
         flops, is_counted = 0, func._overloadpacket in flop_registry
         if is_counted:
             flops = flop_registry[func._overloadpacket](*meta_args, **meta_kwargs, out_val=made)
@@ -189,9 +200,13 @@ class DryRun(TorchDispatchMode):
             flops = _attention_flops(op.name, meta_args)
         results = [*_tensors(made)]
         nbytes = sum(map(_bytes_of, results))
-        moved = 0 if flops else nbytes + sum(map(_bytes_of, _tensors((meta_args, meta_kwargs))))
+        moved = (
+            0
+            if flops or "empty" in op.name
+            else nbytes + sum(map(_bytes_of, _tensors((meta_args, meta_kwargs))))
+        )
         is_small = sum(one.numel() for one in results) <= _COMPUTED and not _is_random(func)
-        temporary = temporary_bytes(op, args, results)
+        temporary = kernels.temporary_bytes(op, args) if self._is_cpu else 0
         return _Result(_map(_Shape.of, made), is_small, flops, moved, nbytes, temporary)
 
     def _write(self, func: Any, op: Operation, args: Any, kwargs: Any) -> Any:
@@ -367,7 +382,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @cache
 def _is_made_of_others(func: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
 
 
 def _is_random(func: Any) -> bool:

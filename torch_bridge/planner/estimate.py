@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ..backends.dtypes import StashFormat
 from ..internals import under_always
 from ..schemes.recompute import blocks, recompute_activations
-from . import models
-from .cuda import CudaKernels
+from . import cuda, models
 from .dry import DryRun
 from .lora import add_adapters
 from .sizes import DryCompressor, Traffic
@@ -115,6 +114,10 @@ def _adamw(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, foreach=is_foreach)
 
 
+def _fused(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, fused=True)
+
+
 def _sgd(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, foreach=is_foreach)
 
@@ -126,6 +129,7 @@ def _momentum(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
 # PyTorch's own, and AdamW as DeepSpeed and Megatron have it for bf16: with a copy of the weights in fp32.
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": _adamw,
+    "adamw-fused": _fused,
     "adamw-fp32-copy": _adamw,
     "sgd": _sgd,
     "sgd-momentum": _momentum,
@@ -169,8 +173,13 @@ class Estimate:
         parts = self.parameters + self.gradients + self.optimizer
         return parts + self.activations + self.workspace
 
+    @property
+    def traffic(self) -> int:
+        """Bytes that operations without FLOPs and codecs read and wrote; of codecs the values alone."""
+        return self.moved + sum(self.compressed.values()) + sum(self.decompressed.values())
 
-def estimate(training: Training, treatments: Sequence[Treatment]) -> Iterator[Estimate]:
+
+def estimate(training: Training, treatments: Iterable[Treatment]) -> list[Estimate]:
     """What a step needs with each treatment, for eager training.
 
     The model's own forward pass, autograd's backward pass and PyTorch's optimizer run under the hooks of a
@@ -182,13 +191,12 @@ def estimate(training: Training, treatments: Sequence[Treatment]) -> Iterator[Es
         ValueError: the sequences are too long for the model, or no layer has an adapter.
     """
     with torch.random.fork_rng(devices=[]), _quiet(), ExitStack() as stack:
-        dry = DryRun()
+        dry = DryRun(training.device)
         stack.enter_context(under_always(dry))
         if training.device == "cuda":
-            stack.enter_context(CudaKernels())
+            stack.enter_context(cuda.kernels())
         step = _Step(training, dry)
-        for treatment in treatments:
-            yield step.estimate(treatment)
+        return [step.estimate(treatment) for treatment in treatments]
 
 
 class _Step:
@@ -220,11 +228,11 @@ class _Step:
         if treatment.policy is not None:
             min_values = self._training.min_values
             saver = DryCompressor(self._model, treatment.policy, min_values=min_values)
-        self._run(treatment, saver)  # what the first step finds out, the second one knows
+            self._run(treatment, saver)  # what the first step finds out, the second one knows
+            saver.traffic.clear()
+        gc.collect()
         ledger = self._dry.ledger
         ledger.forget()
-        if saver is not None:
-            saver.traffic.clear()
         held = ledger.live()
         middle, gradients = self._run(treatment, saver)
         return self._count(treatment, saver, held, middle, gradients)
@@ -245,8 +253,6 @@ class _Step:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         model.zero_grad(set_to_none=True)
-        del loss
-        gc.collect()
         return middle, gradients
 
     def _count(

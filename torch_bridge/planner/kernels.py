@@ -1,6 +1,6 @@
-"""Memory that kernels have for themselves while they run: what meta kernels say nothing of.
+"""What kernels of a CPU do otherwise than meta kernels say, which go by CUDA's.
 
-Only what grows with the tensors is here. Libraries for matrix products have scratch memory of their own: on a
+Kernels have memory for themselves while they run. Only what grows with the tensors is here. Libraries for matrix products have scratch memory of their own: on a
 CPU oneDNN takes up to 1.4 MB for a product of bf16 matrices, whatever their size.
 """
 
@@ -16,17 +16,20 @@ from ..facts.operations import Operation
 _MIXED = ("where", "_to_copy", "copy_", "lerp")
 
 
-def temporary_bytes(op: Operation, args: Any, results: list[torch.Tensor]) -> int:
-    """Bytes that PyTorch's kernel of an operation on a CPU allocates and frees again before it ends.
-
-    Args:
-        op: the operation.
-        args: of it, without names.
-        results: that it gives, on any device.
-    """
+def temporary_bytes(op: Operation, args: Any) -> int:
+    """Bytes that an operation's kernel allocates and frees again before it ends."""
     if op.is_pointwise and op.name not in _MIXED:
         return _converted(args)
     return 0
+
+
+def results_of(op: Operation, args: Any, made: Any) -> Any:
+    """What an operation gives on a CPU, from what the meta kernel says that it gives."""
+    if op.name == "native_layer_norm":
+        x, _, weight = args[:3]
+        if weight is None or weight.dtype == x.dtype:  # of mixed types the statistics are in fp32
+            return made[0], *(one.to(x.dtype) for one in made[1:])
+    return made
 
 
 def _converted(args: Any) -> int:

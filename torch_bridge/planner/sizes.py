@@ -79,7 +79,8 @@ class DryVerdicts(Verdicts):
         return True
 
     def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
-        return False
+        answer = compute()  # known without values where an operand's memory is gone
+        return answer if isinstance(answer, bool) else False
 
 
 class DryStore(Store):
