@@ -1,4 +1,4 @@
-"""The planner's promise: what it says a training step needs is what the step takes, and it needs no memory itself."""
+"""The planner's promise: a training step needs what it says, and the planner needs no memory for it."""
 
 import gc
 from contextlib import nullcontext
@@ -33,7 +33,9 @@ MODELS = {
     "gpt2": {**TEXT, "vocab_size": 512, **NAMED_AS_GPT2},
     "gpt_neo": {
         **SIZES,
-        **{"num_layers": LAYERS, "num_heads": HEADS, "attention_types": [[["global"], LAYERS]]},
+        "num_layers": LAYERS,
+        "num_heads": HEADS,
+        "attention_types": [[["global"], LAYERS]],
     },
     "llama": GROUPED,
     "qwen3": GROUPED,
@@ -95,8 +97,10 @@ def test_a_step_needs_what_was_planned(name, dtype):
         kept = found.kept + RANDOM_STATE * LAYERS * found.treatment.is_checkpointed
         what = f"{found.treatment.name}: stored {found.stored} of {stored}, kept {kept} of {real.kept}, "
         what += f"peak {planned} of {real.peak}"
-        if stored not in (None, found.stored) or planned != pytest.approx(real.peak, rel=TOLERANCE):
-            wrong.append(what)
-        elif kept != pytest.approx(real.kept, abs=SCALARS):
+        is_stored, is_peak = (
+            stored in (None, found.stored),
+            planned == pytest.approx(real.peak, rel=TOLERANCE),
+        )
+        if not (is_stored and is_peak and kept == pytest.approx(real.kept, abs=SCALARS)):
             wrong.append(what)
     assert not wrong, wrong

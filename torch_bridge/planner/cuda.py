@@ -1,6 +1,7 @@
 """What PyTorch does otherwise on CUDA than on a CPU, as far as saved tensors are concerned.
 
-Dropout is one operation there, which saves a mask of booleans; on a CPU it is a product with a mask of floats.
+Dropout is one operation there, which saves a mask of booleans; on a CPU it is a product with a mask of
+floats.
 Fused attention drops probabilities itself there; on a CPU attention with dropout is not fused.
 """
 

@@ -136,7 +136,7 @@ class DryRun(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch's own way to leave a mode uncompiled costs as much as the mode; nothing here is compiled."""
+        """PyTorch's own way to leave a mode uncompiled costs as much as the mode."""
         return False
 
     def number(self, tensor: torch.Tensor) -> int | None:

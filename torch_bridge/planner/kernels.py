@@ -1,7 +1,7 @@
 """What kernels of a CPU do otherwise than meta kernels say, which go by CUDA's.
 
-Kernels have memory for themselves while they run. Only what grows with the tensors is here. Libraries for matrix products have scratch memory of their own: on a
-CPU oneDNN takes up to 1.4 MB for a product of bf16 matrices, whatever their size.
+Kernels have memory for themselves while they run. Only what grows with the tensors is here: for a product of
+bf16 matrices oneDNN takes up to 1.4 MB, whatever their size.
 """
 
 from __future__ import annotations

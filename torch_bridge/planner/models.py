@@ -11,12 +11,20 @@ import torch
 # What else a name may stand for; from the config.json beside the weights of each, on the Hugging Face Hub.
 _GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024}
 _LLAMA3: dict[str, Any] = {
-    **{"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5},
-    **{"num_key_value_heads": 8, "tie_word_embeddings": False},
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
 }
 _QWEN3: dict[str, Any] = {
-    **{"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128},
-    **{"num_key_value_heads": 8, "rms_norm_eps": 1e-6},
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
 }
 
 
@@ -37,9 +45,12 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "gpt2-xl": {**_GPT2, "n_embd": 1600, "n_layer": 48, "n_head": 25},
     # HuggingFaceTB/SmolLM2-135M
     "smollm2-135m": {
-        **{"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192},
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
         **_sizes(576, 1536, 30, 9),
-        **{"num_key_value_heads": 3, "tie_word_embeddings": True},
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
     },
     # meta-llama/Meta-Llama-3-8B, -70B
     "llama-3-8b": {**_LLAMA3, **_sizes(4096, 14336, 32, 32)},

@@ -73,7 +73,7 @@ class SizesCodecs(Codecs):
 
 
 class DryVerdicts(Verdicts):
-    """The usual answers: nothing has infinities, or numbers in their place; no sum is small beside its terms."""
+    """The usual answers: no infinities, nor numbers in their place; no sum is small beside its terms."""
 
     def known(self, key: Hashable) -> bool | None:
         return True
