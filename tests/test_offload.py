@@ -182,6 +182,28 @@ def test_a_tensor_that_is_modified_before_it_is_away_is_an_error(tmp_path, monke
         loss.backward()
 
 
+@pytest.mark.parametrize("refilled", [False, True])
+def test_a_tensor_whose_memory_is_emptied_before_it_is_away_is_an_error(tmp_path, monkeypatch, refilled):
+    """As by what frees a storage and fills it again: no version counts that."""
+    written = threading.Event()
+    intercept(monkeypatch, "pwrite", lambda real, *given: written.wait() and real(*given))
+    disk = Offload(tmp_path, amount="all")
+    x = torch.ones(5000, requires_grad=True)
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk):
+        y = x.exp()
+        loss = y.sin().sum()
+    memory, values, held = y.untyped_storage(), y.detach().clone(), y.detach()
+    memory.resize_(0)
+    between = torch.ones(5000)  # what may be put where it was
+    if refilled:
+        memory.resize_(values.nbytes)
+        held.data.copy_(values)
+    written.set()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: exp, 5000, float32"):
+        loss.backward()
+    del between
+
+
 # When things move
 
 

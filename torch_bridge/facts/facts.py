@@ -22,7 +22,8 @@ class Facts:
         need: what the backward pass of that operation needs of it; None if no table says.
         made_by: the operation that filled its storage, "" if it was not seen: "gelu",
             "native_layer_norm.1" for a second result.
-        constant: "parameter", "buffer", "parameter copy" or "buffer copy" of the model, or "".
+        constant: "parameter", "buffer", "parameter copy" or "buffer copy" of the model, or that the owner of
+            the memory empties and refills it, or "".
         module: in whose forward pass it was saved, as in ``model.named_modules()``; "" is the model itself.
         dtype, shape: of the tensor.
         elements: distinct elements of memory that it has.

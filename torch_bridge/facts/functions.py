@@ -48,6 +48,14 @@ SCALE = Exact("a scale, or a weight of a token")
 NOT_TRAINED = Exact("requires no gradient")
 REVERSED = Exact("earlier activations are computed back from it by differences")
 
+# Nodes whose outputs lose their memory while the forward pass goes on, and get it back, with the same values,
+# before the backward pass reads them. What was a reference to the memory is a reference to nothing meanwhile:
+# they stay where they are, and are not offloaded.
+# Megatron-core: core/tensor_parallel/random.py
+EMPTIED = ("CheckpointWithoutOutputFunctionBackward",)
+# Nodes that give the memory that they were given. Megatron-core: core/tensor_parallel/mappings.py
+PASSING = ("_CopyToModelParallelRegionBackward",)
+
 
 class Slot(NamedTuple):
     """One of the tensors that a call saves.

@@ -25,7 +25,8 @@ class Origin:
         step: of the watch that noted it; to another step it says nothing.
         op: name of the operation that wrote it, without namespace, "" if not seen; with its number if it is
             not the first output: "native_layer_norm.1".
-        constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or "".
+        constant: "parameter" or "buffer", or "parameter copy" or "buffer copy", or that its owner empties and
+            refills it, or "".
         is_statistic: whether it has one value for a row of another tensor: a mean, a norm, a loss.
         storage: a weak reference to it.
         parameter: a weak reference to the tensor, if it is a parameter that was there before, has the storage

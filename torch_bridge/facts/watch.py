@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from ..internals import sequence_number, uncompiled
+from .functions import EMPTIED, PASSING
 from .geometry import is_plain, local_of
 from .operations import Operation, operation, writes
 from .origin import Operand, Origin, note_recipe
@@ -30,6 +31,7 @@ from .recompute import Recipe, Recomputation
 Products = Literal["no", "wide", "all"]
 
 PARAMETER, BUFFER, COPY = "parameter", "buffer", " copy"
+REFILLED = "memory that its owner fills again"
 _STRIDED = torch.strided
 _FUNCTION: Any = torch.autograd.function.BackwardCFunction
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -216,6 +218,8 @@ class Watch(TorchDispatchMode):
             if origin.function != number:
                 origin = self._note(storage, node.name(), origin.constant)
                 origin.function = number
+                if _is_emptied(node):
+                    origin.constant = REFILLED
         if not origin.constant and _is_of_parameter(tensor):
             origin.constant = PARAMETER
         return origin
@@ -269,7 +273,7 @@ class Watch(TorchDispatchMode):
 
     def _note_copy(self, op: Operation, storage: torch.UntypedStorage, copied: torch.Tensor) -> Origin:
         source = self.origin(copied)
-        is_constant = source.constant and not _repeats(copied)
+        is_constant = source.constant not in ("", REFILLED) and not _repeats(copied)
         constant = f"{source.constant.removesuffix(COPY)}{COPY}" if is_constant else ""
         origin = self._note(storage, source.op or op.name, constant)
         origin.is_statistic = source.is_statistic
@@ -357,6 +361,13 @@ def _behind_views(node: Any) -> Any:
     while node is not None and node.name() in _VIEW_NODES:
         node = node.next_functions[0][0]
     return node
+
+
+def _is_emptied(node: Any) -> bool:
+    """Whether the memory that a Function gave is one that its owner empties and fills again."""
+    while node is not None and node.name() in PASSING:
+        node = _behind_views(node.next_functions[0][0])
+    return node is not None and node.name() in EMPTIED
 
 
 def _is_copy_of_parameter(tensor: torch.Tensor) -> bool:

@@ -46,7 +46,7 @@ class Offloaded:
         self.name, self.nbytes, self.device = name, tensor.nbytes, tensor.device
         self._dtype, self._shape = tensor.dtype, tensor.shape
         self._counts: torch.Tensor | None = counts
-        self._version = counts._version
+        self._version, self._address = counts._version, tensor.data_ptr()
         self.given: torch.Tensor | None = tensor
         self.memory: torch.Tensor | None = None
         self.place: Place | None = None
@@ -57,8 +57,13 @@ class Offloaded:
 
     @property
     def is_modified(self) -> bool:
-        """Whether the tensor was written to before its bytes were elsewhere: no one knows which these are."""
-        return self._counts is not None and self._counts._version != self._version
+        """Whether the tensor was written to before its bytes were elsewhere: no one knows which these are.
+
+        Or its memory was another's meanwhile, as what frees a storage and fills it again counts no version.
+        """
+        if self._counts is None or self.given is None:
+            return False
+        return self._counts._version != self._version or self.given.data_ptr() != self._address
 
     def let_go(self) -> None:
         if not self.is_modified:
