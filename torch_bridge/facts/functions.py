@@ -7,7 +7,7 @@ exact.
 
 Versions read: PyTorch 2.13, transformers 5.23, FlashAttention 2.8.4 (``flash_attn``), 3.0.0 (``hopper``),
 xformers 0.0.35, Liger 0.8.5, Megatron-core 0.16.1, Apex of July 2026, Transformer Engine 2.18, DeepSpeed
-0.19.8, torchao 0.18.0, peft 0.21.2, bitsandbytes 0.50.2.
+0.19.8, torchao 0.18.0, peft 0.21.2, bitsandbytes 0.50.2, TRL 1.16.0.
 
 Four rules decide the needs:
 
@@ -364,6 +364,9 @@ _functions("_TritonCrossEntropy _ChunkedCrossEntropy", _logits)
 _functions("CrossEntropyLoss", _logits)  # FlashAttention: flash_attn/ops/triton/cross_entropy.py
 # Apex: apex/contrib/xentropy/softmax_xentropy.py
 _functions("SoftmaxCrossEntropyLoss", _logits + _saves(smoothing=SCALE))
+# TRL: kernels/chunked_logprob.py, chunked_divergence.py, logprob_entropy.py. Where they save hidden states,
+# logits are computed anew from them, against log-sum-exps that are not
+_functions("ChunkedLogProbFunction ChunkedDivergenceFunction _LogProbEntropyFunction", _keeps(NEAR_TARGET))
 
 # Losses that have computed their gradients when the forward pass ends.
 _gradient = _keeps(GRADIENT)
