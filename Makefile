@@ -6,10 +6,11 @@ BOARD ?= ulx3s-85f
 SHOWN := gpt2-fp32-3.2x gpt2-bf16-2x gpt2-fp32-16x
 BIN := .venv/bin
 READY := .venv/.ready
+FRAMEWORKS := .venv-frameworks
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth node dram formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
+.PHONY: help demo test frameworks check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth node dram formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -20,7 +21,10 @@ demo: setup library ## The whole story: Verilog, simulation, training with and w
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests
-	$(RUN) pytest -n 2 --dist worksteal --durations 25
+	$(RUN) pytest -n 2 --dist worksteal --durations 25 --ignore tests/frameworks
+
+frameworks: compiler $(FRAMEWORKS)/.ready ## Train in DeepSpeed, Megatron, TRL and others, with and without (under ten minutes)
+	$(FRAMEWORKS)/bin/python -m pytest --durations 15 tests/frameworks
 
 check: lint ## Lint, types, the golden models and a small bench of each format, in a minute or two
 	$(RUN) pytest -q -n 2 --dist worksteal tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py \
@@ -123,5 +127,13 @@ $(READY): constraints.txt pyproject.toml
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[rtl,train,dev]'
 	@touch $@
 
-clean: ## Remove what was built, but not .venv
+# What .venv has is there as well, so that torch is installed once.
+$(FRAMEWORKS)/.ready: constraints.txt pyproject.toml $(READY)
+	$(BIN)/python -m venv $(FRAMEWORKS)
+	$(BIN)/python -c 'import site, sys; print("import site; site.addsitedir(\"" + site.getsitepackages()[0] + "\")")' \
+	  > "$$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	PIP_CONSTRAINT=constraints.txt $(FRAMEWORKS)/bin/pip install --quiet --editable '.[frameworks]'
+	@touch $@
+
+clean: ## Remove what was built, but neither .venv nor .venv-frameworks
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

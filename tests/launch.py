@@ -7,12 +7,26 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def python(*arguments: str, seconds: float = 120) -> str:
-    """Run Python on the CPU, in the project's folder, and return what it printed; fails if it fails."""
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """Python's arguments for a program on so many ranks."""
+    return "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)
+
+
+TORCHRUN = torchrun(2)
+
+
+def python(*arguments: str, seconds: float = 120, **variables: str) -> str:
+    """Run Python on the CPU, in the project's folder, and return what it printed; fails if it fails.
+
+    Args:
+        arguments: of Python.
+        seconds: that it may take.
+        variables: of its environment.
+    """
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= variables
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,

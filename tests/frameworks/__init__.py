@@ -1,0 +1,1 @@
+"""Training in other people's frameworks, with and without the bridge: ``make frameworks``."""
