@@ -231,6 +231,14 @@ def test_projections_differ_by_parent_width_and_seed():
     assert not any(torch.equal(a, b) for a, b in zip(first, others, strict=True))
 
 
+def test_each_layer_may_keep_a_projection_of_its_own_as_in_the_paper():
+    x = random(6, WIDTH)
+    shared, own = (converted(Pair(), shared=shared) for shared in (True, False))
+    assert not torch.equal(p_of(own.a), p_of(own.b))
+    narrow = [[t for t in saved(lambda net=net: net(x, x))[1] if t.shape == (6, 8)] for net in (shared, own)]
+    assert [len(tensors) for tensors in narrow] == [1, 2]
+
+
 def test_layers_with_other_inputs_keep_others():
     pair = converted(Pair())
     x = random(6, WIDTH)
@@ -324,6 +332,26 @@ def test_a_converted_weight_makes_adamws_step_in_the_subspace():
     state = optimizer.state[layer.subspace]
     assert state["exp_avg"].shape == state["exp_avg_sq"].shape == (48, 8)
     assert [torch.equal(a, b) for a, b in pairwise(drawn)] == [1, 1, 0, 1, 1, 0]
+
+
+def test_a_subspace_has_memory_within_a_step_alone():
+    layer = converted(linear())
+    optimizer = compact.CompActAdamW(layer)
+
+    def closure():
+        layer.subspace.grad = None
+        loss = layer(random(4, WIDTH)).square().sum()
+        loss.backward()
+        return loss
+
+    before = layer.weight.clone()
+    for step in (lambda: closure() and optimizer.step(), lambda: optimizer.step(closure)):
+        step()
+        assert layer.subspace.untyped_storage().nbytes() == 4
+        assert layer.subspace.shape == layer.subspace.grad.shape == (48, 8)
+        assert not layer.subspace.any()
+        assert not torch.equal(layer.weight, before)
+        before = layer.weight.clone()
 
 
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"foreach": True}], ids=str)

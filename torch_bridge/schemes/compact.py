@@ -49,7 +49,12 @@ NAMES = (
 
 
 def convert(
-    model: nn.Module, rank: float = 1 / 4, *, names: str | Sequence[str] = NAMES, seed: int = 0
+    model: nn.Module,
+    rank: float = 1 / 4,
+    *,
+    names: str | Sequence[str] = NAMES,
+    seed: int = 0,
+    shared: bool = True,
 ) -> list[str]:
     """Make linear layers keep projections of their inputs, in place.
 
@@ -61,7 +66,8 @@ def convert(
     all ranks, whose devices must be of one kind.
 
     Layers of one parent module with inputs of one width share their projection; those that are called with
-    the same tensor (q, k and v, or gate and up) share what they keep, too.
+    the same tensor (q, k and v, or gate and up) share what they keep, too. In the paper each layer has a
+    projection of its own, which keeps more: of the input of q, k and v three times the rank, and not once.
 
     Args:
         model: whose layers to convert.
@@ -69,6 +75,7 @@ def convert(
         names: shell patterns, or one; a layer is converted if its name fits one of them, if it is of one of
             these classes and no subclass, and if its weight is trained.
         seed: of all projections, 0 or more; each has one of its own, from it and the parent's name.
+        shared: False for a projection of each layer's own, as in the paper.
 
     Returns:
         The names of the layers that were converted.
@@ -108,9 +115,9 @@ def convert(
     ranks = {name: _rank(rank, widths[name], name) for name in layers}
     projections: dict[tuple[str, int], Projection] = {}
     for name, layer in layers.items():
-        key = (parent, width) = (name.rpartition(".")[0], widths[name])
-        if key not in projections:
-            projections[key] = Projection(width, ranks[name], (seed, crc32(parent.encode()), width))
+        owner, width = name.rpartition(".")[0] if shared else name, widths[name]
+        if (key := (owner, width)) not in projections:
+            projections[key] = Projection(width, ranks[name], (seed, crc32(owner.encode()), width))
         layer.__class__ = classes[type(layer)]
         assert isinstance(layer, CompActLayer)
         layer._enter(projections[key])
@@ -124,7 +131,8 @@ class CompActLayer(nn.Module):
         weight: without a gradient.
         subspace: [out_features, rank], of the weight's dtype. The layer computes ``x (W + S Pᵀ)ᵀ`` for an
             ``S`` that is zero, so that what autograd finds here is the gradient of the weight times ``P``.
-            It is zero outside of the optimizer's step, and no part of the ``state_dict``.
+            It is zero outside of the optimizer's step, and from the first step on one zero, expanded, that
+            takes no memory. It is no part of the ``state_dict``.
         projection: what draws ``P``; other layers may share it.
     """
 
@@ -135,9 +143,22 @@ class CompActLayer(nn.Module):
 
     def _enter(self, projection: Projection) -> None:
         self.projection = projection
+        # Of its full size until the first step: DDP writes to it when the model is wrapped.
         self.subspace = nn.Parameter(self.weight.new_zeros(len(weight_of(self)), projection.rank))
         self.weight.requires_grad_(False)
         self.weight.grad = None
+
+    def _leave_zero(self) -> None:
+        """Make the subspace zero in the memory of one value; what is sharded keeps its memory."""
+        if hasattr(self.subspace, "to_local"):
+            self.subspace.data.zero_()
+        else:
+            self.subspace.data = self.subspace.new_zeros(()).expand(self.subspace.shape)
+
+    def _give_memory(self) -> None:
+        """Make the subspace one that can be written to."""
+        if 0 in self.subspace.stride():
+            self.subspace.data = self.subspace.new_zeros(self.subspace.shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float[..., in_features] -> float[..., out_features], what the plain layer computes, bit for bit."""
@@ -299,6 +320,7 @@ class CompActAdamW(torch.optim.AdamW):
         self.defaults |= own
         for group in self.param_groups:
             group.update({key: group.get(key, value) for key, value in own.items()})
+        self.register_step_pre_hook(CompActAdamW._before_step)
         self.register_step_post_hook(CompActAdamW._after_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -306,14 +328,26 @@ class CompActAdamW(torch.optim.AdamW):
         super().load_state_dict(state_dict)
         self._number_projections()
 
+    def _before_step(self, *_: Any) -> None:
+        """Give the subspaces their memory; which of them make a step, a closure may say only later."""
+        for layer in self._stepped():
+            layer._give_memory()
+
     def _after_step(self, *_: Any) -> None:
         """Move the weights, and the projections by a step."""
         with torch.no_grad():
             for projection, pairs in self._by_projection().items():
                 self._move(projection, pairs)
+            for layer in self._stepped():
+                layer._leave_zero()
         for group in self.param_groups:
             group["steps"] += 1
         self._number_projections()
+
+    def _stepped(self) -> list[CompActLayer]:
+        """The layers in its groups."""
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        return [self._layers[id(parameter)] for parameter in parameters if id(parameter) in self._layers]
 
     def _by_projection(self) -> dict[Projection, list[tuple[CompActLayer, dict[str, Any]]]]:
         """The layers that have made a step, with their groups."""
@@ -332,7 +366,6 @@ class CompActAdamW(torch.optim.AdamW):
             decay = 1 - float(group["lr"]) * group["weight_decay"]
             transposed = matrix.T.to(layer.weight.device, layer.weight.dtype)
             weight_of(layer).addmm_(layer.subspace, transposed, beta=decay, alpha=group["scale"])
-            layer.subspace.zero_()
 
     def _number_projections(self) -> None:
         number = self.param_groups[0]["steps"] // self.param_groups[0]["period"]

@@ -1,4 +1,4 @@
-"""CompAct's loss and memory by rank, in pre-training and fine-tuning: ``python -m bench.compact``.
+"""CompAct's loss and memory by rank, in pre-training and fine-tuning: ``python -m bench.compact --train``.
 
 Pre-training, as in Table 2 of the paper (arXiv 2410.15352), on a LLaMA-60M scaled down to 4 layers of 128
 and on bytes of Python's help topics: all weights by AdamW, then with ranks of 1/2, 1/4 and 1/8 of each
@@ -8,14 +8,13 @@ weights that plain AdamW found, on Python source, with ranks 8 and 4, for half a
 
 Columns: loss on held-out text, in nats a byte, and its perplexity; median seconds of a step; MB that autograd
 keeps between the passes, parameters left out; MB at the peak of a step, with parameters, moments, gradients
-and all (on a CPU from the profiler's record of every allocation). Rows go to build/bench/compact.json.
+and all (on a CPU from the profiler's record of every allocation).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import statistics
 import time
@@ -29,7 +28,6 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from gen.arguments import at_least
 from torch_bridge import Compressor, Policy
 from torch_bridge.job import train
 from torch_bridge.job.peak import measure
@@ -39,7 +37,6 @@ SIZES = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "
 PRETRAINING = {"full": None, "n/2": 1 / 2, "n/4": 1 / 4, "n/8": 1 / 8}
 FINE_TUNING = {"full": None, "8": 8, "4": 4}
 OPTIONS = train.Options(config="small", batch=8)  # for the length of its windows, 128
-OUTPUT = Path("build/bench/compact.json")
 
 
 def llama() -> nn.Module:
@@ -98,7 +95,7 @@ def row(
         bar.advance(task)
     loss = train.validate(model, OPTIONS, held_out, 128)
     moments = (value for state in optimizer.state.values() for value in state.values())
-    resting = sum(tensor.nbytes for tensor in [*model.parameters(), *moments])
+    resting = sum(tensor.untyped_storage().nbytes() for tensor in [*model.parameters(), *moments])
     peak = measure(step, OPTIONS.torch_device).peak
     optimizer.zero_grad(set_to_none=True)
     with Compressor(model, Policy([])) as stash:
@@ -113,13 +110,13 @@ def row(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.compact", description="CompAct by rank.")
-    parser.add_argument("--steps", type=at_least(1), default=250, help="of every pre-training")
-    parser.add_argument("--lr", type=float, default=2e-3, help="at its peak, of all")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the steps of converted weights")
-    parser.add_argument("--period", type=at_least(1), default=50, help="steps between projections")
-    given = parser.parse_args()
+def run(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train all, print a table, and return the rows.
+
+    Args:
+        given: steps of every pre-training, lr at its peak, scale of the steps of converted weights, and the
+            period of projections in steps.
+    """
     topics, source = train.read_text(None), train.read_text(Path(argparse.__file__))
     rows, start = [], llama()
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -132,8 +129,12 @@ def main() -> None:
         for name, rank in FINE_TUNING.items():
             result = row(copy.deepcopy(trained), rank, source, given.steps // 2, given, bar)
             rows.append({"phase": "fine-tuning", "rank": name} | result)
+    _show(rows, given.steps)
+    return rows
 
-    table = Table("phase", "rank", title=f"CompAct, {given.steps} and {given.steps // 2} steps")
+
+def _show(rows: list[dict[str, Any]], steps: int) -> None:
+    table = Table("phase", "rank", title=f"CompAct, {steps} and {steps // 2} steps")
     for heading in ("loss", "perplexity", "of full", "seconds", "kept MB", "peak MB", "less peak"):
         table.add_column(heading, justify="right")
     full = {each["phase"]: each for each in rows if each["rank"] == "full"}
@@ -151,10 +152,3 @@ def main() -> None:
             f"{1 - each['peak_bytes'] / base['peak_bytes']:.0%}",
         )
     Console(width=110).print(table)
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps({"options": vars(given), "rows": rows}, indent=2) + "\n")
-    print(f"written to {OUTPUT}")
-
-
-if __name__ == "__main__":
-    main()
