@@ -10,13 +10,15 @@ from torch import nn
 from torch.nn import functional
 from torch.profiler import profile
 
+from bench.known_cases import Kernel
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, Rule
 from torch_bridge.backends.quant_format import QuantFormat
 from torch_bridge.facts.operations import operation
-from torch_bridge.store.attention import may_be_again
+from torch_bridge.store.attention import Logits, may_be_again
 from torch_bridge.store.recomputed import Recomputed
 
+from . import kernels
 from .overwriting import Sine
 from .plain_stash import NOTHING
 
@@ -83,6 +85,88 @@ def test_queries_and_keys_are_finer_where_attention_is_not_done_again(fmt):
     policy = Policy.default(fmt, recompute=False)
     assert error(Trained(), policy) < 0.5
     assert error(Trained(), Policy([Rule(fmt, saved_by="*attention*.[!l]*", unchecked=True), Rule(fmt)])) > 1
+
+
+def spread_attention(attend, spread):
+    """A model of copies of queries, keys and values whose logits have a standard deviation."""
+    shape = 2, 128, 2, 32
+    parts = (
+        scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        for seed, scale in enumerate((spread**0.5, spread**0.5, 1.0))
+    )
+    return Kernel(attend, *parts)
+
+
+def own(q, k, v):
+    heads_first = (part.transpose(1, 2) for part in (q, k, v))
+    return functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+
+
+def flash(q, k, v):
+    return kernels.FlashAttnFunc.apply(q, k, v, q.shape[-1] ** -0.5, True)
+
+
+def flex(q, k, v):
+    heads_first = (part.transpose(1, 2) for part in (q, k, v))
+    return kernels.FlexAttentionAutogradOp.apply(*heads_first, q.shape[-1] ** -0.5, True)
+
+
+ATTENTIONS = {"own": own, "flash": flash, "flex": flex}
+
+
+@pytest.mark.parametrize("fmt", [TWO_BITS, FORMATS[1], PlaneFormat("fp32", 64, 80)], ids=str)
+@pytest.mark.parametrize("spread", [1.3, 2.9, 8.0, 15.0, 30.0, 60.0, 100.0])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_gradients_of_queries_and_keys_hold_however_widely_logits_spread(name, spread, fmt):
+    model = spread_attention(ATTENTIONS[name], spread)
+
+    def found(around):
+        with around or nullcontext() as saver:
+            loss = model()
+        grads = torch.autograd.grad(loss, [*model.given][:2])
+        return torch.cat([grad.flatten() for grad in grads]), saver
+
+    exact, _ = found(None)
+    lossy, saver = found(Compressor(model, fmt))
+    assert relative(lossy, exact) < (0.75 if fmt is TWO_BITS else 0.45)  # values have two bits there
+    assert saver.ratio > 1.4
+
+
+def test_a_head_of_large_logits_is_seen_among_others():
+    shape = 1, 8, 128, 32
+    q = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    q[:, 3] *= 30
+    assert 25 < float(Logits([q, torch.ones(shape)]).spread) < 35
+    assert 25 < float(Logits([q.transpose(1, 2), torch.ones(shape).transpose(1, 2)]).spread) < 35
+
+
+def test_queries_are_finer_from_the_step_on_in_which_their_logits_spread():
+    model = spread_attention(own, 1.0)
+    saver, ratios = Compressor(model, FORMATS[1]), []
+    for factor in (1.0, 3.0, 1 / 3):
+        with torch.no_grad():
+            model.given[0].mul_(factor)
+            model.given[1].mul_(factor)
+        with saver:
+            model()
+        ratios.append(saver.ratio)
+    assert ratios[1] < ratios[0]
+    assert ratios[2] == ratios[1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_softmax_is_not_recomputed_from_logits_that_are_too_coarse_for_it(scale):
+    torch.manual_seed(0)
+    linear, values = nn.Linear(96, 8), torch.randn(96, 32)
+
+    def forward(x):
+        logits = scale * x
+        other = 1e-6 * linear(logits).mean()  # saves them
+        return (logits.softmax(-1) @ values).square().sum() + other
+
+    exact, _ = step(None, forward, 256, 96)
+    found, _ = step(Policy.default(TWO_BITS), forward, 256, 96)
+    assert relative(found, exact) < 0.65  # recomputed from two bits: 0.35 and 1.3
 
 
 class Eager(Trained):

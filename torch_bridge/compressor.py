@@ -31,7 +31,7 @@ from .offload import Offload
 from .policy import Decision, Policy
 from .report import Report
 from .report.report import Tally
-from .store.attention import Node, may_be_again
+from .store.attention import Logits, Node, logits_of, may_be_again
 from .store.budget import Budget
 from .store.codecs import Codecs
 from .store.decompressed import Decompressed
@@ -390,6 +390,8 @@ class _Pass:
                 assert saved.values is not None
                 is_table = op.is_pointwise and not saved.requires_grad and saved.values.numel() < most
                 need, where = op.need(name, args, kwargs), Geometry.of(saved.values)
+                if need is Need.LOGITS and self._store.logits is None:
+                    self._store.logits = logits_of(op, args, kwargs)
                 saved.packed = self._keep(
                     *(saved, op.in_table, name, need),
                     is_table=is_table,
@@ -399,6 +401,7 @@ class _Pass:
                 saved.values = None
             packed = saved.packed
             held[place] = (packed.entry if isinstance(packed, Packed) else packed), where
+        self._store.logits = None
         self._again = (mine[0].number, Node(op, args, kwargs, held)) if is_again else None
         return others
 
@@ -451,6 +454,9 @@ class _Pass:
             floats = [one for one in all_saved if one.values.is_floating_point()]  # type: ignore[union-attr]
             needs = functions.needs_of(function, [_as_saved(one) for one in floats]) if function else None
             unknown = 0
+            if needs is not None and Need.LOGITS in needs:
+                at = [one.values for one, need in zip(floats, needs, strict=True) if need is Need.LOGITS]
+                self._store.logits = Logits(at)  # type: ignore[arg-type]
             for saved in all_saved:
                 assert saved.values is not None
                 saved.origin.recipe = None  # a kernel may have written to it unseen
@@ -460,6 +466,7 @@ class _Pass:
                 saved.packed = self._keep(saved, function, str(place) if place >= 0 else "", need)
                 unknown += nbytes if self._is_unknown else 0
                 saved.values = None
+            self._store.logits = None
             if unknown:
                 self._tell(function, all_saved[0].module, unknown)
 

@@ -12,7 +12,6 @@ from ..backends.bits import BitsCodec
 from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from ..compressor import Compressor
 from ..facts.facts import Facts
-from ..facts.geometry import Region
 from ..policy import Policy
 from ..store.codecs import Codecs
 from ..store.store import Store
@@ -73,10 +72,15 @@ class SizesCodecs(Codecs):
 
 
 class DryVerdicts(Verdicts):
-    """The usual answers: no infinities, nor numbers in their place; no sum is small beside its terms."""
+    """The usual answers: no infinities, nor numbers in their place; no logits spread widely, and no sum is
+    small beside its terms.
+    """
 
     def known(self, key: Hashable) -> bool | None:
         return True
+
+    def holds(self, key: Hashable, compute: Callable[[], torch.Tensor]) -> tuple[bool, Flag | None]:
+        return True, None
 
     def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
         answer = compute()  # known without values where an operand's memory is gone
@@ -89,9 +93,6 @@ class DryStore(Store):
     def _bits(self, facts: Facts, values: torch.Tensor) -> tuple[BitsCodec, Flag | None] | None:
         found = BitsCodec.levels_of(values) if has_two_values(values) else None
         return None if found is None else (found[0], None)
-
-    def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[Flag | None, bool]:
-        return None, True
 
 
 class DryCompressor(Compressor):

@@ -32,6 +32,8 @@ class Decision:
         products: whether matrix products may be among these operations, also those that are not wide.
         why: they stay exact, or have this format.
         normed: what a norm takes from it before it goes into the format, None if that is no norm's.
+        finer: what takes the format's place where logits spread wider than a bound: bounds, which rise, and
+            formats, None for none.
         unknown: whether that is because no table knows what saves them.
         least: what is enough of a tensor that was stored for another node, see :func:`strength_of`.
     """
@@ -45,8 +47,19 @@ class Decision:
     products: bool = False
     why: str = ""
     normed: Normed | None = None
+    finer: tuple[tuple[float, StashFormat | None], ...] = ()
     unknown: bool = False
     least: Strength = EXACT
+
+
+def widest(strength: Strength) -> float:
+    """The largest standard deviation of logits that queries and keys of such a strength are enough for.
+
+    The gradient of attention has an error of a third then, and half of that with each bit more: 3 with 4 bits
+    that mix the values of a block, 16 with bit planes of 10 bits (``python -m bench.known_cases``, case B).
+    """
+    keeps, bits = strength
+    return 2.0 ** (bits - 6) if keeps else 3 * 2.0 ** (bits - 4)
 
 
 def strength_of(fmt: StashFormat | None) -> Strength:

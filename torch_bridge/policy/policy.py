@@ -16,11 +16,13 @@ from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
 from ..facts.needs import Exact, Need, Normed
-from .decision import Decision, Of, Recompute, keeps_signs, strength_of
+from .decision import Decision, Of, Recompute, keeps_signs, strength_of, widest
 from .rules import Rule
 
 # What has to keep its sign, must not become 0, or has its exponential taken, has so many bits a value.
 FINE_BITS = 10
+# Queries and keys where that is not enough.
+FINER_BITS = 12
 # Queries, keys and softmaxes, where attention is done again or the softmax recomputed.
 LOGIT_BITS = 4
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
@@ -185,6 +187,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         recompute=_if(recompute, "lossy" if need in _RECOMPUTED and normed is None else "exact"),
         why=rule.why,
         normed=normed,
+        finer=_finer(chosen, fmt, facts) if need is Need.LOGITS else (),
         least=_LEAST.get(need, strength_of(chosen)),
     )
 
@@ -225,6 +228,19 @@ def _format_for_need(
     if need is Need.SIGMOID:
         return fine, "logit"
     return fine, "atanh" if need is Need.TANH else "values"
+
+
+def _finer(
+    chosen: StashFormat, fmt: StashFormat, facts: Facts
+) -> tuple[tuple[float, StashFormat | None], ...]:
+    """What queries and keys are kept in where their logits spread too widely for a format."""
+    formats = [chosen]
+    for bits in (FINE_BITS, FINER_BITS):
+        planes = _planes(fmt, facts, bits)
+        if strength_of(planes) > strength_of(formats[-1]):
+            formats.append(planes)
+    bounds = [widest(strength_of(one)) for one in formats]
+    return tuple(zip(bounds, [*formats[1:], None], strict=True))
 
 
 def _planes(fmt: StashFormat, facts: Facts, bits: int) -> PlaneFormat:

@@ -9,6 +9,7 @@ belong together: so nothing else is used, whatever others have stored of the sam
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,57 @@ def may_be_again(op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Whether an attention can be done again: it draws no random numbers."""
     arguments = dict(zip(op.arguments, args, strict=False)) | kwargs
     return op.is_attention and not arguments.get("dropout_p") and not arguments.get("return_debug_mask")
+
+
+# Tokens whose queries and keys are looked at.
+_SAMPLE = 64
+
+
+class Logits:
+    """How far logits of attention spread, for a device to know, from queries and keys.
+
+    A query's error is a part of its length, and a key's too, so the error of a logit is that part of both
+    lengths' product. So is the standard deviation of logits of random directions, which is
+    ``scale * |q| * |k| / sqrt(width)``. That is taken, of the head where it is largest, from some tokens.
+
+    Args:
+        tensors: queries and keys, or one tensor that has both, of [batch, heads, tokens, width]; heads may
+            also come just before the width.
+        scale: that the products have; one over the root of the width if it is None.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], scale: float | None = None) -> None:
+        self._tensors, self._scale = tensors, scale
+        self._spread: torch.Tensor | None = None
+
+    @property
+    def spread(self) -> torch.Tensor:
+        """The largest head's, a number; computed once."""
+        if self._spread is None:
+            width = self._tensors[0].shape[-1]
+            scale = width**-0.5 if self._scale is None else self._scale
+            squares = [_squares(one) for one in self._tensors]
+            first, last = squares[0], squares[-1]
+            product = first * last if len(first) == len(last) else first.max() * last.max()
+            self._spread = product.max().sqrt() * (scale * width**0.5)
+        return self._spread
+
+
+def _squares(tensor: torch.Tensor) -> torch.Tensor:
+    """The mean square of each head of some tokens, in fp32."""
+    before = tensor.shape[-3] if tensor.dim() > 2 else 1
+    heads = -3 if tensor.dim() == 4 and before < tensor.shape[-2] else -2
+    tokens = -5 - heads
+    if tensor.dim() > 2 and (step := tensor.shape[tokens] // _SAMPLE) > 1:
+        tensor = tensor[..., ::step, :] if tokens == -2 else tensor[..., ::step, :, :]
+    values = tensor.movedim(heads, 0) if tensor.dim() > 2 else tensor.unsqueeze(0)
+    return values.float().square().flatten(1).mean(1)
+
+
+def logits_of(op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Logits:
+    """Of an attention of PyTorch."""
+    arguments = dict(zip(op.arguments, args, strict=False)) | kwargs
+    return Logits([arguments["query"], arguments["key"]], arguments.get("scale"))
 
 
 class Node:

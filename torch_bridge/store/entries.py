@@ -281,7 +281,7 @@ class Entry:
         self.stored, self._checksums, self.name = stored, sums, name
         self._written = streams.written(self.device)
         self._memory: Memory | None = None
-        self._doubt: tuple[Flag, torch.Tensor] | None = None
+        self._doubt: tuple[tuple[Flag, ...], torch.Tensor] | None = None
         self.filled = 0
         source.add(self)
 
@@ -301,14 +301,23 @@ class Entry:
 
     def doubt(self, flag: Flag, values: torch.Tensor) -> None:
         """The values stay until a flag says that what was made of them is right; else they are used."""
-        self._doubt = flag, values
+        flags = self._doubt[0] if self._doubt is not None else ()
+        self._doubt = (*flags, flag), values
 
     @property
     def is_doubtful(self) -> bool:
         """Whether its values stay in memory beside what was made of them; asks the flag, and never waits."""
-        if self._doubt is not None and self._doubt[0].value:
+        if self._doubt is not None and all(flag.value for flag in self._doubt[0]):
             self._doubt = None
         return self._doubt is not None
+
+    @property
+    def doubted(self) -> torch.Tensor | None:
+        """A copy of its values as they were, if they stay; None if they do not."""
+        if not self.is_doubtful:
+            return None
+        assert self._doubt is not None
+        return self._doubt[1].clone()
 
     @property
     def nbytes(self) -> int:
@@ -359,19 +368,15 @@ class Entry:
 
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         """Write the values to memory, which is made if there is none; the memory."""
-        is_doubtful = self.is_doubtful
-        if is_doubtful:
-            assert self._doubt is not None
-            values = self._doubt[1].clone()
-        else:
-            values = self._values()
+        doubted = self.doubted
+        values = self._values() if doubted is None else doubted
         if memory is None and not self.region.has_gaps:
             memory = values
         else:
             if memory is None:
                 memory = values.new_empty(where.count)
             where.view(memory, self.region).copy_(values.view(self.region.size))
-        if self.means is not None and not is_doubtful:
+        if self.means is not None and doubted is None:
             self.means.put_back(memory, where.start)
         return memory
 
@@ -463,6 +468,7 @@ class Exact:
 
     __slots__ = ("__weakref__", "_saved", "_source", "_version", "may_change")
     is_exact = True
+    bits = float("inf")
 
     def __init__(self, saved: torch.Tensor, source: Source | None, may_change: bool = False) -> None:
         self._saved, self._source, self.may_change = saved, source, may_change

@@ -32,18 +32,23 @@ import torch
 from ..backends import streams
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry, Region, region_of
+from ..facts.needs import Need
 from ..facts.origin import Operand, Origin
 from ..facts.products import is_wide
 from ..facts.recompute import Recipe
 from ..facts.watch import PARAMETER, Watch
 from ..internals import as_recorded
-from .entries import NOBODY, Entry, Exact, Memory, Source
+from ..policy.decision import widest
+from .entries import NOBODY, Entry, Exact, Joint, Memory, Source
 from .verdicts import Verdicts
 
 MOST_OPERATIONS = 12
 MOST_WORK = 16
 MOST_PRODUCTS = 3
 _MOST_BEHIND_PRODUCTS = 256  # operations, with all that made the operands
+
+# Logits of this size are what a mask has made of them.
+MASKED = 1e3
 
 # A starting point that no one stashed is copied if it is at most this part of what is derived.
 _SMALL = 1 / 64
@@ -250,6 +255,8 @@ class Recomputed(Entry):
         return [start for start in self._starts if isinstance(start, Entry)]
 
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
+        if (doubted := self.doubted) is not None:
+            return self._put_into(memory, doubted, where)
         memories: dict[Start | Redone, torch.Tensor] = {}
         for start in self._starts:
             if isinstance(start, Exact):
@@ -320,7 +327,26 @@ class Planner:
         redone = self._redo(recipe, origin, only_exact)
         if redone is None or not _is_near(redone, region):
             return None
+        if facts.need is Need.PROBABILITIES and not redone.is_exact and self._amplifies(recipe, redone):
+            return None
         return redone, whole
+
+    def _amplifies(self, recipe: Recipe, redone: Redone) -> bool:
+        """Whether a softmax's logits spread more widely than what it is recomputed from is enough for."""
+        logits = recipe.args[0]
+        memory = self._memory(logits.origin, logits.dtype, logits.geometry.region)
+        if memory is None:
+            return True
+        starts: dict[Start, None] = {}
+        redone.add_starts(starts)
+        bound = min(map(_widest, starts))
+
+        def is_wider() -> torch.Tensor:
+            values = logits.geometry.region.values(memory).float()
+            mean = torch.where(values.abs() < MASKED, values, 0).square().mean()
+            return ~(mean.sqrt() <= bound)
+
+        return self._verdicts.ask(("amplifies", self._facts), is_wider)
 
     def _redo(self, recipe: Recipe, origin: Origin, only_exact: bool) -> Redone | None:
         """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
@@ -486,6 +512,14 @@ def _is_near(redone: Redone, region: Region) -> bool:
     if redone.products:
         return redone.products <= MOST_PRODUCTS and redone.operations <= _MOST_BEHIND_PRODUCTS
     return redone.operations <= MOST_OPERATIONS and redone.work <= MOST_WORK * region.count
+
+
+def _widest(start: Start) -> float:
+    """How widely logits may spread that are made of it."""
+    if start.is_exact or isinstance(start, Exact):
+        return float("inf")
+    parts = start.parts if isinstance(start, Joint) else start.needs
+    return min(map(_widest, parts)) if parts else widest(start.strength)
 
 
 def _put(value: Any, place: int | str, args: list[Any], kwargs: dict[str, Any]) -> None:

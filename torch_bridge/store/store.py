@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from ..policy.decision import EXACT, Strength, keeps_signs, strength_of
 from ..policy.policy import TABLE
 from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
-from .attention import Node
+from .attention import Logits, Node
 from .budget import Budget
 from .centred import Means
 from .codecs import Codecs
@@ -38,6 +38,8 @@ INFINITIES = "infinities, or numbers in their place"
 SHORT_ROWS = "rows of few values"
 # What it says of a norm's input that has elements of its memory more than once.
 REPEATED = "repeated values that a norm reads"
+# What it says of queries and keys that no format is fine enough for.
+SPREAD = "logits that spread too widely"
 # What it says of what was copied so that others can be recomputed from it.
 INPUT = "recomputation input"
 
@@ -107,6 +109,9 @@ class Store:
         verify: whether blocks have checksums.
         step: where tensors go, None if they stay in their memory.
         budget: what may be recomputed by matrix products, of all steps.
+
+    Attributes:
+        logits: of the attention whose queries and keys are kept now; None if only one of them is known.
     """
 
     def __init__(
@@ -127,6 +132,7 @@ class Store:
         self._planner = Planner(watch, verdicts)
         self._too_small = f"under {min_values} values"
         self._doubted: list[weakref.ref[Entry]] = []
+        self.logits: Logits | None = None
 
     def keep(self, saved: Saved, facts: Facts, decision: Decision) -> Exact | Packed:
         """Keep a saved tensor as was decided; what autograd holds in its place."""
@@ -140,9 +146,12 @@ class Store:
         if facts.constant:
             return self.leave(saved, facts, source, region, decision.why)
         if facts in self._shared:
-            decision = replace(decision, format=None, recompute="no", why=TABLE)
+            decision = replace(decision, format=None, finer=(), recompute="no", why=TABLE)
+        doubt = None
+        if decision.finer:
+            decision, doubt = self._for_logits(facts, decision, tensor)
         for entry in source.holding(region):
-            if self._serves(entry, facts, decision, tensor):
+            if self._serves(entry, facts, decision, tensor) and self._may_doubt(entry, doubt, region, tensor):
                 if isinstance(entry, Recomputed):
                     self._count_more(entry, region)
                 return Packed(entry, geometry)
@@ -153,6 +162,7 @@ class Store:
 
         new, kept = self._entry_for(saved, facts, decision, source, geometry)
         if new is not None:
+            self._may_doubt(new, doubt, region, tensor)
             return Packed(new, geometry)
         return self.leave(saved, facts, source, region, kept, self._step)
 
@@ -198,7 +208,7 @@ class Store:
             self._shared |= {entry.facts, facts}
             return self._finer(entry, Decision(why=TABLE), tensor)
         if isinstance(entry, Recomputed):
-            return decision.recompute == "lossy" or not (decision.least[0] or decision.normed)
+            return decision.recompute == "lossy" or (not any(decision.least) and decision.normed is None)
         if decision.format is None:
             return False
         if isinstance(entry, Joint):
@@ -261,7 +271,7 @@ class Store:
         elif decision.format is not None:
             kept = COMPRESSED
             if decision.finite:
-                flag, is_finite = self._finite(facts, tensor, region)
+                is_finite, flag = self._finite(facts, tensor, region)
                 kept = COMPRESSED if is_finite else INFINITIES
             if (
                 kept is COMPRESSED
@@ -318,30 +328,42 @@ class Store:
     def _bits(self, facts: Facts, values: torch.Tensor) -> tuple[BitsCodec, Flag | None] | None:
         """What stores two values as bits, and what tells later whether they are two; None if they are not."""
         key = "bits", facts
-        known = self._verdicts.known(key)
-        if known is False or (found := BitsCodec.levels_of(values)) is None:
+        if self._verdicts.known(key) is False or (found := BitsCodec.levels_of(values)) is None:
             return None
         codec, are_two = found
-        flag = Flag(are_two)
-        answer = self._verdicts.note(key, bool(are_two)) if known is None else flag.value
-        if answer is False:
-            self._verdicts.note(key, False)
-            return None
-        return codec, None if answer else flag
+        holds, flag = self._verdicts.holds(key, lambda: are_two)
+        return (codec, flag) if holds else None
 
-    def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[Flag | None, bool]:
+    def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[bool, Flag | None]:
         """Whether a tensor has no infinities, nor what stands for them, as far as is known; a flag if not."""
-        key = "finite", facts
-        known = self._verdicts.known(key)
-        if known is False:
-            return None, False
         values = tensor.as_strided(region.size, region.stride, region.offset)
-        is_finite = ~(values.abs() >= _AS_INFINITE).any()
-        flag = Flag(is_finite)
-        answer = self._verdicts.note(key, bool(is_finite)) if known is None else flag.value
-        if answer is False:
-            self._verdicts.note(key, False)
-        return (flag if answer is None else None), answer is not False
+        return self._verdicts.holds(("finite", facts), lambda: ~(values.abs() >= _AS_INFINITE).any())
+
+    def _for_logits(
+        self, facts: Facts, decision: Decision, tensor: torch.Tensor
+    ) -> tuple[Decision, Flag | None]:
+        """What becomes of queries and keys by the spread of their logits, as far as that is known."""
+        logits = self.logits or Logits([tensor])
+        doubt, chosen = None, decision.format
+        for bound, finer in decision.finer:
+            narrow = partial(_is_within, logits, bound)
+            holds, doubt = self._verdicts.holds(("spread", facts, bound), narrow)
+            if holds:
+                break
+            chosen = finer
+        if chosen is decision.format:
+            return decision, doubt
+        return replace(decision, format=chosen, least=strength_of(chosen), why=SPREAD), doubt
+
+    def _may_doubt(self, entry: Entry, flag: Flag | None, region: Region, tensor: torch.Tensor) -> bool:
+        """Whether an entry will do until a flag is there; its values stay until then."""
+        if flag is None or entry.is_exact:
+            return True
+        if isinstance(entry, Joint) or entry.region != region:
+            return False
+        entry.doubt(flag, region.values(tensor))
+        self._doubted.append(weakref.ref(entry))
+        return True
 
     def _store(
         self,
@@ -466,6 +488,10 @@ def _is_enough(entry: Entry, decision: Decision) -> bool:
     has, wants = entry.strength, decision.least
     is_normed = decision.normed is None or (entry.means is not None and entry.means.normed == decision.normed)
     return entry.is_exact or (is_normed and has[0] >= wants[0] and has[1] >= wants[1])
+
+
+def _is_within(logits: Logits, bound: float) -> torch.Tensor:
+    return logits.spread <= bound
 
 
 def _has_means(tensor: torch.Tensor, decision: Decision) -> bool:

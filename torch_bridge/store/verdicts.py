@@ -51,6 +51,30 @@ class Verdicts:
         self._known[key] = answer
         return answer
 
+    def holds(self, key: Hashable, compute: Callable[[], torch.Tensor]) -> tuple[bool, Flag | None]:
+        """Whether something is true of values, and a flag that says it later where that is not known yet.
+
+        What once was not true is taken as not true from then on, and not computed any more.
+
+        Args:
+            key: the question, and of which place in the model.
+            compute: a tensor that has the answer.
+        """
+        late = self._pending.get(key)
+        if late is not None and late.value is False:
+            self.note(key, False)
+        known = self._known.get(key)
+        if known is False:
+            return False, None
+        asked = compute()
+        if known is None:
+            return self.note(key, bool(asked)), None
+        flag = Flag(asked)
+        if (value := flag.value) is not None:
+            return self.note(key, value), None
+        self._pending[key] = flag
+        return True, flag
+
     def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
         """The answer to a question of quality: the present one where it is there, else the last one.
 
