@@ -6,6 +6,7 @@ made them. Backward passes are written out from what is saved, and never differe
 """
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,6 +26,16 @@ def overwrite(memory: Tensor, values: Tensor) -> Tensor:
     values = values.to(memory.dtype).contiguous()
     ctypes.memmove(memory.data_ptr(), values.data_ptr(), values.nbytes)
     return memory
+
+
+def of(module: str) -> Callable[[type[Function]], type[Function]]:
+    """Says that a class is defined in a kernel's module, by which the bridge knows it."""
+
+    def rename(function: type[Function]) -> type[Function]:
+        function.__module__ = module
+        return function
+
+    return rename
 
 
 # Attention
@@ -61,6 +72,7 @@ def flash_backward(
     return written(dq.to(q.dtype)), written(dk.to(k.dtype)), written(dv.to(v.dtype))
 
 
+@of("flash_attn.flash_attn_interface")
 class FlashAttnFunc(Function):
     """FlashAttention 2; tensors of [batch, tokens, heads, width]."""
 
@@ -78,6 +90,7 @@ class FlashAttnFunc(Function):
         return *flash_backward(dout, q, k, v, out, softmax_lse, *ctx.options), None, None
 
 
+@of("xformers.ops.fmha")
 class _fMHA(Function):  # noqa: N801
     """xformers' memory-efficient attention."""
 
@@ -93,6 +106,7 @@ class _fMHA(Function):  # noqa: N801
         return *flash_backward(grad, *ctx.saved_tensors, *ctx.options), None, None
 
 
+@of("torch._higher_order_ops.flex_attention")
 class FlexAttentionAutogradOp(Function):
     """flex_attention without compilation; tensors of [batch, heads, tokens, width]."""
 
@@ -137,6 +151,7 @@ def _backward(ctx, dout, *grads):
 _flash_attn_forward.register_autograd(_backward, setup_context=setup_context)
 
 
+@of("megatron.core.fusions.fused_softmax")
 class ScaledUpperTriangMaskedSoftmax(Function):
     """Megatron's causal softmax of logits of [batches, queries, keys]."""
 
@@ -170,6 +185,7 @@ def _norm_backward(
     return written(dx * rstd[..., None]), written(dw)
 
 
+@of("liger_kernel.ops.rms_norm")
 class LigerRMSNormFunction(Function):
     """Liger's RMS norm."""
 
@@ -185,6 +201,7 @@ class LigerRMSNormFunction(Function):
         return *_norm_backward(dy, x * rstd[..., None], w, rstd, centred=False), None
 
 
+@of("liger_kernel.ops.fused_add_rms_norm")
 class LigerFusedAddRMSNormFunction(Function):
     """Liger's RMS norm of a sum, which it returns as well."""
 
@@ -202,6 +219,7 @@ class LigerFusedAddRMSNormFunction(Function):
         return dx + ds_out, dx + ds_out, dw, None
 
 
+@of("liger_kernel.ops.layer_norm")
 class LigerLayerNormFunction(Function):
     """Liger's layer norm."""
 
@@ -219,6 +237,7 @@ class LigerLayerNormFunction(Function):
         return dx, dw, written(dy.flatten(0, -2).sum(0)), None
 
 
+@of("apex.normalization.fused_layer_norm")
 class FusedLayerNormAffineFunction(Function):
     """Apex's layer norm; memory-efficient, the normalised values are computed back from the output."""
 
@@ -245,6 +264,7 @@ class FusedLayerNormAffineFunction(Function):
         return dx, dw, written(grad_output.flatten(0, -2).sum(0)), None, None
 
 
+@of("apex.normalization.fused_layer_norm")
 class FusedRMSNormAffineFunction(Function):
     """Apex's RMS norm, likewise."""
 
@@ -267,6 +287,7 @@ class FusedRMSNormAffineFunction(Function):
         return *_norm_backward(grad_output, normed, weight_, invvar, centred=False), None, None
 
 
+@of("transformer_engine.pytorch.ops.fuser")
 class _OperationFuserAutogradFunction(Function):
     """Transformer Engine's chain of operations, where it is a layer norm."""
 
@@ -303,6 +324,7 @@ def _silu_gradient(x: Tensor) -> Tensor:
     return sigmoid * (1 + x * (1 - sigmoid))
 
 
+@of("liger_kernel.ops.swiglu")
 class LigerSiLUMulFunction(Function):
     """Liger's SwiGLU, of two tensors."""
 
@@ -317,6 +339,7 @@ class LigerSiLUMulFunction(Function):
         return written(dc * b * _silu_gradient(a)), written(dc * functional.silu(a))
 
 
+@of("liger_kernel.ops.geglu")
 class LigerGELUMulFunction(Function):
     """Liger's GeGLU, of two tensors."""
 
@@ -332,6 +355,7 @@ class LigerGELUMulFunction(Function):
         return written(dc * b * _gelu_gradient(a)), written(dc * gate)
 
 
+@of("megatron.core.fusions.fused_bias_gelu")
 class GeLUFunction(Function):
     """Megatron's GELU of a sum with a bias."""
 
@@ -347,6 +371,7 @@ class GeLUFunction(Function):
         return grad, grad.flatten(0, -2).sum(0)
 
 
+@of("megatron.core.fusions.fused_bias_swiglu")
 class SwiGLUFunction(Function):
     """Megatron's SwiGLU, of the two halves of a tensor."""
 
@@ -366,6 +391,7 @@ class SwiGLUFunction(Function):
         )
 
 
+@of("liger_kernel.ops.rope")
 class LigerRopeFunction(Function):
     """Liger's rotation of [batch, heads, tokens, width], by tables of [batch, tokens, width]."""
 
@@ -388,6 +414,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # Linear layers
 
 
+@of("megatron.core.tensor_parallel.layers")
 class LinearWithGradAccumulationAndAsyncCommunication(Function):
     """Megatron's linear layer, in a group of one."""
 
@@ -403,6 +430,7 @@ class LinearWithGradAccumulationAndAsyncCommunication(Function):
         return written(grad_output @ weight), written(flat.t() @ input.flatten(0, -2))
 
 
+@of("deepspeed.runtime.zero.linear")
 class LinearFunctionForZeroStage3(Function):
     """DeepSpeed's linear layer."""
 
@@ -421,6 +449,7 @@ class LinearFunctionForZeroStage3(Function):
 # Losses
 
 
+@of("megatron.core.tensor_parallel.cross_entropy")
 class _VocabParallelCrossEntropy(Function):
     """Megatron's cross-entropy, in a group of one: of logits of [..., vocabulary], a loss for each target."""
 
@@ -448,6 +477,7 @@ class _VocabParallelCrossEntropy(Function):
         return softmax.mul_(grad_output.unsqueeze(-1)).to(ctx.dtype), None
 
 
+@of("liger_kernel.ops.vocab_parallel_cross_entropy")
 class LigerVocabParallelCEFunction(Function):
     """Liger's, likewise, but that the exponentials are divided by their sum in the backward pass."""
 
@@ -468,6 +498,7 @@ class LigerVocabParallelCEFunction(Function):
         return written(probabilities * grad_output[:, None]), None
 
 
+@of("liger_kernel.ops.cross_entropy")
 class LigerCrossEntropyFunction(Function):
     """Liger's mean cross-entropy of logits of [tokens, vocabulary], over which it writes their gradient."""
 
@@ -486,6 +517,7 @@ class LigerCrossEntropyFunction(Function):
         return written(_input * grad_output), None
 
 
+@of("liger_kernel.ops.fused_linear_cross_entropy")
 class LigerFusedLinearCrossEntropyFunction(Function):
     """Liger's mean cross-entropy of a linear layer's output, which is never kept; its gradients are."""
 

@@ -439,3 +439,34 @@ def test_a_rule_allows_what_nobody_has_read():
         warnings.simplefilter("error")
         trained_gradients(model, saver)
     assert lossy_of(saver, "Sine") == 1
+
+
+class RMSNormFunction(Function):
+    """A project's own, which saves what PyTorch's does and divides by an activation."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        rstd = kernels.written((x.square().mean(-1) + EPS).rsqrt())
+        ctx.save_for_backward(x, weight, rstd)
+        return kernels.written(x.abs().log() * rstd[:, None] * weight)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, rstd = ctx.saved_tensors
+        return dy * weight * rstd[:, None] / x, None
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_class_that_only_has_a_known_name_stays_exact_and_is_named(fmt):
+    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weight = torch.ones(WIDTH)
+
+    def gradient(around):
+        with around or nullcontext():
+            loss = RMSNormFunction.apply(1 * x, weight).sum()
+        return torch.autograd.grad(loss, x)[0]
+
+    exact = gradient(None)
+    with pytest.warns(RuntimeWarning, match=r"tests\.test_kernels\.RMSNormFunction', no class of torch,"):
+        found = gradient(bitstash.Compressor(nn.Identity(), fmt))
+    assert torch.equal(found, exact)

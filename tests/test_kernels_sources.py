@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from . import kernels
+
 ANY = "any number of them"
 STAND_INS = Path(__file__).parent / "kernels.py"
 # Of each stand-in the package and the file, and the class there if it has another name.
@@ -94,6 +96,12 @@ def test_a_stand_in_saves_what_the_kernel_saves(name):
 
 def is_like(call: tuple[str, ...], real: tuple[str, ...]) -> bool:
     return call[: len(real) - 1] == real[:-1] if ANY in real else call == real
+
+
+def test_every_stand_in_goes_by_its_package():
+    for name, (package, *_) in SOURCES.items():
+        module = getattr(kernels, name).__module__
+        assert name == "setup_context" or module.partition(".")[0] == package.partition(".")[0], name
 
 
 def test_every_stand_in_has_its_source():

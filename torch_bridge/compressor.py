@@ -453,7 +453,7 @@ class _Pass:
         for (_, function), all_saved in calls.items():
             floats = [one for one in all_saved if one.values.is_floating_point()]  # type: ignore[union-attr]
             needs = functions.needs_of(function, [_as_saved(one) for one in floats]) if function else None
-            unknown = 0
+            unknown, name = 0, function.rpartition(".")[2]
             if needs is not None and Need.LOGITS in needs:
                 at = [one.values for one, need in zip(floats, needs, strict=True) if need is Need.LOGITS]
                 self._store.logits = Logits(at)  # type: ignore[arg-type]
@@ -463,7 +463,7 @@ class _Pass:
                 nbytes = saved.values.nbytes
                 place = floats.index(saved) if saved in floats else -1
                 need = needs[place] if needs is not None and place >= 0 else None
-                saved.packed = self._keep(saved, function, str(place) if place >= 0 else "", need)
+                saved.packed = self._keep(saved, name, str(place) if place >= 0 else "", need)
                 unknown += nbytes if self._is_unknown else 0
                 saved.values = None
             self._store.logits = None
@@ -475,8 +475,11 @@ class _Pass:
         if function in self._told:
             return
         self._told.add(function)
+        name = function.rpartition(".")[2]
         who = f"autograd.Function {function!r}" if function else "an unknown operation"
-        rule = f'Rule(fmt, saved_by="{function}")' if function else 'Rule(fmt, saved_by="")'
+        if packages := functions.packages_of(name):
+            who += f", no class of {' or '.join(packages)},"
+        rule = f'Rule(fmt, saved_by="{name}")'
         warnings.warn(
             f"{who} in module {module!r} saves {nbytes:,} bytes that stay exact: what its backward pass "
             f"needs of them is not known. If it bears small errors: Policy([{rule}, *policy.rules])",

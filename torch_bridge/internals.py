@@ -44,14 +44,16 @@ _apply_code: CodeType | None = getattr(
 
 
 def function_that_saves() -> str:
-    """The name of the ``autograd.Function`` that saves a tensor, "" if none does; for a pack hook to ask."""
+    """Module and class of the ``autograd.Function`` that saves a tensor, "" if none; asked by pack hooks."""
     frame: FrameType | None = sys._getframe(1).f_back
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
         frame = frame.f_back
     if frame is not None and frame.f_code is _apply_code:
-        return str(frame.f_locals["cls"].__name__)
+        function = frame.f_locals["cls"]
+        return f"{function.__module__}.{function.__name__}"
     if frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT:
-        return "_NoopSaveInputs"  # the Function that saved a recomputation's inputs before torch 2.13
+        # The Function that saved a recomputation's inputs before torch 2.13.
+        return f"{_CHECKPOINT}._NoopSaveInputs"
     return ""
 
 
@@ -223,7 +225,8 @@ def _tells_savers() -> bool:
         y = x.sin()
         numbers = seen.numbers[-1:]
         _Double.apply(y)
-    return packed[:1] == [(*numbers, "")] and packed[1][1] == _Double.__name__ and packed[1][0] != numbers[0]
+    name = f"{_Double.__module__}.{_Double.__name__}"
+    return packed[:1] == [(*numbers, "")] and packed[1][1] == name and packed[1][0] != numbers[0]
 
 
 def _storages_carry_facts() -> bool:
