@@ -477,15 +477,39 @@ class Exact:
     def tensor(self) -> torch.Tensor:
         """The tensor; raises autograd's own error if it was written to."""
         if self._saved._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: [{self._saved.dtype} {list(self._saved.shape)}] is at version "
-                f"{self._saved._version}; expected version {self._version} instead"
+            raise self._written_to(
+                f"is at version {self._saved._version}; expected version {self._version} instead"
             )
         return self._saved.detach() if self._saved.requires_grad else self._saved
+
+    def _written_to(self, how: str) -> RuntimeError:
+        """Autograd's own error."""
+        return RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{self._saved.dtype} {list(self._saved.shape)}] {how}"
+        )
 
     def apart(self) -> torch.Tensor:
         """The tensor, in memory of its own if others are recomputed from it."""
         tensor = self.tensor()
         is_input = self._source is not None and self._source.is_input
         return tensor.clone() if is_input and 0 not in tensor.stride() else tensor
+
+
+class Live(Exact):
+    """A parameter that others are recomputed from, by the values that it has then.
+
+    Without hooks these have values of their own, which nothing changes that is done to the parameter.
+    """
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        super().__init__(parameter, None)
+        self._storage = weakref.ref(parameter.untyped_storage())
+
+    def tensor(self) -> torch.Tensor:
+        """The parameter; raises autograd's own error if it was written to, or has other memory."""
+        if self._saved.untyped_storage() is not self._storage():
+            raise self._written_to('has other memory since, as by ".data = ..."')
+        return super().tensor()

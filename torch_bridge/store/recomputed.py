@@ -1,8 +1,8 @@
 """Saved tensors that are not stored but recomputed: what they are made of is stored anyway.
 
 A tensor is recomputed if cheap operations (``facts/recompute.py``) made it of recomputation inputs alone:
-tensors that are stored by then, compressed, as bits, exactly or offloaded, or recomputed themselves;
-parameters of the model; and small tensors, which are copied for it. That is decided when the tensor is
+tensors that are stored by then, compressed, as bits, exactly or offloaded, or recomputed themselves; small
+tensors and parameters, which are copied for it; and large parameters. That is decided when the tensor is
 saved, and what is saved later is no input: nothing waits undecided but what one operation saves. In a GPT
 inputs are saved before what is made of them.
 
@@ -39,7 +39,7 @@ from ..facts.recompute import Recipe
 from ..facts.watch import PARAMETER, Watch
 from ..internals import as_recorded
 from ..policy.decision import widest
-from .entries import NOBODY, Entry, Exact, Joint, Memory, Source
+from .entries import NOBODY, Entry, Exact, Joint, Live, Memory, Source
 from .verdicts import Verdicts
 
 MOST_OPERATIONS = 12
@@ -361,12 +361,14 @@ class Planner:
         places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
         for place, operand in places:
             if type(operand) is Operand:
-                found = (
-                    self._stored(operand, only_exact)
-                    or self._parameter(operand)
-                    or self._made(operand, only_exact)
-                    or self._copy(operand, recipe)
-                )
+                if operand.origin.parameter is not None:
+                    found: Start | Redone | None = self._parameter(operand, recipe)
+                else:
+                    found = (
+                        self._stored(operand, only_exact)
+                        or self._made(operand, only_exact)
+                        or self._copy(operand, recipe)
+                    )
                 if found is None:
                     return None
                 inputs.append((place, found, operand.geometry))
@@ -446,15 +448,24 @@ class Planner:
                 return found.redone if isinstance(found, Recomputed) and found.is_light else found
         return None
 
-    def _parameter(self, operand: Operand) -> Exact | None:
-        """A parameter of the model. What FSDP gathered is none: it may be gone when it is needed."""
-        parameter = operand.origin.parameter() if operand.origin.parameter is not None else None
+    def _parameter(self, operand: Operand, recipe: Recipe) -> Start | None:
+        """A copy of a small parameter of the model, which all share, or a large one itself.
+
+        What FSDP gathered has an origin without parameter, and is copied or no input: it may be gone when it
+        is needed. So is what DeepSpeed gathers, whose parameters have an identity of DeepSpeed's.
+        """
+        origin, region = operand.origin, operand.geometry.region
+        parameter = origin.parameter() if origin.parameter is not None else None
         if parameter is None or parameter._version != operand.version or parameter.dtype != operand.dtype:
             return None
-        if not self._watch.is_current(operand.origin):
-            return None
-        is_there = parameter.untyped_storage() is operand.origin.storage()
-        return Exact(parameter, None) if is_there else None
+        source = source_of(origin, parameter, operand.version)
+        for entry in source.holding(region):
+            if entry.codec is None and entry.is_stored:
+                return entry
+        if (copied := self._copy(operand, recipe)) is not None:
+            return copied
+        is_there = self._watch.is_current(origin) and parameter.untyped_storage() is origin.storage()
+        return Live(parameter) if is_there and not hasattr(parameter, "ds_id") else None
 
     def _made(self, operand: Operand, only_exact: bool) -> Redone | None:
         recipe = operand.origin.recipe
