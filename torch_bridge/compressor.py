@@ -42,7 +42,7 @@ from .store.verdicts import Verdicts
 
 NOT_PLAIN = "not a plain strided tensor"
 _BITS = (2, 3, 4)
-_MOST_PLACES = 1 << 16  # that are remembered
+_MOST_PLACES = 1 << 14  # that are remembered
 
 
 class Compressor(ContextDecorator):

@@ -30,7 +30,7 @@ LOGIT_BITS = 4
 LARGE = 1 << 20
 LOG_SOFTMAX_BITS = 12  # where no rule names the operation that made it; else FINE_BITS, and any size
 
-_MOST_DECISIONS = 1 << 16  # that are remembered
+_MOST_DECISIONS = 1 << 14  # that are remembered
 
 UNKNOWN = "unknown operation"
 STATISTIC = "one value for a row"

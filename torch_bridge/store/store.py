@@ -30,7 +30,7 @@ from .centred import Means
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
-from .verdicts import Flag, Verdicts
+from .verdicts import MOST_ANSWERS, Flag, Verdicts
 
 # What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
 INFINITIES = "infinities, or numbers in their place"
@@ -205,6 +205,8 @@ class Store:
             return True
         if decision.exact_if_shared and _layer_of(entry.facts.module) != _layer_of(facts.module):
             # Its error would be the same in all layers.
+            if len(self._shared) >= MOST_ANSWERS:
+                self._shared.clear()
             self._shared |= {entry.facts, facts}
             return self._finer(entry, Decision(why=TABLE), tensor)
         if isinstance(entry, Recomputed):

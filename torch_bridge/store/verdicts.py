@@ -36,8 +36,13 @@ class Flag:
         return bool(self._host.numpy())
 
 
+# Answers that are remembered: of some tens for each of some hundred layers. With shapes of their own in every
+# step there would be more and more.
+MOST_ANSWERS = 1 << 14
+
+
 class Verdicts:
-    """Answers, by questions and places in the model."""
+    """Answers, by questions and places in the model; of too many the first are asked again."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, bool] = {}
@@ -48,6 +53,10 @@ class Verdicts:
         return self._known.get(key)
 
     def note(self, key: Hashable, answer: bool) -> bool:
+        if len(self._known) >= MOST_ANSWERS and key not in self._known:
+            first = next(iter(self._known))
+            del self._known[first]
+            self._pending.pop(first, None)
         self._known[key] = answer
         return answer
 
