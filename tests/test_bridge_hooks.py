@@ -193,8 +193,21 @@ def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_raw(
         h = leaf(65, 65) * 2
         found = saved_of(stash, h[1:], h[:-1], h[:, :3], h, h)
     raw = [4 * count for count in (64 * 65, 65, 0, 0, 0)]
-    assert found == list(zip(raw, raw, strict=True))
-    assert stash.report().raw_bytes == 4 * 65 * 65
+    held = [4 * 65 * 65, 0, 0, 0, 0]  # the first holds all of the storage
+    assert found == list(zip(raw, held, strict=True))
+    assert stash.report().raw_bytes == stash.report().stored_bytes == 4 * 65 * 65
+
+
+def test_a_slice_that_stays_as_it_is_counts_all_that_it_keeps_alive():
+    with Compressor(NOTHING, Policy([]), min_values=0) as stash:
+        h = leaf(1000, 64) * 2
+        loss = h[:100].sin().sum()
+    storage = StorageWeakRef(h.untyped_storage())
+    del h
+    assert not storage.expired()
+    (row,) = [row for row in stash.report().rows if row.saved_by == "sin"]
+    assert (row.raw_bytes, row.stored_bytes) == (4 * 100 * 64, 4 * 1000 * 64)
+    loss.backward()
 
 
 @pytest.mark.parametrize(("rows", "is_shared"), [(79, False), (80, True)])

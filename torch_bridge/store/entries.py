@@ -36,6 +36,7 @@ class Source:
     Attributes:
         elements: as given.
         is_input: whether others are recomputed from what of it stays as it is.
+        is_held: whether the report counts all of its storage, which a part that stays as it is keeps alive.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Source:
         "_memories",
         "_storage",
         "elements",
+        "is_held",
         "is_input",
     )
 
@@ -56,7 +58,7 @@ class Source:
         self._entries: tuple[tuple[int, int, weakref.ref[Entry]], ...] = ()
         self._memories: dict[tuple[int, int], weakref.ref[Memory]] | None = None
         self._limit = 16
-        self.is_input = False
+        self.is_input = self.is_held = False
 
     def add(self, entry: Entry) -> None:
         self._entries += ((entry.region.offset, entry.region.end, weakref.ref(entry)),)

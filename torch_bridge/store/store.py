@@ -181,9 +181,13 @@ class Store:
         exact = Exact(tensor if saved.parameter is None else saved.parameter, source, bool(saved.function))
         if count := source.leave(region, exact):
             nbytes = count * tensor.element_size()
+            held = nbytes
+            if not facts.constant:  # a part keeps all of the storage alive
+                held = 0 if source.is_held else source.elements * tensor.element_size()
+                source.is_held = True
             if step is not None:
-                step.keep(source, nbytes)
-            self.count(saved, facts, why, nbytes, nbytes)
+                step.keep(source, held)
+            self.count(saved, facts, why, nbytes, held)
         return exact
 
     def keep_result(self, node: Node, number: int, saved: Saved, facts: Facts) -> Packed | None:
