@@ -378,7 +378,37 @@ def widths() -> Iterator[Row]:
         yield Row("I", f"RMSNorm between linear layers, width {width}", "gradient error, 4 bits", *errors)
 
 
-CASES = (gathered, attention, norms, softmaxes, families, others, gates, rotary_tables, widths)
+# J. Norms of what has a mean of many times its spread
+
+
+class Offset(nn.Module):
+    """A norm behind a layer whose bias is large, of one sign or of both in turns."""
+
+    def __init__(self, norm: nn.Module, offset: float, *, signs: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.norm, self.behind = nn.Linear(128, 128), norm, nn.Linear(128, 128)
+        with torch.no_grad():
+            self.before.weight.mul_(3**0.5)  # a spread of 1
+            self.before.bias.fill_(offset)[::signs].mul_(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self.norm(self.before(x)))
+
+
+def means() -> Iterator[Row]:
+    x, target = random(512, 128, seed=2), random(512, 128, seed=3)
+    for name, norm, signs in (("LayerNorm", nn.LayerNorm, 1), ("BatchNorm1d", nn.BatchNorm1d, 2)):
+        for offset in (0, 3, 9, 35, 100):
+            model = Offset(norm(128), float(offset), signs=signs)
+            what = f"{name}, a mean of {offset} times the spread"
+            errors = both(
+                model, lambda model=model: (model(x) - target).square().mean(), HADAMARD, "before.weight"
+            )
+            yield Row("J", what, "gradient error of the layer before, 4 bits", *errors)
+
+
+CASES = (gathered, attention, norms, softmaxes, families, others, gates, rotary_tables, widths, means)
 
 
 def main() -> None:

@@ -31,6 +31,17 @@ def test_tables_of_rotary_embeddings_are_exact():
         assert row.bitstash == 0, row
 
 
+def test_a_mean_of_many_times_the_spread_costs_a_norm_no_precision():
+    rows = [*known_cases.means()]
+    assert sum(row.blind > 1 for row in rows) == 6  # from 9 times on
+    assert all(row.bitstash < 0.2 for row in rows), rows
+
+
+def test_the_error_of_attention_has_a_bound_whatever_its_logits():
+    for row in known_cases.attention():
+        assert row.bitstash < 0.4, row
+
+
 def test_a_small_token_survives_beside_a_large_one_at_every_width():
     rows = [*known_cases.widths()]
     assert (
