@@ -23,7 +23,7 @@ PRESETS = {
 }
 
 # What a read adds, in cycles: a word in bypass; a block, beside its decompressor. The benches hold both.
-_BYPASS_LATENCY, _FORMAT_LATENCY = 2, 5
+_BYPASS_LATENCY, _FORMAT_LATENCY = 3, 4
 
 
 def slug(parameters: MemoryParameters) -> str:

@@ -4,7 +4,11 @@ import pytest
 
 from cocotb_tests.memory import engines as memory
 from cocotb_tests.memory.faults import FAULTS, changed
-from gen import diagrams, memory_diagrams
+from gen import diagrams, memories, memory_diagrams
+from gen.memory import PRESETS
+from rtl.memory import MemoryEngine
+
+from .conftest import ROOT
 
 
 @pytest.mark.timeout(900)
@@ -21,8 +25,8 @@ def test_the_engine_does_what_the_model_says(build):
         rates = row["read_bytes_per_cycle"], row["write_bytes_per_cycle"]
         assert min(rates) > 0.95 * min(16, limit), row
         assert row["excess_bytes"] < 0.01, row
-    assert bypass["read_latency_added"] == 2
-    assert planes["read_latency_added"] == 5 + 4  # of the decompressor
+    assert bypass["read_latency_added"] == 3
+    assert planes["read_latency_added"] == 4 + 4  # of the decompressor
     found = [memory.run_cocotbext("small-quarter", build / "sim", bursts=64, seed=1) for _ in range(2)]
     assert sum(found[0]) == 64
     assert min(found[0]) > 0
@@ -42,3 +46,16 @@ def test_the_timing_diagram_is_what_the_engine_does(name):
     assert (diagrams.FOLDER / f"{name}.svg").read_text() == diagrams.render(source), (
         "out of date: make diagrams"
     )
+
+
+@pytest.mark.parametrize("name", ["bypass-narrow", "small-narrow", "small-merging"])
+def test_every_memory_has_a_port_of_each_kind_that_reads_with_the_clock(name):
+    found = memories.memories_of(MemoryEngine(memory.ENGINES[name]))
+    assert len(found) > 8
+    for one in found:
+        assert (one.reads, one.writes, one.synchronous) == (1, 1, True), one
+
+
+def test_the_page_has_the_table_of_memories():
+    found = memories.memories_of(MemoryEngine(PRESETS["gpt2-fp32-memory-64"]))
+    assert memories.table(found) in (ROOT / "docs" / "memory.md").read_text()

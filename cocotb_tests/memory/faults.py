@@ -82,8 +82,8 @@ FAULTS = (
         "EXOKAY to whoever asks",
         "axi_riscv_atomics #44",
         "slots.py",
-        "Mux(slverr[i], Response.SLVERR, Response.OKAY)",
-        "Mux(slverr[i], Response.SLVERR, Response.EXOKAY)",
+        "Mux((goes & slverr).any(), Response.SLVERR, Response.OKAY)",
+        "Mux((goes & slverr).any(), Response.SLVERR, Response.EXOKAY)",
     ),
     Fault(
         "reads and writes that wait for each other",
@@ -114,8 +114,8 @@ FAULTS = (
         "reads lock up after DECERR",
         "verilog-axi #84",
         "reply.py",
-        "~is_word | self.words.valid)",
-        "is_word & self.words.valid)",
+        "~is_word | (waiting != 0))",
+        "is_word & (waiting != 0))",
     ),
     _fault(
         "writes lock up after DECERR",
@@ -144,8 +144,8 @@ FAULTS = (
         "W that is held until AW is taken",
         "a known trap",
         "writeout.py",
-        "self.w.valid.eq(ended != sent_w)",
-        "self.w.valid.eq(sent_aw != sent_w)",
+        "self.w.valid.eq(lengths.o.valid & beats.o.valid)",
+        "self.w.valid.eq(lengths.o.valid & beats.o.valid & ~self.aw.valid)",
         "no_channel_waits",
     ),
     _fault(

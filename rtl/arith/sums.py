@@ -19,6 +19,7 @@ __all__ = [
     "place",
     "place_square",
     "registered",
+    "rotate",
     "rows_of",
     "shift_left",
     "shift_right",
@@ -89,6 +90,14 @@ def shift_left(m: Module, name: str, bits: Value, distance: Value) -> Value:
     """The bits moved up by a distance, zeros below them; those that leave the top are lost."""
     for i, by in reversed(list(enumerate(distance))):
         bits = let(m, f"{name}_by{1 << i}", Mux(by, bits << (1 << i), bits)[: len(bits)])
+    return bits
+
+
+def rotate(m: Module, name: str, bits: Value, distance: Value, unit: int, left: bool = False) -> Value:
+    """``bits`` turned right by ``distance`` units of so many bits, or left: a stage for each bit of it."""
+    for i, turns in enumerate(distance):
+        turned = bits.rotate_left(unit << i) if left else bits.rotate_right(unit << i)
+        bits = let(m, f"{name}_{unit << i}", Mux(turns, turned, bits))
     return bits
 
 

@@ -1,19 +1,19 @@
 """The compressors in the way of complete blocks."""
 
-from amaranth import Module, Signal, Value
+from amaranth import Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden import Format, HadamardFormat
 
 from ..ports import COMPRESSORS, core_of
-from ..stream import NUMBER_BITS, DelayLine
+from ..stream import NUMBER_BITS
 from .gather import place_layout, probe_layout, probes
 from .parameters import MemoryParameters
 from .queue import Queue
 from .regions import format_number_bits
 from .slots import hold
-from .writeout import stored_layout
+from .writeout import TAG_BITS, page_tag, stored_layout
 
 __all__ = ["Compressors"]
 
@@ -32,7 +32,7 @@ class Compressors(wiring.Component):
         i: words of blocks: ``data``, ``first``, ``last``; a block's ``format``, its ``number``, and where it
             is stored, ``address``; its ``place``; and the slots that are ``waiting`` for it.
         o: words of compressed blocks, see :func:`rtl.memory.writeout.stored_layout`, with ``last``.
-        probe, probed: whether one of some blocks is here.
+        probe, probed: whether one of some blocks is here, or one of another page with the same tag.
         held: slots that wait for one.
         idle: none is here.
     """
@@ -65,7 +65,12 @@ class Compressors(wiring.Component):
         count = _INSIDE if len(parameters.formats) == 1 else _INSIDE_SEVERAL
         m.submodules.entries = entries = Queue(self._entry, count)
         current = entries.o.p
-        places = [Signal(place_layout(parameters), name=f"place{i}") for i in range(count)]
+        unit = len(self.probe.first)
+        places = [
+            Signal(data.StructLayout({"page": TAG_BITS, "unit": unit}), name=f"place{i}")
+            for i in range(count)
+        ]
+        probe = Signal(data.StructLayout({"page": TAG_BITS, "first": unit, "last": unit}))
         live = Signal(count)
         newest, oldest = Signal(range(count)), Signal(range(count))
 
@@ -86,23 +91,32 @@ class Compressors(wiring.Component):
             entries.i.valid.eq(begins),
             *(entries.i.p[name].eq(self.i.p[name]) for name, _ in self._entry),
             entries.o.ready.eq(ends),
-            self.idle.eq(~entries.o.valid),
+            self.idle.eq(entries.empty),
         ]
         with m.If(gives):
             m.d.sync += first.eq(self.o.p.last)
         m.d.sync += [newest.eq(newest + begins), oldest.eq(oldest + ends)]
         hold(m, self.held, begins, self.i.p.waiting, newest, ends, oldest)
+        m.d.comb += [
+            probe.page.eq(page_tag(self.probe.page)),
+            probe.first.eq(self.probe.first),
+            probe.last.eq(self.probe.last),
+        ]
         for i, place in enumerate(places):
             with m.If(begins & (newest == i)):
-                m.d.sync += [live[i].eq(1), place.eq(self.i.p.place)]
+                m.d.sync += [
+                    live[i].eq(1),
+                    place.page.eq(page_tag(self.i.p.place.page)),
+                    place.unit.eq(self.i.p.place.unit),
+                ]
             with m.Elif(ends & (oldest == i)):
                 m.d.sync += live[i].eq(0)
-            with m.If(live[i] & probes(self.probe, place)):
+            with m.If(live[i] & probes(probe, place)):
                 m.d.comb += self.probed.eq(1)
         return m
 
     def _add_core(self, m: Module, i: int, fmt: Format, passes, current, has_current) -> None:
-        """A format's compressor, and behind it as many words as it gives before it is its turn."""
+        """A format's compressor, and behind it room for as many words as it gives before it is its turn."""
         parameters = self._parameters
         kind = core_of(COMPRESSORS, fmt)
         m.submodules[f"compressor{i}"] = core = kind(fmt, parameters.bus_bytes)
@@ -117,23 +131,18 @@ class Compressors(wiring.Component):
         with m.If(is_its):
             m.d.comb += self.i.ready.eq(core.i.ready & passes)
 
-        word = Value.cast(core.o.payload)
-        waits = DelayLine(len(word), 1) if (depth := self._words_ahead(i)) < 2 else Queue(len(word), depth)
-        m.submodules[f"waits{i}"] = waits
-        compressed = Signal(core.o.payload.shape(), name=f"compressed{i}")
-        m.d.comb += [
-            waits.i.valid.eq(core.o.valid),
-            waits.i.payload.eq(word),
-            core.o.ready.eq(waits.i.ready),
-            Value.cast(compressed).eq(waits.o.payload),
-            waits.o.ready.eq(self.o.ready & is_turn),
-        ]
+        compressed, depth = core.o, self._words_ahead(i)
+        if depth:
+            m.submodules[f"waits{i}"] = waits = Queue(core.o.p.shape(), max(depth, 2))
+            wiring.connect(m, core.o, waits.i)
+            compressed = waits.o
+        m.d.comb += compressed.ready.eq(self.o.ready & is_turn)
         with m.If(is_turn):
             m.d.comb += [
-                self.o.valid.eq(waits.o.valid),
-                self.o.p.last.eq(compressed.last),
-                self.o.p.word.data.eq(compressed.data),
-                self.o.p.word.empty.eq(compressed.empty),
+                self.o.valid.eq(compressed.valid),
+                self.o.p.last.eq(compressed.p.last),
+                self.o.p.word.data.eq(compressed.p.data),
+                self.o.p.word.empty.eq(compressed.p.empty),
             ]
 
     def _words_ahead(self, i: int) -> int:

@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
+from ..stream import DelayMemory
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
 from .regions import format_number_bits
@@ -235,9 +236,7 @@ class Gather(wiring.Component):
             ]
 
         # The second: which of the word's bytes were written, and whether the block is complete.
-        m.submodules.strobes = strobes = memory.Memory(shape=size, depth=count * words, init=[])
-        strobes_write = strobes.write_port()
-        strobes_read = strobes.read_port(transparent_for=(strobes_write,))
+        m.submodules.strobes = strobes = DelayMemory(size, count * words)
         m.d.sync += [
             marks.eq(takes),
             marked.eq(index),
@@ -250,19 +249,26 @@ class Gather(wiring.Component):
         marked_whole, marked_touched = Signal(words), Signal(words)
         others = Signal(words)
         written, is_whole, completes = Signal(size), Signal(), Signal()
+        were, written_before, is_again = Signal(size), Signal(size, reset_less=True), Signal()
         m.d.comb += [
             marked_whole.eq(Array(whole)[marked]),
             marked_touched.eq(Array(touched)[marked]),
             others.eq(marked_whole | self._beyond(of_marked.format) | (1 << marked_word)),
             may_complete.eq(others.all()),
-            strobes_read.addr.eq(Cat(word, index)),
-            strobes_read.en.eq(1),
-            written.eq(marked_strb | Mux(marked_touched.bit_select(marked_word, 1), strobes_read.data, 0)),
+            strobes.read_address.eq(Cat(word, index)),
+            strobes.read.eq(1),
+            were.eq(Mux(is_again, written_before, strobes.read_data)),
+            written.eq(marked_strb | Mux(marked_touched.bit_select(marked_word, 1), were, 0)),
             is_whole.eq(written.all()),
             completes.eq(marks & may_complete & is_whole),
-            strobes_write.addr.eq(Cat(marked_word, marked)),
-            strobes_write.data.eq(written),
-            strobes_write.en.eq(marks),
+            strobes.write_address.eq(Cat(marked_word, marked)),
+            strobes.write_data.eq(written),
+            strobes.write.eq(marks),
+        ]
+        # What is written in the cycle in which it is read is kept here.
+        m.d.sync += [
+            is_again.eq(marks & (word == marked_word) & (index == marked)),
+            written_before.eq(written),
         ]
         for i in range(count):
             with m.If(marks & (marked == i)):
@@ -299,9 +305,7 @@ class Gather(wiring.Component):
         )
         m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
         if parameters.merging:
-            self._merge(
-                m, victim, one, is_full, Array(touched), reading, complete, content_write, strobes_read
-            )
+            self._merge(m, victim, one, is_full, Array(touched), reading, complete, content_write, strobes)
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
         self._feed(m, reading, complete, content_read, is_full, words)
@@ -313,7 +317,7 @@ class Gather(wiring.Component):
             total = total | one
         m.d.comb += [
             self.held.eq(total),
-            self.settled.eq(~complete.o.valid & ~marks & ~self.o.valid),
+            self.settled.eq(complete.empty & ~marks & ~self.o.valid),
             self.idle.eq(self.settled & ~self.merged.valid),
         ]
         return m
@@ -379,16 +383,14 @@ class Gather(wiring.Component):
                 m.d.sync += [self.merged.valid.eq(1), merged.eq(victim), is_full.bit_select(victim, 1).eq(1)]
         return victim
 
-    def _merge(
-        self, m, merged, one, is_full, touched, reading, complete, content_write, strobes_read
-    ) -> None:
+    def _merge(self, m, merged, one, is_full, touched, reading, complete, content_write, strobes) -> None:
         """Put what memory has of a block where nothing was written; then it is complete."""
         values, merging = self.values, self.merged.valid
         word, following = (
             Signal(range(self._parameters.most_words), name=name) for name in ("merged_word", "merged_next")
         )
         takes, ends = merging & values.valid, Signal()
-        written = Mux(touched[merged].bit_select(word, 1), strobes_read.data, 0)
+        written = Mux(touched[merged].bit_select(word, 1), strobes.read_data, 0)
         failed = values.p.resp != Response.OKAY
         m.d.comb += [
             values.ready.eq(merging),
@@ -399,7 +401,7 @@ class Gather(wiring.Component):
         ]
         with m.If(merging):
             m.d.comb += [
-                strobes_read.addr.eq(Cat(following, merged)),
+                strobes.read_address.eq(Cat(following, merged)),
                 content_write.addr.eq(Cat(word, merged)),
                 content_write.data.eq(values.p.data),
                 content_write.en.eq(Mux(takes, ~written, 0)),

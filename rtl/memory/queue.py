@@ -1,9 +1,11 @@
-"""A queue of a few words."""
+"""A queue of words in a memory that is read synchronously."""
 
-from amaranth import Module, Shape, Value
+from amaranth import Module, Mux, Shape, Signal, Value
 from amaranth.hdl import ShapeLike
-from amaranth.lib import fifo, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
+
+from ..stream import DelayMemory
 
 __all__ = ["Queue"]
 
@@ -11,32 +13,49 @@ __all__ = ["Queue"]
 class Queue(wiring.Component):
     """Holds words in their order.
 
-    Throughput: a word a cycle. Latency: a word is offered in the cycle after it was taken. No path leads
-    through it. After reset it holds nothing.
+    Throughput: a word a cycle. Latency: a word is offered in the second cycle after it was taken, for the
+    memory takes a cycle to be read. No path leads through it. After reset it holds nothing.
+
+    The word that is offered is the memory's output, and its place is written again only after it was given:
+    so no address is ever read and written in the same cycle, and any memory with a port for each serves.
 
     Args:
         shape: of the payload.
-        depth: words that it holds.
+        depth: words that it holds, at least 2.
 
     Members:
         i, o: streams of the payload.
+        empty: it holds nothing, also nothing that is not offered yet.
     """
 
     def __init__(self, shape: ShapeLike, depth: int):
         self._depth = depth
-        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+        super().__init__(
+            {"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "empty": Out(1)}
+        )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.words = words = fifo.SyncFIFO(
-            width=Shape.cast(self.i.payload.shape()).width, depth=self._depth
-        )
+        depth = self._depth
+        m.submodules.words = words = DelayMemory(Shape.cast(self.i.payload.shape()).width, depth)
+        unread = Signal(range(depth + 1))
+        takes, reads = Signal(), Signal()
         m.d.comb += [
-            words.w_data.eq(self.i.payload),
-            words.w_en.eq(self.i.valid),
-            self.i.ready.eq(words.w_rdy),
-            Value.cast(self.o.payload).eq(words.r_data),
-            self.o.valid.eq(words.r_rdy),
-            words.r_en.eq(self.o.ready),
+            self.empty.eq((unread == 0) & ~self.o.valid),
+            self.i.ready.eq(unread + self.o.valid != depth),
+            takes.eq(self.i.valid & self.i.ready),
+            reads.eq((unread != 0) & (~self.o.valid | self.o.ready)),
+            words.write.eq(takes),
+            words.write_data.eq(self.i.payload),
+            words.read.eq(reads),
+            Value.cast(self.o.payload).eq(words.read_data),
         ]
+        m.d.sync += unread.eq(unread + takes - reads)
+        with m.If(~self.o.valid | self.o.ready):
+            m.d.sync += self.o.valid.eq(reads)
+        for address, moves in ((words.write_address, takes), (words.read_address, reads)):
+            place = Signal.like(address, name="place")
+            m.d.comb += address.eq(place)
+            with m.If(moves):
+                m.d.sync += place.eq(Mux(place == depth - 1, 0, place + 1))
         return m

@@ -101,7 +101,7 @@ class ReadPath(wiring.Component):
             self.block_read.eq(reply.values.valid & reply.values.ready & reply.values.p.last),
             self.invalid.eq(reply.invalid),
             self.failed.eq(reply.failed),
-            self.idle.eq(plan.idle & reply.idle),
+            self.idle.eq(plan.idle & bursts.empty & reply.idle),
         ]
 
         if parameters.merging:
@@ -110,29 +110,35 @@ class ReadPath(wiring.Component):
             mr = self.mr
             wiring.connect(m, plan.mar, wiring.flipped(self.mar))
 
-        # A beat belongs to the oldest run.
-        in_bypass = runs.o.p.format == 0
+        # A beat belongs to the run that is being cut, or else to the oldest one.
+        in_bypass = runs.o.valid & (runs.o.p.format == 0)
         m.d.comb += [
             joiner.run.payload.eq(runs.o.payload),
-            joiner.run.valid.eq(runs.o.valid & in_bypass),
             joiner.i.p.data.eq(mr.p.data),
             joiner.i.p.resp.eq(mr.p.resp),
-            joiner.i.valid.eq(mr.valid & in_bypass),
         ]
         if not parameters.formats:
-            m.d.comb += [runs.o.ready.eq(joiner.run.ready), mr.ready.eq(joiner.i.ready)]
+            m.d.comb += [
+                joiner.run.valid.eq(runs.o.valid),
+                runs.o.ready.eq(joiner.run.ready),
+                joiner.i.valid.eq(mr.valid),
+                mr.ready.eq(joiner.i.ready),
+            ]
             return m
         m.submodules.unpacker = unpacker = Unpacker(parameters)
         m.submodules.decompressors = decompressors = Decompressors(parameters)
         wiring.connect(m, unpacker.o, decompressors.i)
         wiring.connect(m, decompressors.o, reply.values)
+        joins = in_bypass & ~unpacker.expects
         m.d.comb += [
+            joiner.run.valid.eq(joins),
+            joiner.i.valid.eq(mr.valid & joins),
             unpacker.run.payload.eq(runs.o.payload),
             unpacker.run.valid.eq(runs.o.valid & ~in_bypass),
             unpacker.i.p.data.eq(mr.p.data),
             unpacker.i.p.resp.eq(mr.p.resp),
-            unpacker.i.valid.eq(mr.valid & ~in_bypass),
-            runs.o.ready.eq(joiner.run.ready | unpacker.run.ready),
+            unpacker.i.valid.eq(mr.valid & unpacker.expects),
+            runs.o.ready.eq(Mux(in_bypass, joiner.run.ready, unpacker.run.ready)),
             mr.ready.eq(joiner.i.ready | unpacker.i.ready),
         ]
         return m
@@ -169,9 +175,9 @@ class ReadPath(wiring.Component):
             self.merge_r.valid.eq(self.mr.valid & is_merge),
             self.mr.ready.eq(~is_merge | self.merge_r.ready),
             Value.cast(beats.i.payload).eq(self.mr.payload),
-            beats.i.valid.eq(self.mr.valid & ~is_merge & (beats.o.valid | ~passed.ready)),
-            Value.cast(passed.payload).eq(Mux(beats.o.valid, beats.o.payload, self.mr.payload)),
-            passed.valid.eq(beats.o.valid | (self.mr.valid & ~is_merge)),
-            beats.o.ready.eq(passed.ready),
+            beats.i.valid.eq(self.mr.valid & ~is_merge & ~(beats.empty & passed.ready)),
+            Value.cast(passed.payload).eq(Mux(beats.empty, self.mr.payload, beats.o.payload)),
+            passed.valid.eq(Mux(beats.empty, self.mr.valid & ~is_merge, beats.o.valid)),
+            beats.o.ready.eq(passed.ready & ~beats.empty),
         ]
         return passed

@@ -1,11 +1,12 @@
 """The registers behind AXI4-Lite."""
 
 from amaranth import Array, C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
+from ..stream import DelayMemory
 from .channels import axi4_lite_channels
 from .hazards import error_layout
 from .map import COUNTERS, ERRORS, IDENTITY, MAP_BITS, TIMEOUT_CYCLES, address_of
@@ -13,6 +14,9 @@ from .parameters import MemoryParameters
 from .regions import region_layout, stored_pages
 
 __all__ = ["Registers", "counts_layout"]
+
+# Cycles that what is to be added to a counter waits at most: all have a turn in 50, if every third reads one.
+_LONGEST_WAIT = 64
 
 
 def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
@@ -30,11 +34,12 @@ def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
 class Registers(wiring.Component):
     """The map of :mod:`rtl.memory.map`.
 
-    A read is answered in the cycle after it was taken, a write in the second after both address and data
-    were; one that enables a region one cycle later and one more for each region there is, for its stored
-    bytes are compared with one region's in a cycle; one that disables a region when that is drained. Whatever
-    cannot be done is answered SLVERR and changes nothing: a register that is not there, one that cannot be
-    written, or not now, a part of one, a value that this engine has not.
+    A read is answered in the cycle after it was taken, and one of a counter is taken a cycle later than
+    others. A write is answered in the second cycle after both address and data were; one that enables a
+    region one cycle later and one more for each region there is, for its stored bytes are compared with one
+    region's in a cycle; one that disables a region when that is drained. Whatever cannot be done is answered
+    SLVERR and changes nothing: a register that is not there, one that cannot be written, or not now, a part
+    of one, a value that this engine has not.
 
     Members:
         aw, w, b, ar, r: of AXI4-Lite.
@@ -116,11 +121,11 @@ class Registers(wiring.Component):
 
         # A read, in no more than every other cycle.
         takes = self.ar.valid & self.ar.ready
-        count, is_fresh = self._count(m, takes)
+        count, waits = self._count(m, self.ar.valid & ~self.r.valid & ~is_searching)
         place = Signal(parameters.address_bits)
         m.d.comb += [
             place.eq(Array(places)[self.ar.p.addr[3:6]]),
-            self.ar.ready.eq(~self.r.valid & ~is_searching & ~is_fresh),
+            self.ar.ready.eq(~self.r.valid & ~is_searching & ~waits),
         ]
         values = {
             address_of("IDENTITY"): C(IDENTITY, 32),
@@ -232,34 +237,43 @@ class Registers(wiring.Component):
         registers = {"BASE": one.base, "SIZE": one.size, "STORED": one.stored, "CONTROL": control}
         return {f"REGION_{name}": value for name, value in registers.items()}, enables
 
-    def _count(self, m: Module, reads: Value) -> tuple[Value, Value]:
-        """The counter that a read is about, and whether they have yet to be cleared after a reset.
+    def _count(self, m: Module, may_ask: Value) -> tuple[Value, Value]:
+        """The counter that a read is about, and whether the read must wait for it: a cycle, and after a reset
+        until all are cleared.
 
-        They are in a memory. What is to be added to one waits until it is its turn, after 32 cycles at most,
-        or until it is read.
+        They are in a memory, of which one is read in a cycle and written in the next. What is to be added to
+        one waits until it is its turn, in one of two cycles at least, or until it is read.
         """
-        m.submodules.counters = counters = memory.Memory(shape=32, depth=16, init=[])
-        write, read = counters.write_port(), counters.read_port(domain="comb")
-        turn, index, is_fresh = Signal(4), Signal(4), Signal(init=1)
+        m.submodules.counters = counters = DelayMemory(32, 16)
+        turn, index, chosen = (Signal(4, name=name) for name in ("turn", "index", "chosen"))
+        is_fresh, clears = Signal(init=1), Signal()
+        writes, asked, is_old = Signal(), Signal(), Signal()
         first = address_of(COUNTERS[0][0])  # a multiple of 64
-        is_read = reads & (self.ar.p.addr[6:] == first >> 6)
+        is_about_one = self.ar.p.addr[6:] == first >> 6
+        asks = may_ask & is_about_one & ~is_fresh & ~asked
         waiting = []
         for i, (name, _) in enumerate(COUNTERS):
             more = self.counts[name]
-            waits = Signal(range(33 * ((1 << len(more)) - 1) + 1), name=f"waiting{i}")
-            m.d.sync += waits.eq(Mux(index == i, 0, waits) + more)
+            waits = Signal(range(_LONGEST_WAIT * ((1 << len(more)) - 1) + 1), name=f"waiting{i}")
+            m.d.sync += waits.eq(Mux(writes & (chosen == i), 0, waits) + more)
             waiting.append(waits)
+        total = Signal(32)
         m.d.comb += [
-            index.eq(Mux(is_read, self.ar.p.addr[2:], turn)),
-            read.addr.eq(index),
-            write.addr.eq(index),
-            write.data.eq(Mux(is_fresh, 0, read.data) + Array(waiting)[index]),
-            write.en.eq(1),
+            index.eq(Mux(asks, self.ar.p.addr[2:], turn)),
+            is_old.eq(writes & (index == chosen)),  # for it is written in this cycle
+            total.eq(Mux(clears, 0, counters.read_data) + Array(waiting)[chosen]),
+            counters.read.eq(1),
+            counters.read_address.eq(index),
+            counters.write.eq(writes),
+            counters.write_address.eq(chosen),
+            counters.write_data.eq(total),
         ]
-        m.d.sync += turn.eq(turn + ~is_read)
-        with m.If(turn == 15):
-            m.d.sync += is_fresh.eq(0)
-        return write.data, is_fresh
+        m.d.sync += [chosen.eq(index), writes.eq(~is_old), asked.eq(asks & ~is_old), clears.eq(is_fresh)]
+        with m.If(~asks & ~is_old):
+            m.d.sync += turn.eq(turn + 1)
+            with m.If(turn == 15):
+                m.d.sync += is_fresh.eq(0)
+        return total, is_fresh | (is_about_one & ~asked)
 
     def _described(self) -> Value:
         parameters = self._parameters

@@ -1,12 +1,13 @@
 """The answers to reads."""
 
-from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, stream, wiring
+from amaranth import Array, C, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from golden.bursts import Response
 
+from ..stream import DelayMemory
 from .channels import axi4_channels
 from .hazards import error_layout
 from .parameters import MemoryParameters
@@ -15,13 +16,15 @@ from .walker import Walker, burst_layout, span_mask
 
 __all__ = ["Reply"]
 
+_WORDS = 2  # in bypass, of which one comes while the one before goes
+
 
 class Reply(wiring.Component):
     """Answers read bursts in their order, from blocks or from words in bypass.
 
-    There is room for two blocks: one that the beats are read from, and that stays until another one is
-    needed, and one that is being decompressed. A beat a cycle, offered in the cycle after its word came in
-    bypass, in the second after it left the decompressor else.
+    A memory has room for two blocks: one that the beats are read from, and that stays until another one is
+    needed, and one that is being decompressed; and behind them for two words in bypass. A beat a cycle,
+    offered in the second cycle after its word came, for R is what the memory gave.
 
     Members:
         bursts: what is to be answered, see :func:`rtl.memory.plan.read_layout`.
@@ -56,32 +59,27 @@ class Reply(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        words = parameters.most_words
+        words, in_row = parameters.most_words, _WORDS
         m.submodules.walker = walker = Walker(parameters, read_layout(parameters))
         wiring.connect(m, wiring.flipped(self.bursts), walker.i)
         beat = walker.o.p
         about = beat.burst.about
 
-        # Two blocks, filled in turn.
-        m.submodules.content = content = memory.Memory(
-            shape=8 * parameters.bus_bytes, depth=2 * words, init=[]
-        )
-        write, read = content.write_port(), content.read_port(domain="comb")
+        # Two blocks, filled in turn, and words in bypass, in a row.
+        m.submodules.content = content = DelayMemory(8 * parameters.bus_bytes, 2 * words + in_row)
         filled = [Signal(range(words + 1), name=f"filled{i}") for i in range(2)]
         failing, broken, not_valid = Signal(2), Signal(2), Signal(2)  # SLVERR, or DECERR
         # All words are there: what is being read is never filled, after a reset neither.
         whole = Signal(2, init=0b10)
         filling, reading = Signal(), Signal(init=1)
-        fill = Signal(range(words + 1))
+        fill, fills = Signal(range(words + 1)), Signal()
         m.d.comb += [
             fill.eq(Mux(filling, filled[1], filled[0])),
             self.values.ready.eq(~whole.bit_select(filling, 1)),
-            write.addr.eq(Cat(fill[: exact_log2(words)], filling)),
-            write.data.eq(self.values.p.data),
-            write.en.eq(self.values.valid & self.values.ready),
+            fills.eq(self.values.valid & self.values.ready),
         ]
         for i in range(2):
-            with m.If(write.en & (filling == i)):
+            with m.If(fills & (filling == i)):
                 m.d.sync += [
                     filled[i].eq(filled[i] + 1),
                     whole[i].eq(self.values.p.last),
@@ -89,8 +87,21 @@ class Reply(wiring.Component):
                     failing[i].eq(self.values.p.invalid | (self.values.p.resp == Response.SLVERR)),
                     broken[i].eq(self.values.p.resp == Response.DECERR),
                 ]
-        with m.If(write.en & self.values.p.last):
+        with m.If(fills & self.values.p.last):
             m.d.sync += filling.eq(~filling)
+
+        waiting, come, next_word = Signal(range(in_row + 1)), Signal(range(in_row)), Signal(range(in_row))
+        responses = Array(Signal(2, name=f"response{i}") for i in range(in_row))
+        comes = Signal()
+        m.d.comb += [
+            self.words.ready.eq((waiting != in_row) & ~fills),
+            comes.eq(self.words.valid & self.words.ready),
+            content.write.eq(fills | comes),
+            content.write_address.eq(Mux(fills, Cat(fill[: exact_log2(words)], filling), 2 * words + come)),
+            content.write_data.eq(Mux(fills, self.values.p.data, self.words.p.data)),
+        ]
+        with m.If(comes):
+            m.d.sync += [come.eq(come + 1), responses[come].eq(self.words.p.resp)]
 
         # A beat's block: the one that is being read, or the other one from this beat on.
         in_block, block = self._place(m, about.format, beat.at)
@@ -101,48 +112,44 @@ class Reply(wiring.Component):
         is_word = about.hit & (about.format == 0)
         has_word = Mux(chosen, filled[1], filled[0]) > in_block
         advances = ~self.r.valid | self.r.ready
-        goes = Signal()
-        is_there = Mux(is_block, has_word, ~is_word | self.words.valid)
+        goes, leaves = Signal(), Signal()
+        is_there = Mux(is_block, has_word, ~is_word | (waiting != 0))
         m.d.comb += [
             goes.eq(walker.o.valid & advances & is_there),
             walker.o.ready.eq(advances & is_there),
-            self.words.ready.eq(goes & is_word & beat.leaves),
-            read.addr.eq(Cat(in_block, chosen)),
+            leaves.eq(goes & is_word & beat.leaves),
+            content.read.eq(goes),
+            content.read_address.eq(Mux(is_word, 2 * words + next_word, Cat(in_block, chosen))),
         ]
+        m.d.sync += [waiting.eq(waiting + comes - leaves), next_word.eq(next_word + leaves)]
         with m.If(goes & is_block):
             m.d.sync += [reading.eq(chosen), block_before.eq(block)]
             for i in range(2):
                 with m.If(is_new & (reading == i)):
                     m.d.sync += [filled[i].eq(0), whole[i].eq(0)]
 
-        response, content_word = Signal(2), Signal(8 * parameters.bus_bytes)
+        response = Signal(2)
         m.d.comb += response.eq(Response.DECERR)
         with m.If(is_block):
-            m.d.comb += [
-                response.eq(
-                    Mux(
-                        broken.bit_select(chosen, 1),
-                        Response.DECERR,
-                        Mux(failing.bit_select(chosen, 1), Response.SLVERR, Response.OKAY),
-                    )
-                ),
-                content_word.eq(read.data),
-            ]
+            m.d.comb += response.eq(
+                Mux(
+                    broken.bit_select(chosen, 1),
+                    Response.DECERR,
+                    Mux(failing.bit_select(chosen, 1), Response.SLVERR, Response.OKAY),
+                )
+            )
         with m.Elif(is_word):
-            failed = self.words.p.resp[1]
-            m.d.comb += [
-                response.eq(Mux(failed, self.words.p.resp, Response.OKAY)),
-                content_word.eq(self.words.p.data),
-            ]
+            failed = responses[next_word]
+            m.d.comb += response.eq(Mux(failed[1], failed, Response.OKAY))
         is_error = response != Response.OKAY
         with m.If(advances):
             m.d.sync += [
                 self.r.valid.eq(goes),
                 self.r.p.id.eq(about.id),
-                self.r.p.data.eq(Mux(is_error, 0, content_word)),
                 self.r.p.resp.eq(response),
                 self.r.p.last.eq(beat.last),
             ]
+        m.d.comb += self.r.p.data.eq(Mux(self.r.p.resp == Response.OKAY, content.read_data, 0))
         span = span_mask(beat.burst.size)
         with m.If(advances):
             m.d.sync += self.bytes.eq((span & ~beat.at[:7]) + 1)

@@ -1,11 +1,12 @@
 """Write bursts that wait for their answers."""
 
-from amaranth import Module, Mux, Signal, Value
-from amaranth.lib import data, memory, stream, wiring
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
+from ..arith.trees import any_set
 from .parameters import MemoryParameters
 
 __all__ = ["Slots", "hold"]
@@ -69,36 +70,27 @@ class Slots(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        count = self._parameters.slots
-        live, done, behind, leads = (Signal(count, name=name) for name in ("live", "done", "behind", "leads"))
-        slverr, decerr = Signal(count), Signal(count)
-        has_same, can_go, may_go = Signal(), Signal(), Signal(count)
-        same, going = Signal(range(count)), Signal(range(count))
+        parameters, count = self._parameters, self._parameters.slots
+        live, done, behind = (Signal(count, name=name) for name in ("live", "done", "behind"))
+        is_newest, slverr, decerr = Signal(count), Signal(count), Signal(count)
+        ids = [Signal(parameters.id_bits, name=f"id{i}", reset_less=True) for i in range(count)]
+        # The slot whose burst is to be answered before this one's, of those of its ID.
+        before = [Signal(range(count), name=f"before{i}", reset_less=True) for i in range(count)]
+        can_go, may_go, going, same = Signal(), Signal(count), Signal(range(count)), Signal(count)
         m.d.comb += [
             self.has_free.eq(~live.all()),
             may_go.eq(live & done & ~self.held & ~behind),
             can_go.eq(may_go.any() & (~self.b.valid | self.b.ready)),
             self.idle.eq(~may_go.any() & ~self.b.valid),
+            same.eq(Cat(live[i] & is_newest[i] & (ids[i] == self.id) for i in range(count))),
         ]
         for i in reversed(range(count)):
             with m.If(~live[i]):
                 m.d.comb += self.free.eq(i)
             with m.If(may_go[i]):
                 m.d.comb += going.eq(i)
-
-        # Slots of one ID are a chain. What is known of a slot that is not in use means nothing.
-        def table(name: str, shape, depth: int, at: Value, value: Value, writes: Value, *reads: Value):
-            m.submodules[name] = content = memory.Memory(shape=shape, depth=depth, init=[])
-            write, ports = content.write_port(), [content.read_port(domain="comb") for _ in reads]
-            m.d.comb += [write.addr.eq(at), write.data.eq(value), write.en.eq(writes)]
-            m.d.comb += (port.addr.eq(read) for port, read in zip(ports, reads, strict=True))
-            return [port.data for port in ports]
-
-        id_bits, follows = len(self.id), self.open & has_same
-        (newest,) = table("newest", range(count), 1 << id_bits, self.id, self.free, self.open, self.id)
-        id_same, id_going = table("ids", id_bits, count, self.free, self.id, self.open, same, going)
-        (next_going,) = table("next", range(count), count, same, self.free, follows, going)
-        m.d.comb += [same.eq(newest), has_same.eq(live.bit_select(same, 1) & (id_same == self.id))]
+        goes = Signal(count)
+        m.d.comb += goes.eq(Mux(can_go, may_go & -may_go, 0))
 
         m.d.sync += [slverr.eq(slverr | self.slverr), decerr.eq(decerr | self.decerr)]
         with m.If(self.taken):
@@ -106,22 +98,30 @@ class Slots(wiring.Component):
         with m.If(self.b.ready):
             m.d.sync += self.b.valid.eq(0)
         with m.If(can_go):
-            m.d.sync += [self.b.valid.eq(1), self.b.p.id.eq(id_going)]
+            answer = Mux((goes & slverr).any(), Response.SLVERR, Response.OKAY)
+            m.d.sync += [
+                self.b.valid.eq(1),
+                self.b.p.id.eq(any_set(Mux(goes[i], ids[i], 0) for i in range(count))),
+                self.b.p.resp.eq(Mux((goes & decerr).any(), Response.DECERR, answer)),
+            ]
+        leader = Signal(range(count))
+        m.d.comb += leader.eq(any_set(Mux(same[i], i, 0) for i in range(count)))
         for i in range(count):
-            with m.If(can_go & (going == i)):
-                answer = Mux(decerr[i], Response.DECERR, Mux(slverr[i], Response.SLVERR, Response.OKAY))
-                m.d.sync += [live[i].eq(0), self.b.p.resp.eq(answer)]
-            with m.If(can_go & leads.bit_select(going, 1) & (next_going == i)):
+            with m.If(goes[i]):
+                m.d.sync += live[i].eq(0)
+            with m.If(can_go & (before[i] == going)):
                 m.d.sync += behind[i].eq(0)
-            with m.If(follows & (same == i)):
-                m.d.sync += leads[i].eq(1)
+            with m.If(self.open & same[i]):
+                m.d.sync += is_newest[i].eq(0)
             with m.If(self.open & (self.free == i)):
                 m.d.sync += [
                     live[i].eq(1),
                     done[i].eq(0),
-                    leads[i].eq(0),
+                    is_newest[i].eq(1),
+                    ids[i].eq(self.id),
+                    before[i].eq(leader),
                     slverr[i].eq(self.slverr[i]),
                     decerr[i].eq(self.decerr[i]),
-                    behind[i].eq(has_same & ~(can_go & (going == same))),
+                    behind[i].eq((same & ~goes).any()),
                 ]
         return m

@@ -1,10 +1,11 @@
 """What memory answers, cut into blocks, and these decompressed."""
 
 from amaranth import Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
+from ..arith.sums import rotate
 from ..ports import DECOMPRESSORS, core_of
 from ..stream import word_layout
 from .parameters import MemoryParameters
@@ -27,11 +28,13 @@ def cut_layout(parameters: MemoryParameters) -> data.StructLayout:
 class Unpacker(wiring.Component):
     """Cuts the beats of runs of blocks into words of single blocks.
 
-    A word is offered in the cycle after the beat with its last byte was taken. A beat a cycle, or a word.
-    What a run leaves of its last beat is kept: the next run may continue with it.
+    A word is offered in the cycle in which the beat with its last byte is, and that beat is taken with it. A
+    beat a cycle, or a word. What a word leaves of a beat is kept, also at the end of a run: the next one may
+    continue with it.
 
     Members:
-        run: what the beats hold; taken with the last of them, or when nothing is left to wait for.
+        run: what the beats hold; taken when the run before was given.
+        expects: beats of the run that was taken are still to come.
         i: beats, with memory's response.
         o: words of blocks, each a tensor of its own, see :func:`rtl.stream.word_layout`; ``format`` of the
             block; ``resp``, in its last word, is the gravest of the responses of its beats.
@@ -43,6 +46,7 @@ class Unpacker(wiring.Component):
         super().__init__(
             {
                 "run": In(stream.Signature(run_layout(parameters))),
+                "expects": Out(1),
                 "i": In(stream.Signature(beat)),
                 "o": Out(stream.Signature(cut_layout(parameters))),
             }
@@ -54,121 +58,116 @@ class Unpacker(wiring.Component):
         grain_bits = exact_log2(parameters.grain)
         bus_grains, beat_grains = parameters.bus_bytes >> grain_bits, parameters.memory_bytes >> grain_bits
 
-        # The run that is being cut, and in grains: what is in the buffer, and what of the block was given.
-        begun, whole = Signal(), Signal()  # there is one; all of its beats were taken
-        now = Signal(run_layout(parameters))  # `count`, `number`, `beats`: of what is left of it
-        level = Signal(range(bus_grains + beat_grains))
-        target = self._target(m, now.format, "target")
-        left, need = Signal.like(target), Signal(range(bus_grains + 1))
-        given = Signal.like(target)
-        response, rest_response = Signal(2), Signal(2)  # of the block's beats so far, and of the last one
-        ends_block, ends_run, gives, gravest = Signal(), Signal(), Signal(), Signal(2)
-        # Where in the memory of beats the first grain is that was not given, and where the next beat goes.
-        place, come = Signal(range(2 * bus_grains)), Signal(range(2 * bus_grains))
-        wants, takes, starts = Signal(), Signal(), Signal()
+        # The run that is being cut: `count`, `number`, `beats` and `skip` of what is left of it.
+        begun, now = Signal(), Signal(run_layout(parameters))
+        # In grains: what was kept of beats, what a beat adds, what was given of the block, what a word needs.
+        level, comes = Signal(range(bus_grains)), Signal(range(beat_grains + 1))
+        target = self._target(m, now.format)
+        left, given, need = Signal.like(target), Signal.like(target), Signal(range(bus_grains + 1))
+        total = Signal(range(bus_grains + beat_grains))
+        ends_block, ends_run, wants, takes, gives = (Signal() for _ in range(5))
+        response = Signal(2)  # the gravest of what was kept of the block, and of what was given
+        gravest = Signal(2)
         m.d.comb += [
             left.eq(target - given),
             ends_block.eq(left <= bus_grains),
             need.eq(Mux(ends_block, left, bus_grains)),
             ends_run.eq(ends_block & (now.count == 0)),
-            self.o.valid.eq(begun & (level >= need)),
+            comes.eq(beat_grains - (now.skip >> grain_bits)),
+            wants.eq(begun & (level < need) & (now.beats != 0)),
+            total.eq(level + Mux(wants, comes, 0)),
+            self.o.valid.eq(begun & (total >= need) & (~wants | self.i.valid)),
+            self.i.ready.eq(wants & ((total < need) | self.o.ready)),
+            takes.eq(self.i.valid & self.i.ready),
+            gives.eq(self.o.valid & self.o.ready),
+            gravest.eq(Mux(wants & (self.i.p.resp > response), self.i.p.resp, response)),
             self.o.p.format.eq(now.format),
-            self.o.p.word.data.eq(self._beats(m, takes, come, place) & self._bytes_below(need)),
             self.o.p.word.last.eq(ends_block),
             self.o.p.word.empty.eq((bus_grains - need) << grain_bits),
             self.o.p.word.first.eq(now.number),
-            gravest.eq(Mux(response > rest_response, response, rest_response)),
             self.o.p.resp.eq(gravest),
-            gives.eq(self.o.valid & self.o.ready),
         ]
-        with m.If(gives):
-            m.d.sync += given.eq(Mux(ends_block, 0, given + bus_grains))
-            with m.If(ends_block):
-                m.d.sync += [response.eq(0), now.count.eq(now.count - 1), now.number.eq(now.number + 1)]
 
-        # After a word is given: what is left, and what the next one needs.
-        free = Signal()
-        level_left, need_left, after = Signal.like(level), Signal.like(need), Signal.like(left)
-        m.d.comb += [free.eq(~begun | (gives & ends_run)), level_left.eq(level), after.eq(left)]
-        with m.If(gives):
-            m.d.comb += [
-                after.eq(Mux(ends_block, target, left - bus_grains)),
-                level_left.eq(level - need),
-            ]
-            m.d.sync += place.eq(place + need)
-        with m.If(free):
-            m.d.comb += after.eq(self._target(m, self.run.p.format, "next_target"))
-            with m.If(self.run.valid & ~self.run.p.continues):
-                m.d.comb += level_left.eq(0)
-                m.d.sync += place.eq(come + (self.run.p.skip >> grain_bits))
-        m.d.comb += need_left.eq(Mux(after <= bus_grains, after, bus_grains))
+        # Where in a word the first grain lies that was not given, and where the next beat begins.
+        place, come = Signal(range(bus_grains)), Signal(range(bus_grains))
+        word = self._kept(m, takes, come, place, level)
+        m.d.comb += self.o.p.word.data.eq(word & self._bytes_below(need))
 
-        # A beat is taken if it is needed, so that no more than one has bytes of another block.
+        free, loads = Signal(), Signal()
+        level_left, come_left, last_response = Signal.like(level), Signal.like(come), Signal(2)
         m.d.comb += [
-            wants.eq((level_left < need_left) & Mux(free, self.run.valid, ~whole)),
-            self.i.ready.eq(wants),
-            takes.eq(self.i.valid & wants),
-            starts.eq(free & self.run.valid & (takes | ~wants)),
-            self.run.ready.eq(Mux(free, starts & (self.run.p.beats == takes), takes & (now.beats == 1))),
+            free.eq(~begun | (gives & ends_run)),
+            loads.eq(free & self.run.valid),
+            self.run.ready.eq(free),
+            self.expects.eq(now.beats != 0),
+            level_left.eq(total - Mux(gives, need, 0)),
+            come_left.eq(come + beat_grains),
         ]
-        with m.If(free):
-            m.d.sync += begun.eq(starts)
-            with m.If(starts):
-                m.d.sync += [now.eq(self.run.payload), now.beats.eq(self.run.p.beats - takes)]
-                m.d.sync += whole.eq(self.run.ready)
-        with m.Elif(takes):
-            m.d.sync += [now.beats.eq(now.beats - 1), whole.eq(self.run.ready)]
-        m.d.sync += level.eq(level_left)
         with m.If(takes):
-            skip = Mux(free & ~self.run.p.continues, self.run.p.skip >> grain_bits, 0)
-            # The beat before belongs to the block that goes on or begins only if it left something.
-            goes_on = begun & ~(gives & ends_block)
             m.d.sync += [
-                level.eq(level_left + beat_grains - skip),
-                come.eq(come + beat_grains),
-                rest_response.eq(self.i.p.resp),
-                response.eq(Mux(goes_on, gravest, Mux(level_left != 0, rest_response, 0))),
+                now.beats.eq(now.beats - 1),
+                now.skip.eq(0),
+                come.eq(come_left),
+                last_response.eq(self.i.p.resp),
+                response.eq(gravest),
             ]
-        with m.Elif(
-            (gives & ends_block & (level_left == 0)) | (free & self.run.valid & ~self.run.p.continues)
-        ):
-            m.d.sync += rest_response.eq(0)
+        with m.If(takes | gives):
+            m.d.sync += level.eq(level_left)
+        with m.If(gives):
+            m.d.sync += [place.eq(place + need), given.eq(Mux(ends_block, 0, given + bus_grains))]
+        with m.If(gives & ends_block):
+            # No more than one beat has bytes of two blocks, for a beat is taken once it is needed.
+            kept_response = Mux(takes, self.i.p.resp, last_response)
+            m.d.sync += [
+                now.count.eq(now.count - 1),
+                now.number.eq(now.number + 1),
+                response.eq(Mux(level_left != 0, kept_response, 0)),
+            ]
+        with m.If(free):
+            m.d.sync += begun.eq(self.run.valid)
+        with m.If(loads):
+            m.d.sync += now.eq(self.run.payload)
+            with m.If(self.run.p.continues):
+                m.d.sync += now.skip.eq(0)
+            with m.Else():
+                skip = self.run.p.skip >> grain_bits
+                m.d.sync += [level.eq(0), response.eq(0), place.eq(Mux(takes, come_left, come) + skip)]
         return m
 
-    def _target(self, m: Module, number, name: str) -> Signal:
+    def _target(self, m: Module, number) -> Signal:
         """Grains of a format's block."""
         parameters = self._parameters
         targets = [fmt.target // parameters.grain for fmt in parameters.formats]
-        target = Signal(range(max(targets) + 1), name=name)
+        target = Signal(range(max(targets) + 1))
         for i, size in enumerate(targets):
             with m.If(number == i + 1):
                 m.d.comb += target.eq(size)
         return target
 
-    def _beats(self, m: Module, takes: Value, come: Value, place: Value) -> Value:
-        """The word that begins at a grain of the last beats, which are in a memory of two words.
+    def _kept(self, m: Module, takes: Value, come: Value, place: Value, level: Value) -> Value:
+        """The word that begins at ``place``: what was kept of beats, and behind that the beat that comes.
 
-        Each grain of a word has a bank, so that a word begins in one row and ends in the other.
+        Each grain of a beat has its place in a word for good, which is turned once.
         """
         parameters = self._parameters
         bits, size = 8 * parameters.grain, parameters.bus_bytes // parameters.grain
-        of_beat, column_bits = parameters.memory_bytes // parameters.grain, exact_log2(size)
-        column, row = place[:column_bits], place[column_bits:]
+        of_beat = parameters.memory_bytes // parameters.grain
         grains = []
         for i in range(size):
-            m.submodules[f"bank{i}"] = bank = memory.Memory(shape=bits, depth=2, init=[])
-            write, read = bank.write_port(), bank.read_port(domain="comb")
+            begin = i - i % of_beat  # of the beat that has this grain
+            beat = self.i.p.data.word_select(i % of_beat, bits)
+            if of_beat == size and i == 0:  # what begins a word is never kept
+                grains.append(beat)
+                continue
+            kept, is_beat, is_kept = Signal(bits, name=f"kept{i}"), Signal(), Signal()
             m.d.comb += [
-                write.addr.eq(come[column_bits:]),
-                write.data.eq(self.i.p.data.word_select(i % of_beat, bits)),
-                write.en.eq(takes & (come[:column_bits] == i - i % of_beat)),
-                read.addr.eq(row ^ (column > i) if i < size - 1 else row),
+                is_beat.eq(come == begin),
+                is_kept.eq((level != 0) & (place >= begin) & (place <= i)),
             ]
-            grains.append(read.data)
-        word = Cat(grains)
-        for i in range(column_bits):
-            word = Mux(column[i], word.rotate_right(bits << i), word)
-        return word
+            with m.If(takes & is_beat):
+                m.d.sync += kept.eq(beat)
+            grains.append(Mux(is_beat & ~is_kept, beat, kept))
+        return rotate(m, "turned", Cat(grains), place, bits)
 
     def _bytes_below(self, grains):
         """A mask of the data of so many grains."""

@@ -153,7 +153,7 @@ class WritePath(wiring.Component):
         about = beat.burst.about
         bypass = about.found.format == 0
         has_both, merging = self.w.valid & walker.o.valid, C(0, 1)
-        waits_for_beats = walker.o.valid | ahead.o.valid
+        waits_for_beats = walker.o.valid | ~ahead.empty
         if parameters.formats:
             m.submodules.gather = gather = Gather(parameters)
             merging = gather.merged.valid

@@ -7,22 +7,39 @@
 What lies side by side in memory goes there side by side: blocks share beats, beats share bursts.
 """
 
+import operator
+from functools import reduce
+
 from amaranth import C, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from golden.bursts import BurstKind, Response
 
+from ..arith.sums import rotate
 from .channels import axi4_channels
 from .parameters import PAGE_BITS, MemoryParameters
 from .queue import Queue
 from .slots import hold
 
-__all__ = ["Cutter", "Packer", "WriteOut", "beat_layout", "range_layout", "stored_layout"]
+__all__ = [
+    "TAG_BITS",
+    "Cutter",
+    "Packer",
+    "WriteOut",
+    "beat_layout",
+    "page_tag",
+    "range_layout",
+    "stored_layout",
+]
 
 # Cycles without more to do after which what waits for more goes out.
 _PATIENCE = 15
+
+# Of a page's tag: all that is compared of a page by who asks whether something of it is on its way. Where two
+# pages have the same, a read may wait for a write that does not concern it, and no write for a read.
+TAG_BITS = 10
 
 # Beats of a burst, and of those that wait to be sent.
 _BURST, _WAITING_BEATS = 16, 32
@@ -52,6 +69,12 @@ def stored_layout(parameters: MemoryParameters) -> data.StructLayout:
             "waiting": parameters.slots,
         }
     )
+
+
+def page_tag(page: Value) -> Value:
+    """Of the number of a page: its bits, folded."""
+    folds = [page[i : i + TAG_BITS] for i in range(0, len(page), TAG_BITS)]
+    return reduce(operator.xor, folds)[:TAG_BITS]
 
 
 def range_layout(parameters: MemoryParameters) -> data.StructLayout:
@@ -188,20 +211,21 @@ class Packer(wiring.Component):
         )
         piece = beat[: exact_log2(pieces)]
         column = Cat(here[: exact_log2(size)], piece)
-        turned = self.i.p.data
-        for i in range(exact_log2(columns)):
-            turned = Mux(column[i], turned.rotate_left(bits << i), turned)
-        joined = []
+        turned = rotate(m, "turned", self.i.p.data, column[: exact_log2(columns)], bits, left=True)
+        joined, takes = [], Signal()
+        m.d.comb += takes.eq(inserts & self.i.ready)
         for i in range(columns):
             comes = turned[bits * i :][:bits]
             if columns == size and i == size - 1:  # what has it is whole
                 joined.append(comes)
                 continue
-            rest, stays = Signal(bits, name=f"rest{i}"), Signal(name=f"stays{i}")
-            m.d.comb += stays.eq((piece == i // size) & (here > i % size))
-            with m.If(inserts & self.i.ready & (emits | ~stays)):
+            rest, stays, is_new = (
+                Signal(n, name=f"{name}{i}") for name, n in (("rest", bits), ("stays", 1), ("is_new", 1))
+            )
+            m.d.comb += [stays.eq((piece == i // size) & (here > i % size)), is_new.eq(inserts & ~stays)]
+            with m.If(takes & (emits | ~stays)):
                 m.d.sync += rest.eq(comes)
-            joined.append(Mux(inserts & ~stays, comes, rest))
+            joined.append(Mux(is_new, comes, rest))
         return Cat(joined).word_select(piece, bits * size)
 
     def _bytes_from(self, start: Value) -> Value:
@@ -259,7 +283,7 @@ class WriteOut(wiring.Component):
 
     A burst has at most 16 beats and does not cross 4 KiB. It goes out when all of it is there: no word on W
     waits for one that has not come. Beats that do not continue a burst end it; so does ``hurry``, and a
-    while without beats. A beat a cycle; a burst's address is offered in the cycle after it ended.
+    while without beats. A beat a cycle; a burst's address is offered in the third cycle after it ended.
 
     Members:
         i: beats.
@@ -267,7 +291,7 @@ class WriteOut(wiring.Component):
         hurry: nothing more is on its way.
         aw, w, b: of AXI.
         probe: beats that someone asks for.
-        probed: one of them is here, or unanswered.
+        probed: one of them is here, or unanswered; or one of another page with the same tag.
         held: slots that wait for a burst that is here or unanswered.
         slverr, decerr: slots of which a burst has had this answer.
         failed, failed_beat: a burst has had one of them; its first beat.
@@ -303,110 +327,127 @@ class WriteOut(wiring.Component):
         index_bits = exact_log2(count)
         low, page = self.i.p.beat[:page_bits], self.i.p.beat[page_bits:]
 
-        # How many bursts were begun, of how many addresses and data went, and how many were answered.
-        begun, sent_aw, sent_w, answered = (
-            Signal(range(2 * count), name=name) for name in ("begun", "sent_aw", "sent_w", "answered")
-        )
-        ended, forming = Signal.like(begun), Signal()  # all but the last, if that can go on
-        m.d.comb += ended.eq(begun - forming)
-
-        # What is known of each; of the last one also here.
+        # Bursts since reset, modulo twice as many as there can be: begun, and answered.
+        begun, answered = (Signal(range(2 * count), name=name) for name in ("begun", "answered"))
+        # The burst that is being formed, and whether it has all the beats that it can have.
         burst = data.StructLayout(
             {"first": len(self.i.p.beat), "more": range(_BURST), "waiting": parameters.slots}
         )
-        m.submodules.bursts = bursts = memory.Memory(shape=burst, depth=count, init=[])
-        write, of_aw, of_w, of_b = bursts.write_port(), *(bursts.read_port(domain="comb") for _ in range(3))
-        newest, following, last = Signal(burst), Signal(burst), Signal(page_bits)
-        continues, to = Signal(), Signal(index_bits)
-        m.d.comb += [
-            to.eq(begun - continues),
-            write.addr.eq(to),
-            of_aw.addr.eq(sent_aw),
-            of_w.addr.eq(sent_w),
-            of_b.addr.eq(answered),
-        ]
+        forms, is_full, forming, following = Signal(), Signal(), Signal(burst), Signal(burst)
+        last = Signal(page_bits)
 
         # Where a beat goes.
-        starts, takes, fills = Signal(), Signal(), Signal()
+        continues, takes, fills, closes = Signal(), Signal(), Signal(), Signal()
+        to = Signal(index_bits)
+        patience = Signal(range(_PATIENCE + 1))
         m.submodules.beats = beats = Queue(
             data.StructLayout({"data": 8 * parameters.memory_bytes, "strb": parameters.memory_bytes}),
             _WAITING_BEATS,
         )
+        is_next = (page == forming.first[page_bits:]) & (low == last + 1)
         m.d.comb += [
-            continues.eq(forming & (page == newest.first[page_bits:]) & (low == last + 1)),
-            starts.eq(~continues & (begun != (answered ^ count))),
-            self.i.ready.eq(beats.i.ready & (continues | starts)),
+            continues.eq(forms & ~is_full & is_next),
+            to.eq(begun - continues),
+            self.i.ready.eq(beats.i.ready & (continues | (begun != (answered ^ count)))),
             takes.eq(self.i.valid & self.i.ready),
             fills.eq(low.all() | (following.more == _BURST - 1)),
             self.ends.eq(fills),
-            following.first.eq(Mux(continues, newest.first, self.i.p.beat)),
-            following.more.eq(Mux(continues, newest.more + 1, 0)),
-            following.waiting.eq(Mux(continues, newest.waiting, 0) | self.i.p.waiting),
-            write.data.eq(following),
-            write.en.eq(takes),
+            closes.eq(forms & (is_full | Mux(self.i.valid, ~is_next, self.hurry | (patience == _PATIENCE)))),
+            following.first.eq(Mux(continues, forming.first, self.i.p.beat)),
+            following.more.eq(Mux(continues, forming.more + 1, 0)),
+            following.waiting.eq(Mux(continues, forming.waiting, 0) | self.i.p.waiting),
             beats.i.valid.eq(takes),
             beats.i.p.data.eq(self.i.p.data),
             beats.i.p.strb.eq(self.i.p.strb),
         ]
-        patience = Signal(range(_PATIENCE + 1))
         m.d.sync += patience.eq(Mux(self.i.valid, 0, patience + (patience < _PATIENCE)))
         with m.If(takes):
-            m.d.sync += [forming.eq(~fills), begun.eq(begun + starts), newest.eq(following), last.eq(low)]
-        with m.Elif(forming & ~self.i.valid & (self.hurry | (patience == _PATIENCE))):
-            m.d.sync += forming.eq(0)
-        self._send(m, of_aw.data, of_w.data, ended, sent_aw, sent_w, beats)
+            m.d.sync += [
+                forms.eq(1),
+                is_full.eq(fills),
+                begun.eq(begun + ~continues),
+                forming.eq(following),
+                last.eq(low),
+            ]
+        with m.Elif(closes):
+            m.d.sync += forms.eq(0)
+        unanswered = self._send(m, closes, forming, beats)
 
         # Memory answers in order, for all have one ID.
+        fails, answers = Signal(), Signal()
         m.d.comb += [
-            self.b.ready.eq(1),
-            self.failed.eq(self.b.valid & self.b.p.resp[1]),
-            self.failed_beat.eq(of_b.data.first),
+            self.b.ready.eq(unanswered.o.valid),
+            answers.eq(self.b.valid & self.b.ready),
+            unanswered.o.ready.eq(answers),
+            fails.eq(answers & self.b.p.resp[1]),
+            self.failed.eq(fails),
+            self.failed_beat.eq(unanswered.o.p.first),
             self.idle.eq(begun == answered),
         ]
         for name, response in (("slverr", Response.SLVERR), ("decerr", Response.DECERR)):
-            is_it = self.b.valid & (self.b.p.resp == response)
-            m.d.comb += getattr(self, name).eq(Mux(is_it, of_b.data.waiting, 0))
-        m.d.sync += answered.eq(answered + self.b.valid)
+            is_it = answers & (self.b.p.resp == response)
+            m.d.comb += getattr(self, name).eq(Mux(is_it, unanswered.o.p.waiting, 0))
+        m.d.sync += answered.eq(answered + answers)
         oldest = answered[:index_bits]
-        hold(m, self.held, takes, self.i.p.waiting, to, self.b.valid, oldest)
-        self._probe(m, takes, continues, to, self.b.valid, oldest)
+        hold(m, self.held, takes, self.i.p.waiting, to, answers, oldest)
+        self._probe(m, takes, continues, to, answers, oldest)
         return m
 
     def _probe(self, m: Module, takes, continues, to, answers, oldest) -> None:
-        """Whether a burst has a beat that is asked for: none leaves its page."""
-        layout = range_layout(self._parameters)
+        """Whether a burst may have a beat that is asked for: none leaves its page."""
         page_bits = len(self.probe.first)
         low, page = self.i.p.beat[:page_bits], self.i.p.beat[page_bits:]
+        layout = data.StructLayout({"tag": TAG_BITS, "first": page_bits, "last": page_bits})
+        tag = Signal(TAG_BITS)
+        m.d.comb += tag.eq(page_tag(self.probe.page))
         for i in range(self._parameters.bursts):
             live, beats = Signal(name=f"live{i}"), Signal(layout, name=f"beats{i}", reset_less=True)
             with m.If(takes & (to == i)):
                 m.d.sync += [live.eq(1), beats.last.eq(low)]
                 with m.If(~continues):
-                    m.d.sync += [beats.page.eq(page), beats.first.eq(low)]
+                    m.d.sync += [beats.tag.eq(page_tag(page)), beats.first.eq(low)]
             with m.Elif(answers & (oldest == i)):
                 m.d.sync += live.eq(0)
             meets = (beats.first <= self.probe.last) & (beats.last >= self.probe.first)
-            with m.If(live & (beats.page == self.probe.page) & meets):
+            with m.If(live & (beats.tag == tag) & meets):
                 m.d.comb += self.probed.eq(1)
 
-    def _send(self, m: Module, of_aw, of_w, ended, sent_aw, sent_w, beats) -> None:
-        """Offer addresses and data of the bursts that have ended; neither waits for the other."""
+    def _send(self, m: Module, closes, burst, beats) -> Queue:
+        """Offer addresses and data of the bursts that have ended; neither waits for the other.
+
+        Returns:
+            What memory has yet to answer: the first beat, and who waits.
+        """
+        parameters, count = self._parameters, self._parameters.bursts
+        first, more = len(burst.first), range(_BURST)
+        of_aw = data.StructLayout({"first": first, "more": more})
+        of_b = data.StructLayout({"first": first, "waiting": parameters.slots})
+        m.submodules.addresses = addresses = Queue(of_aw, count)
+        m.submodules.lengths = lengths = Queue(data.StructLayout({"more": more}), count)
+        m.submodules.unanswered = unanswered = Queue(of_b, count)
+        for queue in (addresses, lengths, unanswered):
+            m.d.comb += queue.i.valid.eq(closes)
+            m.d.comb += (queue.i.p[name].eq(burst[name]) for name, _ in queue.i.p.shape())
         index = Signal(range(_BURST))
-        w_last = index == of_w.more
+        w_last = index == lengths.o.p.more
+        sends, ends = Signal(), Signal()
         m.d.comb += [
-            self.aw.valid.eq(ended != sent_aw),
-            self.aw.p.addr.eq(of_aw.first << self._parameters.beat_bits),
-            self.aw.p.len.eq(of_aw.more),
-            self.aw.p.size.eq(self._parameters.beat_bits),
+            self.aw.valid.eq(addresses.o.valid),
+            self.aw.p.addr.eq(addresses.o.p.first << parameters.beat_bits),
+            self.aw.p.len.eq(addresses.o.p.more),
+            self.aw.p.size.eq(parameters.beat_bits),
             self.aw.p.burst.eq(BurstKind.INCR),
             self.aw.p.cache.eq(0b0010),  # answered by memory itself
-            self.w.valid.eq(ended != sent_w),
+            addresses.o.ready.eq(self.aw.ready),
+            self.w.valid.eq(lengths.o.valid & beats.o.valid),
             self.w.p.data.eq(beats.o.p.data),
             self.w.p.strb.eq(beats.o.p.strb),
             self.w.p.last.eq(w_last),
-            beats.o.ready.eq(self.w.valid & self.w.ready),
+            sends.eq(self.w.valid & self.w.ready),
+            ends.eq(sends & w_last),
+            beats.o.ready.eq(lengths.o.valid & self.w.ready),
+            lengths.o.ready.eq(ends),
         ]
-        with m.If(self.aw.valid & self.aw.ready):
-            m.d.sync += sent_aw.eq(sent_aw + 1)
-        with m.If(self.w.valid & self.w.ready):
-            m.d.sync += [index.eq(Mux(w_last, 0, index + 1)), sent_w.eq(sent_w + w_last)]
+        with m.If(sends):
+            m.d.sync += index.eq(Mux(w_last, 0, index + 1))
+        return unanswered
