@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rtl.memory import MemoryParameters
-from rtl.memory.map import ERRORS, REGISTERS, Group, address_of
+from rtl.memory.map import COUNTERS, ERRORS, REGISTERS, Group, address_of
 
 from . import toolchain
 from .memory import module_name, verilog_text
@@ -79,8 +79,12 @@ def header(parameters: MemoryParameters) -> str:
     constants = {
         "BUS_BYTES": parameters.bus_bytes,
         "MEMORY_BYTES": parameters.memory_bytes,
+        "ADDRESS_BITS": parameters.address_bits,
+        "REGIONS": parameters.regions,
+        "FORMATS": len(parameters.formats),
         "BUFFERS": parameters.buffers,
         "SLOTS": parameters.slots,
+        "COUNTERS": len(COUNTERS),
         "MERGING": int(parameters.merging),
         "ERROR_KINDS": len(ERRORS),
     }

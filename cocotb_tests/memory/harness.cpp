@@ -12,12 +12,13 @@
 
 namespace {
 
-// Pages of a region: the first ones are written and read; one refuses writes, and one has what cannot be read.
+// Pages of a window: the first ones are written and read; one refuses writes, and one has what cannot be read.
 // Between them lies one that is left alone, for neighbours share beats of memory.
 constexpr unsigned kPages = 8, kOpen = 4, kRefusing = 5, kFailing = 7;
-constexpr uint64_t kReach = 32 * kPage;  // from one region to the next
-constexpr uint64_t kRoom = 16 * kPage;   // of their stored bytes
-constexpr unsigned kMost = 8;            // regions
+constexpr unsigned kMost = 8;            // kinds of regions: of each format, and in bypass
+constexpr uint64_t kSpace = uint64_t{1} << ADDRESS_BITS;
+constexpr uint64_t kSlice = kSpace / REGIONS / kPage;  // pages in which a region lies, and in which it is stored
+constexpr uint32_t kPatience = 1u << 30;  // cycles of a timeout that does not come
 constexpr unsigned kRecent = 8;          // bursts to tell of when one went wrong
 constexpr unsigned kMasters = BUFFERS < 8 ? BUFFERS : 8;
 constexpr uint64_t kOwn = kOpen * kPage / 8;  // bytes of each master in each region
@@ -29,6 +30,12 @@ unsigned log2_of(unsigned number) {
 }
 
 const unsigned kBusSize = log2_of(BUS_BYTES);
+
+// What is used of a region: its first pages, its last, and some between.
+struct Window {
+    unsigned region;
+    uint64_t start;
+};
 
 struct Write {
     Burst burst;
@@ -48,23 +55,20 @@ class Harness {
     uint64_t bursts[kMost + 1] = {}, mismatches[kMost + 1] = {};  // by region; the last are those that hit none
     std::string message;  // of the first mismatches
 
-    Harness(const std::vector<Codec> &codecs, uint64_t seed, unsigned latency)
+    Harness(const std::vector<Codec> &codecs, uint64_t seed, unsigned latency, unsigned mutant)
         : codecs_(codecs),
-          machine_({(codecs.size() + 1) * kRoom, latency, 1, 0, 0}),
-          model_(codecs, (codecs.size() + 1) * kRoom,
-                 [this](uint64_t beat) { return int(machine_.dram.response(beat)); }),
+          machine_({kSpace, latency, 1, 0, 0}, mutant),
+          model_(codecs, kSpace, [this](uint64_t beat) { return int(machine_.dram.response(beat)); }),
           random_(seed),
           latency_(latency) {
-        for (unsigned i = 0; i <= codecs.size(); ++i) {
+        const std::vector<unsigned> here = shuffled(REGIONS), there = shuffled(REGIONS);
+        for (unsigned i = 0; i < REGIONS; ++i) {
             const unsigned format = (i + 1) % (codecs.size() + 1);  // bypass is the last
-            const unsigned place = codecs.size() - i;
-            model_.regions.push_back({i * kReach, kPages * kPage, place * kRoom, format, true});
-            const Region &region = model_.regions.back();
+            place_region(here[i], there[i], format);
             if (!enable(i)) throw Broken("no region");
-            fill(region);
         }
-        std::memcpy(machine_.dram.content(), model_.memory.data(), model_.memory.size());
-        machine_.set(TIMEOUT, 1u << 30);
+        for (const Window &window : windows_) fill(window);
+        machine_.set(TIMEOUT, kPatience);
     }
 
     // The simulated hardware broke.
@@ -76,7 +80,8 @@ class Harness {
     // Bursts that each wait for the one before, or until that one waits for a block.
     void sequential(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
-            if (i % 256 == 0) check_errors();
+            if (i % 2048 == 0) check_registers(), storm();
+            if (i % 256 == 0) check_errors(), check_counters();
             if (i % 64 == 0) set_pauses();
             if (random_.chance(0.004)) reopen();
             random_.chance(0.5) ? one_read() : one_write();
@@ -162,34 +167,63 @@ class Harness {
         unsigned open = 0;
     };
 
+    std::vector<unsigned> shuffled(unsigned count) {
+        std::vector<unsigned> numbers(count);
+        for (unsigned i = 0; i < count; ++i) {
+            const unsigned other = random_.below(i + 1);
+            numbers[i] = numbers[other];
+            numbers[other] = i;
+        }
+        return numbers;
+    }
+
+    // A region somewhere in a slice of the addresses, stored somewhere in one of memory, of any size that both have
+    // room for; a page behind it is in no region.
+    void place_region(uint64_t slice, uint64_t slice_of_memory, unsigned format) {
+        const uint64_t least = 3 * kPages, most = kSlice - 1;
+        uint64_t size = least + random_.below(uint64_t{1} << random_.below(log2_of(kSlice)));
+        if (size > most) size = least;
+        const uint64_t base = slice * kSlice + random_.below(kSlice - size);
+        const uint64_t stored = slice_of_memory * kSlice + random_.below(kSlice - size + 1);
+        const unsigned region = model_.regions.size();
+        model_.regions.push_back({base * kPage, size * kPage, stored * kPage, format, true});
+        const uint64_t between = kPages + random_.below(size - least + 1);
+        for (uint64_t page : {uint64_t{0}, between, size - kPages}) windows_.push_back({region, (base + page) * kPage});
+    }
+
     // Blocks of random values; where reads fail, also some that no encoder makes.
-    void fill(const Region &region) {
+    void fill(const Window &window) {
+        const Region &region = model_.regions[window.region];
         std::vector<uint8_t> raw(kPage);
-        for (uint64_t address = 0; address < region.size;) {
+        for (uint64_t address = window.start; address < window.start + kPages * kPage;) {
             for (uint8_t &byte : raw) byte = random_.next();
+            uint8_t *stored = &model_.memory[model_.place(region, address)];
             if (region.format == 0) {
-                std::copy(raw.begin(), raw.end(), model_.memory.begin() + region.stored + address);
+                std::copy(raw.begin(), raw.end(), stored);
                 address += kPage;
                 continue;
             }
             const Codec &codec = codecs_[region.format - 1];
-            const uint32_t number = address / codec.raw;
-            uint8_t *stored = &model_.memory[region.stored + number * codec.target];
-            if (address >= kFailing * kPage && random_.chance(0.3)) {
+            const uint32_t number = (address - region.base) / codec.raw;
+            if (address >= window.start + kFailing * kPage && random_.chance(0.3)) {
                 for (unsigned i = 0; i < codec.target; ++i) stored[i] = random_.next();
             } else {
                 codec.compress(region.format, number, raw.data(), stored);
             }
             address += codec.raw;
         }
-        const Codec *codec = region.format ? &codecs_[region.format - 1] : nullptr;
-        const auto place = [&](unsigned page) {
-            return region.stored + page * kPage / (codec ? codec->raw : 1) * (codec ? codec->target : 1);
-        };
+        const auto place = [&](unsigned page) { return model_.place(region, window.start + page * kPage); };
         auto &faults = machine_.dram.faults;
         faults.push_back({place(kRefusing), place(kRefusing + 1), kSlvErr});
         faults.push_back({place(kFailing) + 3 * MEMORY_BYTES, place(kFailing) + 3 * MEMORY_BYTES + 1, kSlvErr});
         faults.push_back({place(kFailing) + 9 * MEMORY_BYTES, place(kFailing) + 9 * MEMORY_BYTES + 1, kDecErr});
+        const uint64_t first = place(0), end = first + stored_bytes(region);
+        std::copy(&model_.memory[first], &model_.memory[end], machine_.dram.content() + first);
+    }
+
+    // Of a window.
+    uint64_t stored_bytes(const Region &region) const {
+        return model_.place(region, region.base + kPages * kPage) - region.stored;
     }
 
     void set_pauses() {
@@ -254,22 +288,30 @@ class Harness {
 
     // Where a burst of the sequential kind may begin.
     uint64_t somewhere(bool writes) {
-        const Region &region = model_.regions[random_.below(model_.regions.size())];
+        const Window &window = windows_[random_.below(windows_.size())];
+        const Region &region = model_.regions[window.region];
         if (random_.chance(0.03)) return region.base + region.size + random_.below(kPage);
+        if (random_.chance(0.03)) return (region.base - 1 - random_.below(kPage)) & (kSpace - 1);
         const unsigned draw = random_.below(100);
         const unsigned page = draw < 5 ? kRefusing : draw < 15 && !writes ? kFailing : random_.below(kOpen);
-        uint64_t start = region.base + page * kPage;
+        uint64_t start = window.start + page * kPage;
+        // One bit of the page may be another: that is elsewhere, or in no region.
+        if (random_.chance(0.05)) start ^= kPage << random_.below(ADDRESS_BITS - 12);
         start += random_.chance(0.3) ? random_.below(kPage) : random_.below(2) * 0x400 + random_.below(0x180);
         return random_.chance(0.4) ? start / 512 * 512 : start;  // whole blocks, perhaps
     }
 
-    unsigned region_of(const Burst &burst) const {
-        const Region *region = model_.at(burst.address);
-        return region ? unsigned(region - model_.regions.data()) : kMost;
+    unsigned kind_of(const Region *region) const {
+        return !region ? kMost : region->format ? region->format - 1 : unsigned(codecs_.size());
     }
 
     bool is_refused(const Burst &burst) const {
-        return region_of(burst) < kMost && burst.address % kReach / kPage == kRefusing;
+        for (const Window &window : windows_) {
+            if (burst.address - window.start < kPages * kPage) {
+                return (burst.address - window.start) / kPage == kRefusing;
+            }
+        }
+        return false;
     }
 
     void one_read() {
@@ -294,7 +336,7 @@ class Harness {
     }
 
     void expect_read(const Burst &burst, unsigned master) {
-        const unsigned region = region_of(burst);
+        const unsigned region = kind_of(model_.at(burst.address));
         const size_t ticket = machine_.master.read(burst);
         auto [words, responses] = model_.read(burst);
         expected_[ticket] = {region, std::move(words), std::move(responses), master};
@@ -303,7 +345,7 @@ class Harness {
     }
 
     size_t send_write(Write write, unsigned master) {
-        const unsigned region = region_of(write.burst);
+        const unsigned region = kind_of(model_.at(write.burst.address));
         const Burst burst = write.burst;
         const size_t ticket = machine_.master.write(burst, write.words, write.strobes);
         model_.write(ticket, burst, write.words, write.strobes);
@@ -343,6 +385,9 @@ class Harness {
             const std::string wrong = difference(ticket, outcome, found->second);
             if (!wrong.empty()) complain(found->second.region, outcome.burst, wrong);
             seen(found->second);
+            for (unsigned beat = 0; outcome.is_read && beat < outcome.burst.beats; ++beat) {
+                read_bytes_ += outcome.burst.end(beat) - outcome.burst.at(beat);
+            }
             expected_.erase(found);
         }
     }
@@ -403,6 +448,7 @@ class Harness {
         remember("disable region ", std::to_string(index));
         model_.disable(region);
         machine_.disable(index);
+        write_region(index);
         region.enabled = true;
         region.merge = MERGING && region.format && random_.chance(0.7);
         if (!enable(index)) throw Broken("region " + std::to_string(index) + " does not answer again");
@@ -410,11 +456,179 @@ class Harness {
         clear_errors();
     }
 
+    // Whether something is as it must be; what it is stands in `what`.
+    void expect(bool holds, const std::string &what) {
+        if (holds) return;
+        if (++mismatches[kMost] > 3) return;
+        message += what + " is wrong in cycle " + std::to_string(machine_.cycles()) + "\n";
+    }
+
+    void expect_register(unsigned offset, uint32_t value) {
+        const uint32_t found = machine_.get(offset);
+        expect(found == value, "the register at " + hex(offset) + ", " + hex(found) + ", not " + hex(value) + ",");
+    }
+
+    static bool is_mapped(unsigned offset) {
+        for (unsigned one : {IDENTITY, PARAMETERS, TIMEOUT, ERRORS, INTERRUPTS}) {
+            if (offset == one) return true;
+        }
+        if (offset >= ERROR_ADDRESS_LOW && offset < ERROR_ADDRESS_LOW + ERROR_KINDS * ERROR_ADDRESS_STRIDE) return true;
+        if (offset >= READ_BEATS && offset < READ_BEATS + 4 * COUNTERS) return true;
+        return offset >= REGION_BASE && offset < REGION_BASE + REGIONS * REGION_STRIDE;
+    }
+
+    // The registers that are there, what they take and what they refuse, while all regions are enabled.
+    void check_registers() {
+        quiet();
+        for (unsigned i = 0; i < REGIONS; ++i) {  // evicts what is open
+            model_.disable(model_.regions[i]);
+            machine_.disable(i);
+            model_.regions[i].enabled = enable(i);
+        }
+        settle();
+        check_errors();
+        for (unsigned offset = 0; offset < 4096; offset += 4) {
+            expect(machine_.has(offset) == is_mapped(offset), "what is read at " + hex(offset));
+            const bool is_writable = offset == TIMEOUT || offset == ERRORS || offset == INTERRUPTS ||
+                                     (is_mapped(offset) && offset >= REGION_BASE);
+            if (!is_writable) expect(machine_.set(offset, ~0u) == kSlvErr, "the answer to a write at " + hex(offset));
+        }
+        expect_register(IDENTITY, 0x6273746D);
+        expect_register(PARAMETERS, FORMATS | REGIONS << 8 | BUFFERS << 16 | log2_of(BUS_BYTES) << 24 |
+                                        log2_of(MEMORY_BYTES) << 28);
+        for (unsigned offset : {TIMEOUT, INTERRUPTS}) {
+            // A timeout that comes soon would evict blocks: what is open was evicted before.
+            const uint32_t mask = offset == TIMEOUT ? ~0u : (1u << ERROR_KINDS) - 1, value = random_.next() & mask;
+            for (const uint32_t one : {value, ~value & mask}) {
+                expect(machine_.set(offset, one) == kOkay, "the answer of " + hex(offset));
+                expect(machine_.set(offset, ~one, 1 + random_.below(14)) == kSlvErr, "the answer to a part");
+                expect_register(offset, one);
+            }
+        }
+        machine_.set(TIMEOUT, kPatience);
+        for (unsigned i = 0; i < REGIONS; ++i) {
+            const unsigned at = i * REGION_STRIDE;
+            for (unsigned offset : {REGION_BASE, REGION_SIZE, REGION_STORED}) {
+                expect(machine_.set(offset + at, 1) == kSlvErr, "the answer of an enabled region");
+            }
+            expect_region(i, true);
+        }
+        check_directed_counters();
+        clear_errors();
+    }
+
+    void expect_region(unsigned index, bool is_enabled) {
+        const Region &region = model_.regions[index];
+        const unsigned at = index * REGION_STRIDE;
+        expect_register(REGION_BASE + at, region.base / kPage);
+        expect_register(REGION_SIZE + at, region.size / kPage);
+        expect_register(REGION_STORED + at, region.stored / kPage);
+        if (!is_enabled) return;
+        expect_register(REGION_CONTROL + at,
+                        ENABLE | USABLE | (region.merge ? MERGE : 0) | region.format << FORMAT_LOW);
+    }
+
+    // Each bit of a disabled region's registers, and what lies beyond the addresses.
+    void write_region(unsigned index) {
+        const unsigned at = index * REGION_STRIDE;
+        constexpr uint32_t pages = uint32_t((kSpace / kPage) - 1);
+        for (unsigned offset : {REGION_BASE, REGION_SIZE, REGION_STORED}) {
+            const uint32_t value = random_.next() & pages;
+            for (uint32_t one : {value, ~value & pages}) {
+                expect(machine_.set(offset + at, one) == kOkay, "the answer of a disabled region");
+                expect_register(offset + at, one);
+            }
+            if (pages != ~0u) {
+                const uint32_t beyond = (value & pages) | (pages + 1) << random_.below(32 - log2_of(pages));
+                expect(machine_.set(offset + at, beyond) == kSlvErr, "the answer to a page beyond");
+            }
+        }
+    }
+
+    // Counters that no pin shows, by bursts of which is known what they count.
+    void check_directed_counters() {
+        quiet();
+        const unsigned ours[] = {ERRORS_SEEN, BLOCKS_READ, BUSY};
+        uint32_t before[3];
+        const auto start = [&] { for (unsigned i = 0; i < 3; ++i) before[i] = machine_.get(ours[i]); };
+        const auto more = [&](unsigned i) { return machine_.get(ours[i]) - before[i]; };
+        start();
+        for (unsigned i = 0; i < 200; ++i) machine_.step();
+        expect(more(2) == 0, "BUSY while nothing is under way");
+        for (const Window &window : windows_) {
+            const Region &region = model_.regions[window.region];
+            start();
+            expect_read(whole(region.base + region.size, BUS_BYTES), 0);
+            settle();
+            expect(more(0) == 1, "ERRORS_SEEN of a read");
+            start();
+            send_write(content_of(whole(region.base + region.size, BUS_BYTES), 1), 0);
+            settle();
+            expect(more(0) == 1, "ERRORS_SEEN of a write");
+            for (unsigned times = 0; times < 2; ++times) {
+                start();
+                expect_read(whole(window.start + 2 * kPage + 512, BUS_BYTES), 0);
+                settle();
+                for (unsigned i = 0; i < 200; ++i) machine_.step();  // until the block is decompressed
+                const uint32_t took = machine_.master.answered_at - machine_.master.asked_at, busy = more(2);
+                expect(busy + 2 >= took && busy <= took + 3, "BUSY of a read of " + std::to_string(took) + " cycles");
+                expect(more(1) == (region.format && !times), "BLOCKS_READ");
+            }
+        }
+    }
+
+    // All others, from the reset on.
+    void check_counters() {
+        quiet();
+        const Counters &seen = machine_.counters;
+        const std::pair<unsigned, uint32_t> counters[] = {
+            {READ_BEATS, seen.read_beats},
+            {READ_BYTES, read_bytes_},
+            {WRITE_BEATS, seen.write_beats},
+            {WRITE_BYTES, seen.write_bytes},
+            {MEMORY_READ_BEATS, seen.memory_read_beats},
+            {MEMORY_WRITE_BEATS, seen.memory_write_beats},
+            {MEMORY_WRITE_BYTES, seen.memory_write_bytes},
+            {BLOCKS_WRITTEN, model_.blocks},
+            {READ_STALLED, seen.read_stalled},
+            {WRITE_STALLED, seen.write_stalled},
+            {MEMORY_READ_STALLED, seen.memory_read_stalled},
+            {MEMORY_WRITE_STALLED, seen.memory_write_stalled},
+        };
+        for (const auto &[offset, value] : counters) expect_register(offset, value);
+    }
+
+    // More writes at once than there are slots and bursts of memory, of which some are refused: each is answered for
+    // itself, for none lies beside another.
+    void storm() {
+        for (unsigned kind = 0; kind <= codecs_.size(); ++kind) {
+            const Window &window = windows_[3 * kind + random_.below(3)];
+            const Region &region = model_.regions[window.region];
+            const unsigned bytes = region.format ? codecs_[region.format - 1].raw : BUS_BYTES;
+            quiet();
+            machine_.dram.pause = 0.9;
+            unsigned sent = 0;
+            for (const unsigned page : {0u, kRefusing, 1u}) {
+                for (unsigned i = 0; i < 2 * SLOTS && (2 * i + 1) * bytes <= kPage; ++i) {
+                    Burst burst = whole(window.start + page * kPage + 2 * i * bytes, bytes);
+                    burst.id = random_.below(16);
+                    send_write(content_of(burst, 1), 0);
+                    if (++sent % SLOTS == 0) settle();
+                }
+                settle();
+            }
+            quiet();
+        }
+        machine_.dram.pause = 0;
+    }
+
     // Compare the error registers, and clear them. What is kept of the last reads is displaced: an error that is
     // not met again is not recorded again.
     void check_errors() {
         quiet();
-        const uint32_t kinds = machine_.get(ERRORS);
+        const uint32_t kinds = machine_.get(ERRORS), raising = random_.below(1u << ERROR_KINDS);
+        machine_.set(INTERRUPTS, raising);
+        expect(machine_.interrupts() == ((kinds & raising) != 0), "the interrupt");
         for (unsigned kind = 0; kind < ERROR_KINDS; ++kind) {
             const auto error = model_.errors.find(kind);
             const bool is_there = kinds >> kind & 1;
@@ -450,23 +664,24 @@ class Harness {
         }
         settle();
         clear_errors();
-        const uint8_t *content = machine_.dram.content();
-        for (unsigned i = 0; i < model_.regions.size(); ++i) {
-            Region &region = model_.regions[i];
-            const auto *expected = &model_.memory[region.stored];
-            const auto differ = std::mismatch(expected, expected + kRoom, content + region.stored);
-            if (differ.first != expected + kRoom) {
-                ++mismatches[i];
-                message += "memory at " + hex(differ.first - &model_.memory[0]) + " differs\n";
-            }
-            region.enabled = enable(i);
+        for (const Window &window : windows_) {
+            const Region &region = model_.regions[window.region];
+            const uint64_t first = model_.place(region, window.start);
+            const uint8_t *expected = &model_.memory[first], *end = expected + stored_bytes(region);
+            const auto differ = std::mismatch(expected, end, machine_.dram.content() + first);
+            if (differ.first == end) continue;
+            ++mismatches[kind_of(&region)];
+            message += "memory at " + hex(first + (differ.first - expected)) + " differs\n";
         }
+        check_counters();
+        for (unsigned i = 0; i < model_.regions.size(); ++i) model_.regions[i].enabled = enable(i);
     }
 
     // Something for a master to do, in places of its own; how many bursts it is.
     unsigned begin(Master &master, unsigned number) {
-        const Region &region = model_.regions[random_.below(model_.regions.size())];
-        const uint64_t low = region.base + number * kOwn;
+        const Window &window = windows_[random_.below(windows_.size())];
+        const Region &region = model_.regions[window.region];
+        const uint64_t low = window.start + number * kOwn;
         if (random_.chance(0.04)) {  // what is refused
             Burst burst = any_burst(region.base + region.size, region.base + region.size + kPage, false);
             burst.id = number;
@@ -504,11 +719,13 @@ class Harness {
     }
 
     std::vector<Codec> codecs_;
+    std::vector<Window> windows_;
     Machine machine_;
     Reference model_;
     Random random_;
     unsigned latency_;
     std::deque<std::string> recent_;
+    uint32_t read_bytes_ = 0;
     std::map<size_t, Expected> expected_;
 };
 
@@ -528,8 +745,13 @@ int run(Harness &harness, Job job) {
 
 extern "C" {
 
-void *bitstash_harness_new(const Codec *codecs, size_t count, uint64_t seed, unsigned latency) {
-    return new Harness({codecs, codecs + count}, seed, latency);
+// An engine with mutants has the one of this number; nullptr if it breaks before its first burst.
+void *bitstash_harness_new(const Codec *codecs, size_t count, uint64_t seed, unsigned latency, unsigned mutant) {
+    try {
+        return new Harness({codecs, codecs + count}, seed, latency, mutant);
+    } catch (const Broken &) {
+        return nullptr;
+    }
 }
 void bitstash_harness_delete(void *harness) { delete static_cast<Harness *>(harness); }
 

@@ -101,9 +101,15 @@ class Harness:
         formats: that it has; behind their regions there is one in bypass.
         seed: of what is random.
         latency: of the memory, in cycles.
+        mutant: of a library of mutants, the number of the one to have.
+
+    Raises:
+        BenchError: the engine breaks before its first burst.
     """
 
-    def __init__(self, path: Path, formats: tuple[Format, ...], seed: int, latency: int) -> None:
+    def __init__(
+        self, path: Path, formats: tuple[Format, ...], seed: int, latency: int, mutant: int = 0
+    ) -> None:
         library = self._library = ctypes.CDLL(str(path.resolve()))
         library.bitstash_harness_new.restype = ctypes.c_void_p
         library.bitstash_harness_message.restype = ctypes.c_char_p
@@ -111,11 +117,14 @@ class Harness:
         self._count = len(formats) + 1
         new = library.bitstash_harness_new
         self._handle = ctypes.c_void_p(
-            new(self._codecs.array, ctypes.c_size_t(len(formats)), ctypes.c_uint64(seed), latency)
+            new(self._codecs.array, ctypes.c_size_t(len(formats)), ctypes.c_uint64(seed), latency, mutant)
         )
+        if not self._handle:
+            raise BenchError("no region answers")
 
     def __del__(self) -> None:
-        self._library.bitstash_harness_delete(self._handle)
+        if self._handle:
+            self._library.bitstash_harness_delete(self._handle)
 
     def run(self, sequential: int, concurrent: int) -> tuple[list[int], list[int]]:
         """So many bursts one after the other and of several masters at once.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bursts.h"
+#include "space.h"
 
 enum Kinds { kDecode, kRefused, kEvicted, kInvalid, kRead, kWrite };  // of errors, in the order of their bits
 
@@ -32,14 +33,15 @@ struct Region {
 class Reference {
    public:
     std::vector<Region> regions;
-    std::vector<uint8_t> memory;
+    Space memory;
     std::map<size_t, int> answers;       // of writes, by their tickets
     std::map<int, uint64_t> errors;      // kinds, and the address of the first
     bool evicts_any = false;             // whether those of what was evicted may be others'
     uint64_t stored = 0;                 // bursts in bypass, and blocks, that were written
+    uint32_t blocks = 0;                 // of them, blocks
 
     // `fault` says what a beat of memory answers.
-    Reference(std::vector<Codec> codecs, size_t bytes, std::function<int(uint64_t)> fault)
+    Reference(std::vector<Codec> codecs, uint64_t bytes, std::function<int(uint64_t)> fault)
         : memory(bytes), codecs_(std::move(codecs)), fault_(std::move(fault)) {}
 
     size_t unanswered() const { return waits_.size(); }
@@ -111,6 +113,14 @@ class Reference {
         answer();
     }
 
+    // Where the block, or in bypass the byte, is stored that has an address.
+    uint64_t place(const Region &region, uint64_t address) const {
+        const uint64_t offset = address - region.base;
+        if (!region.format) return region.stored + offset;
+        const Codec &codec = codecs_[region.format - 1];
+        return region.stored + offset / codec.raw * codec.target;
+    }
+
    private:
     struct Wait {
         size_t ticket;
@@ -142,11 +152,6 @@ class Reference {
 
     uint32_t number(const Region &region, uint64_t address) const {
         return uint32_t((address - region.base) / codecs_[region.format - 1].raw);
-    }
-
-    uint64_t place(const Region &region, uint64_t address) const {
-        const Codec &codec = codecs_[region.format - 1];
-        return region.stored + (address - region.base) / codec.raw * codec.target;
     }
 
     int write_through(const Region &region, const Burst &burst, const std::vector<uint8_t> &words,
@@ -202,6 +207,7 @@ class Reference {
         const uint64_t to = place(region, block->address);
         const int answered = response(to, codec.target);
         ++stored;
+        ++blocks;
         if (answered > kOkay) {
             note(kWrite, to);
         } else {

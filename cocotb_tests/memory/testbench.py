@@ -40,6 +40,7 @@ FORMATS_HERE = [FORMATS[scheme](**parameters) for scheme, parameters in TASK.for
 BUS = TASK.bus_bytes
 KINDS = list(ErrorKind)
 REGION_PAGES = 4
+FIRST_BASE = 0xA55A3C0000  # of the first region
 OKAY, SLVERR = Response.OKAY, Response.SLVERR
 
 
@@ -77,7 +78,8 @@ class TB:
         cocotb.start_soon(tb._run())
         for i, fmt in enumerate([*FORMATS_HERE, None]):
             merge = TASK.merging and fmt is not None
-            await tb.enable(i, Region(16 * i * PAGE, REGION_PAGES * PAGE, (40 - 5 * i) * PAGE, fmt, merge))
+            base, stored = FIRST_BASE + 16 * i * PAGE, (40 - 5 * i) * PAGE
+            await tb.enable(i, Region(base, REGION_PAGES * PAGE, stored, fmt, merge))
         return tb
 
     async def _tick(self) -> None:

@@ -6,8 +6,6 @@
 
 #pragma once
 
-#include <sys/mman.h>
-
 #include <array>
 #include <cstring>
 #include <deque>
@@ -15,6 +13,7 @@
 
 #include "Vengine.h"
 #include "bursts.h"
+#include "space.h"
 
 struct DramFigures {
     uint64_t bytes;  // from address 0 on; what lies beyond answers DECERR
@@ -39,17 +38,9 @@ class Dram {
     size_t most_reads = kMost;  // bursts that it takes before it has answered one
     uint64_t asked_at = 0, answered_at = 0;  // the cycles of the last AR, and of the last beat of R
 
-    explicit Dram(const DramFigures &figures) : figures_(figures), random_(1) {
-        // Cleared, and of no size before it is written.
-        void *content = mmap(nullptr, figures.bytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (content == MAP_FAILED) throw std::runtime_error("no " + std::to_string(figures.bytes) + " bytes");
-        content_ = static_cast<uint8_t *>(content);
-    }
-    ~Dram() { munmap(content_, figures_.bytes); }
-    Dram(const Dram &) = delete;
+    explicit Dram(const DramFigures &figures) : figures_(figures), random_(1), content_(figures.bytes) {}
 
-    uint8_t *content() { return content_; }
+    uint8_t *content() { return content_.data(); }
     const Statistics &statistics() const { return statistics_; }
 
     // What it offers in this cycle.
@@ -160,7 +151,7 @@ class Dram {
         const Response answer = response(address);
         auto *data = octets(m.m_axi_rdata);
         if (answer == kOkay) {
-            std::memcpy(data, content_ + address, MEMORY_BYTES);
+            std::memcpy(data, &content_[address], MEMORY_BYTES);
         } else {
             std::memset(data, 0xAD, MEMORY_BYTES);
         }
@@ -201,7 +192,7 @@ class Dram {
 
     DramFigures figures_;
     Random random_;
-    uint8_t *content_;
+    Space content_;
     Statistics statistics_;
     std::array<std::deque<Read>, kIds> reads_;
     std::deque<Write> writes_;

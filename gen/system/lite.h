@@ -10,8 +10,9 @@ class Lite {
     uint32_t data = 0;         // that was read
     Response response = kOkay;
 
-    void write(unsigned offset, uint32_t value) {
+    void write(unsigned offset, uint32_t value, unsigned strobes = 15) {
         offset_ = offset;
+        strobes_ = strobes;
         value_ = value;
         aw_offered_ = w_offered_ = is_busy_ = true;
     }
@@ -26,7 +27,7 @@ class Lite {
     void drive(Vengine &m) const {
         m.s_axil_awaddr = m.s_axil_araddr = offset_;
         m.s_axil_wdata = value_;
-        m.s_axil_wstrb = 15;
+        m.s_axil_wstrb = strobes_;
         m.s_axil_awvalid = aw_offered_;
         m.s_axil_wvalid = w_offered_;
         m.s_axil_arvalid = ar_offered_;
@@ -46,7 +47,7 @@ class Lite {
     }
 
    private:
-    unsigned offset_ = 0;
+    unsigned offset_ = 0, strobes_ = 15;
     uint32_t value_ = 0;
     bool aw_offered_ = false, w_offered_ = false, ar_offered_ = false, is_busy_ = false;
 };

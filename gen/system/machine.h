@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "Vengine.h"
+#include "counters.h"
 #include "dram.h"
 #include "lite.h"
 #include "master.h"
@@ -14,14 +15,18 @@ class Machine {
    public:
     Dram dram;
     Master master;
+    Counters counters;  // since the reset
 
-    explicit Machine(const DramFigures &figures) : dram(figures), model_(new Vengine(&context_)) {
+    // A model of mutants has the one of this number, or none.
+    explicit Machine(const DramFigures &figures, unsigned mutant = 0) : dram(figures), model_(new Vengine(&context_)) {
+        select(*model_, mutant, 0);
         model_->aresetn = 0;
         for (int i = 0; i < 4; ++i) step();
         model_->aresetn = 1;
     }
 
     uint64_t cycles() const { return cycle_; }
+    bool interrupts() const { return model_->irq; }
 
     void step() {
         Vengine &m = *model_;
@@ -33,6 +38,7 @@ class Machine {
         master.sample(m, cycle_);
         dram.sample(m, cycle_);
         lite_.sample(m);
+        counters.sample(m);
         m.aclk = 1;
         m.eval();
         ++cycle_;
@@ -47,8 +53,8 @@ class Machine {
     }
 
     // Write a register.
-    Response set(unsigned offset, uint32_t value) {
-        lite_.write(offset, value);
+    Response set(unsigned offset, uint32_t value, unsigned strobes = 15) {
+        lite_.write(offset, value, strobes);
         until([this] { return !lite_.is_busy(); });
         return lite_.response;
     }
@@ -57,6 +63,12 @@ class Machine {
         lite_.read(offset);
         until([this] { return !lite_.is_busy(); });
         return lite_.data;
+    }
+
+    // Whether there is such a register.
+    bool has(unsigned offset) {
+        get(offset);
+        return lite_.response == kOkay;
     }
 
     // Let a region answer, or not; format 0 is bypass. Whether it does now, or no more.
@@ -74,6 +86,13 @@ class Machine {
    private:
     // More cycles than this without an answer can only be a hang.
     static constexpr unsigned kMostIdleCycles = 100000;
+
+    template <class Model>
+    static auto select(Model &model, unsigned mutant, int) -> decltype(void(model.mutant)) {
+        model.mutant = mutant;
+    }
+    template <class Model>
+    static void select(Model &, unsigned, long) {}
 
     VerilatedContext context_;
     std::unique_ptr<Vengine> model_;
