@@ -12,8 +12,8 @@ from amaranth.sim import Simulator
 
 from golden import PlaneFormat
 from rtl.memory import MemoryParameters
-from rtl.memory.read import ReadPath
-from rtl.memory.write import WritePath
+from rtl.memory.read.path import ReadPath
+from rtl.memory.write.path import WritePath
 
 from .diagrams import FOLDER, as_row, render
 

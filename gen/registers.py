@@ -9,7 +9,7 @@ from peakrdl_html import HTMLExporter
 from peakrdl_python import PythonExporter
 from systemrdl import RDLCompiler
 
-from rtl.memory.map import REGISTERS, Field, Group, Register
+from rtl.memory.registers.map import REGISTERS, Field, Group, Register
 
 from . import project
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rtl.memory import MemoryParameters
-from rtl.memory.map import COUNTERS, ERRORS, REGISTERS, Group, address_of
+from rtl.memory.registers.map import COUNTERS, ERRORS, REGISTERS, Group, address_of
 
 from . import toolchain
 from .memory import module_name, verilog_text

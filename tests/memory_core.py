@@ -12,7 +12,7 @@ from golden.bursts import PAGE, Burst, Response
 from golden.memory import Dram, MemoryModel, Region
 from rtl.memory import MemoryParameters
 from rtl.memory.engine import _Core
-from rtl.memory.map import address_of
+from rtl.memory.registers.map import address_of
 
 BUS = 16
 FORMAT = PlaneFormat("bf16", 32, 21)

@@ -6,7 +6,7 @@ import pytest
 
 from gen import project, registers
 from gen.__main__ import main
-from rtl.memory.map import ERRORS, MAP_BITS, REGISTERS, Group, address_of
+from rtl.memory.registers.map import ERRORS, MAP_BITS, REGISTERS, Group, address_of
 
 
 def test_the_header_has_every_field_and_the_compiler_no_complaint(tmp_path):

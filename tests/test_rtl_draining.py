@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from golden.bursts import PAGE, Burst, Response
-from rtl.memory.map import address_of
+from rtl.memory.registers.map import address_of
 
 from .memory_core import BUS, REGIONS, Bench
 

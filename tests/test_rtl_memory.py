@@ -11,15 +11,15 @@ from golden import HadamardFormat, PlaneFormat
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import Dram, MemoryModel, Region
 from rtl.memory import MemoryParameters
-from rtl.memory.compress import Compressors
-from rtl.memory.map import COUNTERS, address_of
-from rtl.memory.regions import Lookup, Mapper
-from rtl.memory.registers import Registers
-from rtl.memory.reply import Reply
-from rtl.memory.slots import Slots
-from rtl.memory.unpack import Unpacker
-from rtl.memory.walker import Walker
-from rtl.memory.writeout import Packer, WriteOut
+from rtl.memory.codecs.compress import Compressors
+from rtl.memory.codecs.unpack import Unpacker
+from rtl.memory.interface.walker import Walker
+from rtl.memory.read.reply import Reply
+from rtl.memory.registers.map import COUNTERS, address_of
+from rtl.memory.registers.regions import Lookup, Mapper
+from rtl.memory.registers.registers import Registers
+from rtl.memory.write.slots import Slots
+from rtl.memory.write.writeout import Packer, WriteOut
 
 FORMATS = (PlaneFormat("bf16", 32, 21), HadamardFormat("bf16", 64, 18))
 

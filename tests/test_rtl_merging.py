@@ -10,7 +10,7 @@ from golden import PlaneFormat
 from golden.bursts import PAGE, Burst, BurstKind, Response
 from golden.memory import ErrorKind, Region
 from rtl.memory import MemoryParameters
-from rtl.memory.merge import Merger
+from rtl.memory.write.merge import Merger
 
 from .memory_core import BUS, FORMAT, REGIONS, Bench, part
 

@@ -8,7 +8,7 @@ import numpy as np
 from cocotb_tests.memory.testbench import BUS, FORMATS_HERE, KINDS, OKAY, REGION_PAGES, SLVERR, TASK, TB
 from golden.bursts import PAGE, Burst, Response
 from golden.memory import ErrorKind, Region
-from rtl.memory.map import COUNTERS
+from rtl.memory.registers.map import COUNTERS
 
 
 @cocotb.test()

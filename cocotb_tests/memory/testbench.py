@@ -20,7 +20,7 @@ from cocotb_tests.notes import Noting
 from golden import FORMATS
 from golden.bursts import PAGE, Response
 from golden.memory import Dram, ErrorKind, MemoryModel, Region
-from rtl.memory.map import address_of
+from rtl.memory.registers.map import address_of
 
 
 @dataclass(frozen=True)

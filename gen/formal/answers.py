@@ -15,8 +15,8 @@ from amaranth.hdl import Assert, Cover
 from amaranth.lib import wiring
 
 from rtl.memory import MemoryParameters
-from rtl.memory.read import ReadPath
-from rtl.memory.write import WritePath
+from rtl.memory.read.path import ReadPath
+from rtl.memory.write.path import WritePath
 
 from .contract import drive
 from .paths import (
@@ -125,7 +125,7 @@ class WriteAnswers(Rules):
     def elaborate(self, platform):
         m = Module()
         parameters, path = self._parameters, self._path
-        with patch("rtl.memory.writeout._PATIENCE", _PATIENCE):
+        with patch("rtl.memory.write.writeout._PATIENCE", _PATIENCE):
             m.submodules.path = without_codecs(path, platform)
         one_region(m, parameters, path.regions, self.stored)
         sent, ahead = unanswered_bursts(m, path)

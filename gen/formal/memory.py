@@ -9,10 +9,11 @@ from amaranth.lib.wiring import In
 
 from golden.bursts import PAGE, Response
 from rtl.memory import MemoryParameters
+from rtl.memory.layouts import region_layout
 from rtl.memory.parameters import PAGE_BITS
-from rtl.memory.read import ReadPath
-from rtl.memory.regions import Lookup, Mapper, region_layout, stored_pages
-from rtl.memory.write import WritePath
+from rtl.memory.read.path import ReadPath
+from rtl.memory.registers.regions import Lookup, Mapper, stored_pages
+from rtl.memory.write.path import WritePath
 
 from .contract import drive, kept
 from .paths import (

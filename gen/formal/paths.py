@@ -15,8 +15,8 @@ from amaranth.lib.wiring import In, Out
 from golden import PlaneFormat
 from golden.bursts import PAGE, BurstKind
 from rtl.memory import MemoryParameters
+from rtl.memory.interface.walker import span_mask
 from rtl.memory.parameters import PAGE_BITS
-from rtl.memory.walker import span_mask
 from rtl.ports import COMPRESSORS, DECOMPRESSORS
 from rtl.stream import word_layout
 

@@ -4,12 +4,12 @@ from amaranth import ClockDomain, DomainRenamer, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
-from .map import ERRORS, MAP_BITS
+from .interface.channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
 from .parameters import MemoryParameters
-from .read import ReadPath
-from .registers import Registers
-from .write import WritePath
+from .read.path import ReadPath
+from .registers.map import ERRORS, MAP_BITS
+from .registers.registers import Registers
+from .write.path import WritePath
 
 __all__ = ["MemoryEngine"]
 
@@ -26,7 +26,7 @@ class MemoryEngine(wiring.Component):
         m_axi_*: AXI4 of the memory; all are INCR bursts of whole beats. What is read to be merged has the
             ID 1, all else 0.
         s_axil_*: AXI4-Lite of the registers.
-        irq: see :class:`rtl.memory.registers.Registers`.
+        irq: see :class:`rtl.memory.registers.registers.Registers`.
     """
 
     def __init__(self, parameters: MemoryParameters):

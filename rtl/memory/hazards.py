@@ -3,11 +3,10 @@
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from .gather import place_layout, probe_layout
+from .layouts import place_layout, probe_layout, range_layout
 from .parameters import MemoryParameters
-from .writeout import range_layout
 
-__all__ = ["Hazards", "error_layout"]
+__all__ = ["Hazards"]
 
 
 class Hazards(wiring.Signature):
@@ -36,8 +35,3 @@ class Hazards(wiring.Signature):
                 "packed": In(data.StructLayout({"valid": 1, "beat": beat})),
             }
         )
-
-
-def error_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """An error of one kind, with its address."""
-    return data.StructLayout({"valid": 1, "address": parameters.address_bits})

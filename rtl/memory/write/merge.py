@@ -14,11 +14,11 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import BurstKind, Response
 
-from .channels import axi4_channels
-from .gather import merged_layout
-from .parameters import PAGE_BITS, MemoryParameters
-from .regions import Mapper, found_layout
-from .unpack import Decompressors, Unpacker
+from ..codecs.unpack import Decompressors, Unpacker
+from ..interface.channels import axi4_channels
+from ..layouts import found_layout, merged_layout
+from ..parameters import PAGE_BITS, MemoryParameters
+from ..registers.regions import Mapper
 
 __all__ = ["MERGE_ID", "Merger"]
 

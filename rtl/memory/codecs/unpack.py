@@ -5,24 +5,16 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from ..arith.sums import rotate
-from ..ports import DECOMPRESSORS, core_of
-from ..stream import word_layout
-from .parameters import MemoryParameters
-from .plan import run_layout
-from .queue import Queue
-from .regions import format_number_bits
+from ...arith.sums import rotate
+from ...ports import DECOMPRESSORS, core_of
+from ..layouts import cut_layout, format_number_bits, run_layout
+from ..parameters import MemoryParameters
+from ..queue import Queue
 
 __all__ = ["Decompressors", "Joiner", "Unpacker"]
 
 # Blocks in all decompressors together.
 _INSIDE = 8
-
-
-def cut_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """A word of a block that was cut from beats: see :class:`Unpacker`."""
-    word = word_layout(parameters.bus_bytes, first=True)
-    return data.StructLayout({"word": word, "format": format_number_bits(parameters), "resp": 2})
 
 
 class Unpacker(wiring.Component):

@@ -4,60 +4,10 @@ from amaranth import Array, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from .parameters import PAGE_BITS, MemoryParameters
+from ..layouts import found_layout, region_layout
+from ..parameters import PAGE_BITS, MemoryParameters
 
-__all__ = ["Lookup", "Mapper", "format_number_bits", "found_layout", "region_layout", "stored_pages"]
-
-
-def format_number_bits(parameters: MemoryParameters) -> int:
-    """Of the number of a format, from 1 on; 0 is bypass."""
-    return len(parameters.formats).bit_length() or 1
-
-
-def region_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """A region as the registers hold it; sizes and places in pages of 4 KiB.
-
-    Members:
-        base, size, stored: see :class:`golden.memory.Region`.
-        format: its number, 0 for bypass.
-        merge: evicted blocks are merged.
-        enabled: it answers for its addresses.
-        usable: and shares no stored bytes with another one.
-    """
-    pages = parameters.page_bits
-    return data.StructLayout(
-        {
-            "base": pages,
-            "size": pages,
-            "stored": pages,
-            "format": format_number_bits(parameters),
-            "merge": 1,
-            "enabled": 1,
-            "usable": 1,
-        }
-    )
-
-
-def found_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """What is known of a burst's page.
-
-    Members:
-        hit: one region answers for it.
-        region: which.
-        format: its number, 0 for bypass.
-        stored: where the region's stored bytes begin, in pages.
-        offset: the page, counted from the region's first.
-    """
-    pages = parameters.page_bits
-    return data.StructLayout(
-        {
-            "hit": 1,
-            "region": range(parameters.regions),
-            "format": format_number_bits(parameters),
-            "stored": pages,
-            "offset": pages,
-        }
-    )
+__all__ = ["Lookup", "Mapper", "stored_pages"]
 
 
 class Lookup(wiring.Component):

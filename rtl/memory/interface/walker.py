@@ -6,20 +6,10 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import BurstKind
 
-from .parameters import PAGE_BITS, MemoryParameters
+from ..layouts import burst_layout
+from ..parameters import PAGE_BITS, MemoryParameters
 
-__all__ = ["Walker", "burst_layout", "container_mask", "span_mask"]
-
-
-def burst_layout(about: data.Layout | int) -> data.StructLayout:
-    """A burst within its page of 4 KiB, which AXI4 does not let it leave.
-
-    Members:
-        low: address within the page.
-        len, size, kind: as on AXI's address channels.
-        about: what else goes along with it.
-    """
-    return data.StructLayout({"low": PAGE_BITS, "len": 8, "size": 3, "kind": 2, "about": about})
+__all__ = ["Walker", "container_mask", "span_mask"]
 
 
 def span_mask(size: Value) -> Value:

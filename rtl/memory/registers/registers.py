@@ -6,12 +6,12 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
-from ..stream import DelayMemory
-from .channels import axi4_lite_channels
-from .hazards import error_layout
+from ...stream import DelayMemory
+from ..interface.channels import axi4_lite_channels
+from ..layouts import error_layout, region_layout
+from ..parameters import MemoryParameters
 from .map import COUNTERS, ERRORS, IDENTITY, MAP_BITS, TIMEOUT_CYCLES, address_of
-from .parameters import MemoryParameters
-from .regions import region_layout, stored_pages
+from .regions import stored_pages
 
 __all__ = ["Registers", "counts_layout"]
 
@@ -32,7 +32,7 @@ def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
 
 
 class Registers(wiring.Component):
-    """The map of :mod:`rtl.memory.map`.
+    """The map of :mod:`rtl.memory.registers.map`.
 
     A read is answered in the cycle after it was taken, and one of a counter is taken a cycle later than
     others. A write is answered in the second cycle after both address and data were; one that enables a
@@ -44,7 +44,7 @@ class Registers(wiring.Component):
     Members:
         aw, w, b, ar, r: of AXI4-Lite.
         regions: all of them; one is enabled once it is known which others share its stored bytes.
-        timeout: see :class:`rtl.memory.gather.Gather`.
+        timeout: see :class:`rtl.memory.write.gather.Gather`.
         drain, region: a region is to be drained; drained: it is.
         errors: of each kind.
         counts: what is added to each counter.

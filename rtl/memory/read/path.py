@@ -17,15 +17,15 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import PAGE
 
-from .channels import axi4_channels
-from .hazards import Hazards, error_layout
-from .merge import MERGE_ID
-from .parameters import MemoryParameters
+from ..codecs.unpack import Decompressors, Joiner, Unpacker
+from ..hazards import Hazards
+from ..interface.channels import axi4_channels
+from ..layouts import error_layout, region_layout
+from ..parameters import MemoryParameters
+from ..queue import Queue
+from ..write.merge import MERGE_ID
 from .plan import Plan
-from .queue import Queue
-from .regions import region_layout
 from .reply import Reply
-from .unpack import Decompressors, Joiner, Unpacker
 
 __all__ = ["ReadPath"]
 
@@ -48,7 +48,7 @@ class ReadPath(wiring.Component):
         block_read: a block's last word left the decompressors.
         idle: there are no unanswered bursts.
         undecoded: no region answers for a burst.
-        invalid, failed: see :class:`rtl.memory.reply.Reply`.
+        invalid, failed: see :class:`rtl.memory.read.reply.Reply`.
     """
 
     def __init__(self, parameters: MemoryParameters):

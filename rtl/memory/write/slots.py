@@ -6,8 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
-from ..arith.trees import any_set
-from .parameters import MemoryParameters
+from ...arith.trees import any_set
+from ..parameters import MemoryParameters
 
 __all__ = ["Slots", "hold"]
 

@@ -7,12 +7,11 @@ from amaranth.utils import exact_log2
 
 from golden.bursts import Response
 
-from ..stream import DelayMemory
-from .channels import axi4_channels
-from .hazards import error_layout
-from .parameters import MemoryParameters
-from .plan import read_layout
-from .walker import Walker, burst_layout, span_mask
+from ...stream import DelayMemory
+from ..interface.channels import axi4_channels
+from ..interface.walker import Walker, span_mask
+from ..layouts import burst_layout, error_layout, read_layout
+from ..parameters import MemoryParameters
 
 __all__ = ["Reply"]
 
@@ -27,9 +26,9 @@ class Reply(wiring.Component):
     offered in the second cycle after its word came, for R is what the memory gave.
 
     Members:
-        bursts: what is to be answered, see :func:`rtl.memory.plan.read_layout`.
-        values: words of blocks, see :class:`rtl.memory.unpack.Decompressors`.
-        words: in bypass, see :class:`rtl.memory.unpack.Joiner`.
+        bursts: what is to be answered, see :func:`rtl.memory.layouts.read_layout`.
+        values: words of blocks, see :class:`rtl.memory.codecs.unpack.Decompressors`.
+        words: in bypass, see :class:`rtl.memory.codecs.unpack.Joiner`.
         r: of the accelerator.
         invalid, failed: a block was invalid; or memory answered an error for it, or for a word of bypass;
             once for each.

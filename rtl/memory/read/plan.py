@@ -4,59 +4,25 @@ from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.bursts import PAGE, BurstKind
+from golden.bursts import BurstKind
 
-from .channels import axi4_channels
-from .gather import BLOCK_UNIT_BITS, place_layout
-from .hazards import Hazards, error_layout
-from .parameters import PAGE_BITS, MemoryParameters
-from .regions import Lookup, Mapper, format_number_bits, found_layout, region_layout
-from .walker import burst_layout, container_mask, span_mask
+from ..hazards import Hazards
+from ..interface.channels import axi4_channels
+from ..interface.walker import container_mask, span_mask
+from ..layouts import (
+    BLOCK_UNIT_BITS,
+    burst_layout,
+    error_layout,
+    found_layout,
+    place_layout,
+    read_layout,
+    region_layout,
+    run_layout,
+)
+from ..parameters import PAGE_BITS, MemoryParameters
+from ..registers.regions import Lookup, Mapper
 
-__all__ = ["Plan", "read_layout", "run_layout"]
-
-
-def read_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """What goes along with a read burst.
-
-    Members:
-        id, page: of the burst.
-        hit: there is a region for it.
-        format: its number, 0 for bypass.
-        kept: the first block is the one that the burst before ended in.
-    """
-    return data.StructLayout(
-        {
-            "id": parameters.id_bits,
-            "page": parameters.page_bits,
-            "hit": 1,
-            "format": format_number_bits(parameters),
-            "kept": 1,
-        }
-    )
-
-
-def run_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """What memory was asked for: blocks that lie one behind the other, or words in bypass.
-
-    Members:
-        format: of the blocks, 0 for words.
-        count: of blocks or words, less one.
-        skip: bytes of the first beat before the first block.
-        number: of the first block.
-        beats: that come of blocks.
-        continues: the first block begins with what the run of blocks before left of its last beat.
-    """
-    return data.StructLayout(
-        {
-            "format": format_number_bits(parameters),
-            "count": 8,
-            "skip": range(max(parameters.memory_bytes, 2)),
-            "number": 32,
-            "beats": range(2 * PAGE // parameters.memory_bytes + 1),
-            "continues": 1,
-        }
-    )
+__all__ = ["Plan"]
 
 
 class Plan(wiring.Component):

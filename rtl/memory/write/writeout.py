@@ -7,9 +7,6 @@
 What lies side by side in memory goes there side by side: blocks share beats, beats share bursts.
 """
 
-import operator
-from functools import reduce
-
 from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -17,70 +14,21 @@ from amaranth.utils import exact_log2
 
 from golden.bursts import BurstKind, Response
 
-from ..arith.sums import rotate
-from .channels import axi4_channels
-from .parameters import PAGE_BITS, MemoryParameters
-from .queue import Queue
+from ...arith.sums import rotate
+from ..interface.channels import axi4_channels
+from ..layouts import TAG_BITS, beat_layout, page_tag, range_layout, stored_layout
+from ..parameters import PAGE_BITS, MemoryParameters
+from ..queue import Queue
 from .slots import hold
 
-__all__ = [
-    "TAG_BITS",
-    "Cutter",
-    "Packer",
-    "WriteOut",
-    "beat_layout",
-    "page_tag",
-    "range_layout",
-    "stored_layout",
-]
+__all__ = ["Cutter", "Packer", "WriteOut"]
 
 # Cycles without more to do after which what waits for more goes out.
 _PATIENCE = 15
 
-# Of a page's tag: all that is compared of a page by who asks whether something of it is on its way. Where two
-# pages have the same, a read may wait for a write that does not concern it, and no write for a read.
-TAG_BITS = 10
 
 # Beats of a burst, and of those that wait to be sent.
 _BURST, _WAITING_BEATS = 16, 32
-
-
-def beat_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """A beat to memory: its address in beats, its bytes and strobes, and the slots that wait for it."""
-    size = parameters.memory_bytes
-    return data.StructLayout(
-        {
-            "beat": parameters.address_bits - parameters.beat_bits,
-            "data": 8 * size,
-            "strb": size,
-            "waiting": parameters.slots,
-        }
-    )
-
-
-def stored_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """A word of a compressed block: ``empty`` of its bytes do not belong to it; where the block is stored."""
-    return data.StructLayout(
-        {
-            "data": 8 * parameters.bus_bytes,
-            "empty": range(parameters.bus_bytes),
-            "first": 1,
-            "address": parameters.address_bits,
-            "waiting": parameters.slots,
-        }
-    )
-
-
-def page_tag(page: Value) -> Value:
-    """Of the number of a page: its bits, folded."""
-    folds = [page[i : i + TAG_BITS] for i in range(0, len(page), TAG_BITS)]
-    return reduce(operator.xor, folds)[:TAG_BITS]
-
-
-def range_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """Some beats of a page of memory: its number, and those of the first and the last within it."""
-    beat = PAGE_BITS - parameters.beat_bits
-    return data.StructLayout({"page": parameters.page_bits, "first": beat, "last": beat})
 
 
 class Packer(wiring.Component):

@@ -6,14 +6,20 @@ from amaranth.lib.wiring import In, Out
 
 from golden import Format, HadamardFormat
 
-from ..ports import COMPRESSORS, core_of
-from ..stream import NUMBER_BITS
-from .gather import place_layout, probe_layout, probes
-from .parameters import MemoryParameters
-from .queue import Queue
-from .regions import format_number_bits
-from .slots import hold
-from .writeout import TAG_BITS, page_tag, stored_layout
+from ...ports import COMPRESSORS, core_of
+from ...stream import NUMBER_BITS
+from ..layouts import (
+    TAG_BITS,
+    format_number_bits,
+    page_tag,
+    place_layout,
+    probe_layout,
+    probes,
+    stored_layout,
+)
+from ..parameters import MemoryParameters
+from ..queue import Queue
+from ..write.slots import hold
 
 __all__ = ["Compressors"]
 
@@ -31,7 +37,7 @@ class Compressors(wiring.Component):
     Members:
         i: words of blocks: ``data``, ``first``, ``last``; a block's ``format``, its ``number``, and where it
             is stored, ``address``; its ``place``; and the slots that are ``waiting`` for it.
-        o: words of compressed blocks, see :func:`rtl.memory.writeout.stored_layout`, with ``last``.
+        o: words of compressed blocks, see :func:`rtl.memory.layouts.stored_layout`, with ``last``.
         probe, probed: whether one of some blocks is here, or one of another page with the same tag.
         held: slots that wait for one.
         idle: none is here.

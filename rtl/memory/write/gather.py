@@ -13,68 +13,20 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
-from ..stream import DelayMemory
-from .parameters import PAGE_BITS, MemoryParameters
-from .queue import Queue
-from .regions import format_number_bits
+from ...stream import DelayMemory
+from ..layouts import (
+    BLOCK_UNIT_BITS,
+    block_layout,
+    format_number_bits,
+    merged_layout,
+    place_layout,
+    probe_layout,
+    probes,
+)
+from ..parameters import PAGE_BITS, MemoryParameters
+from ..queue import Queue
 
-__all__ = [
-    "BLOCK_UNIT_BITS",
-    "Gather",
-    "address_of_place",
-    "block_layout",
-    "merged_layout",
-    "place_layout",
-    "probe_layout",
-    "probes",
-]
-
-# Blocks begin at multiples of so many bytes: the smallest raw block.
-BLOCK_UNIT_BITS = 5
-
-
-def place_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """Which block: the number of its page, and where in the page it begins in units of 32 bytes."""
-    return data.StructLayout({"page": parameters.page_bits, "unit": PAGE_BITS - BLOCK_UNIT_BITS})
-
-
-def address_of_place(place) -> Value:
-    """Of a block's first byte."""
-    return Cat(C(0, BLOCK_UNIT_BITS), place.unit, place.page)
-
-
-def block_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """What goes along with a block.
-
-    Members:
-        place: see above.
-        region, format: its region's number and its format's.
-        waiting: the slots of the bursts that wait for it.
-    """
-    return data.StructLayout(
-        {
-            "place": place_layout(parameters),
-            "region": range(parameters.regions),
-            "format": format_number_bits(parameters),
-            "waiting": parameters.slots,
-        }
-    )
-
-
-def merged_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """A word of a block in memory; if it cannot be read, the answer for that, and whether it is invalid."""
-    return data.StructLayout({"data": 8 * parameters.bus_bytes, "last": 1, "resp": 2, "invalid": 1})
-
-
-def probe_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """Blocks of a page: the units in which the first and the last of them begin."""
-    unit = PAGE_BITS - BLOCK_UNIT_BITS
-    return data.StructLayout({"page": parameters.page_bits, "first": unit, "last": unit})
-
-
-def probes(probe, place) -> Value:
-    """Whether a block is among those of a probe."""
-    return (place.page == probe.page) & (place.unit >= probe.first) & (place.unit <= probe.last)
+__all__ = ["Gather"]
 
 
 class Gather(wiring.Component):

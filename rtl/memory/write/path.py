@@ -16,16 +16,17 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import BurstKind
 
-from .channels import axi4_channels
-from .compress import Compressors
-from .gather import BLOCK_UNIT_BITS, Gather, address_of_place
-from .hazards import Hazards, error_layout
+from ..codecs.compress import Compressors
+from ..hazards import Hazards
+from ..interface.channels import axi4_channels
+from ..interface.walker import Walker
+from ..layouts import BLOCK_UNIT_BITS, address_of_place, error_layout, found_layout, region_layout
+from ..parameters import PAGE_BITS, MemoryParameters
+from ..queue import Queue
+from ..registers.regions import Lookup, Mapper
+from .gather import Gather
 from .merge import Merger
-from .parameters import PAGE_BITS, MemoryParameters
-from .queue import Queue
-from .regions import Lookup, Mapper, found_layout, region_layout
 from .slots import Slots
-from .walker import Walker
 from .writeout import Cutter, Packer, WriteOut
 
 __all__ = ["WritePath"]
@@ -40,7 +41,7 @@ class WritePath(wiring.Component):
     """Takes writes; see the module.
 
     Members:
-        regions: all of them, as :func:`rtl.memory.regions.region_layout` says.
+        regions: all of them, as :func:`rtl.memory.layouts.region_layout` says.
         timeout: cycles that a block may be the one that has been open for longest.
         aw, w, b: of the accelerator's AXI4.
         maw, mw, mb: of the memory's.
@@ -53,7 +54,7 @@ class WritePath(wiring.Component):
         undecoded, refused: a burst is answered with an error.
         evicted: a block is dropped.
         failed: memory answered a burst with an error; where its first beat is.
-        merge_ar, merge_r: of the memory's AXI4, with ``merging``: see :class:`rtl.memory.merge.Merger`.
+        merge_ar, merge_r: of the memory's AXI4, with ``merging``: see :class:`rtl.memory.write.merge.Merger`.
         unread, invalid: a block could not be merged, for memory answered with an error, or it is invalid.
         block_written: a block's last word went to the packer.
         block_merged: one was decompressed to be merged.

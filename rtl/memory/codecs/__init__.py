@@ -1,0 +1,1 @@
+"""The compressors and decompressors in the way of blocks."""

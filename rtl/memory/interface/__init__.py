@@ -1,0 +1,1 @@
+"""AXI's channels as streams, and its bursts taken apart."""

@@ -1,0 +1,1 @@
+"""Reads: what they need of memory, and their answers."""

@@ -1,0 +1,1 @@
+"""The register map, and the regions that it describes."""

@@ -1,0 +1,1 @@
+"""Writes: from bursts to whole blocks, and to memory."""
