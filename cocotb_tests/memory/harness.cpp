@@ -80,7 +80,7 @@ class Harness {
     // Bursts that each wait for the one before, or until that one waits for a block.
     void sequential(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
-            if (i % 2048 == 0) check_registers(), storm();
+            if (i % 2048 == 0) check_registers(), storm(), check_order();
             if (i % 256 == 0) check_errors(), check_counters();
             if (i % 64 == 0) set_pauses();
             if (random_.chance(0.004)) reopen();
@@ -513,6 +513,7 @@ class Harness {
             }
             expect_region(i, true);
         }
+        check_overlaps();
         check_directed_counters();
         clear_errors();
     }
@@ -542,6 +543,47 @@ class Harness {
                 const uint32_t beyond = (value & pages) | (pages + 1) << random_.below(32 - log2_of(pages));
                 expect(machine_.set(offset + at, beyond) == kSlvErr, "the answer to a page beyond");
             }
+        }
+    }
+
+    // Of memory, that a region takes, the last perhaps in part.
+    uint64_t stored_pages(const Region &region) const {
+        return (model_.place(region, region.base + region.size) - region.stored + kPage - 1) / kPage;
+    }
+
+    // Whether a region is stored in memory, and apart from all others.
+    bool is_apart(unsigned index) const {
+        const Region &region = model_.regions[index];
+        const auto first = [](const Region &one) { return one.stored / kPage; };
+        const auto end = [&](const Region &one) { return first(one) + stored_pages(one); };
+        for (unsigned i = 0; i < REGIONS; ++i) {
+            const Region &other = model_.regions[i];
+            if (i != index && first(region) < end(other) && first(other) < end(region)) return false;
+        }
+        return end(region) <= kSpace / kPage;
+    }
+
+    // Regions whose stored bytes meet another's, or end where these begin, or reach beyond memory.
+    void check_overlaps() {
+        for (unsigned times = 0; times < 8 * REGIONS; ++times) {
+            const unsigned index = random_.below(REGIONS), next = (index + 1 + random_.below(REGIONS - 1)) % REGIONS;
+            const Region &other = model_.regions[next];
+            Region &region = model_.regions[index];
+            const Region before = region;
+            machine_.disable(index);
+            region.size = kPage * (1 + random_.below(uint64_t{1} << random_.below(log2_of(kSlice))));
+            const uint64_t pages = stored_pages(region), begin = other.stored / kPage;
+            const uint64_t end = begin + stored_pages(other), last = kSpace / kPage - pages;
+            const uint64_t places[] = {begin - pages, begin - pages + 1, end - 1, end, last, last + 1};
+            region.stored = places[random_.below(6)] * kPage % kSpace;
+            expect(enable(index) == is_apart(index), "USABLE of region " + std::to_string(index));
+            for (unsigned i = 0; i < REGIONS; ++i) {
+                const bool is_usable = machine_.get(REGION_CONTROL + i * REGION_STRIDE) & USABLE;
+                expect(is_usable == is_apart(i), "USABLE of region " + std::to_string(i));
+            }
+            machine_.disable(index);
+            region = before;
+            region.enabled = enable(index);
         }
     }
 
@@ -613,13 +655,33 @@ class Harness {
                     Burst burst = whole(window.start + page * kPage + 2 * i * bytes, bytes);
                     burst.id = random_.below(16);
                     send_write(content_of(burst, 1), 0);
-                    if (++sent % SLOTS == 0) settle();
+                    if (++sent % (2 * SLOTS) == 0) settle();
                 }
+                // Counters go on while others are read.
+                for (unsigned i = 0; i < 40; ++i) machine_.get(READ_BEATS + 4 * random_.below(COUNTERS));
                 settle();
             }
             quiet();
         }
         machine_.dram.pause = 0;
+    }
+
+    // Blocks that are read as soon as their write was answered, while they are still on their way to memory.
+    void check_order() {
+        quiet();
+        for (unsigned times = 0; FORMATS && times < 256; ++times) {
+            const Window &window = windows_[random_.below(windows_.size())];
+            const Region &region = model_.regions[window.region];
+            if (!region.format) continue;
+            const unsigned raw = codecs_[region.format - 1].raw;
+            Burst burst = whole(window.start + random_.below(kOpen * kPage / raw) * raw, raw);
+            burst.cache = 3;
+            send_write(content_of(burst, 1), 0);
+            settle();
+            expect_read(burst, 0);
+            if (random_.chance(0.5)) settle();
+        }
+        settle();
     }
 
     // Compare the error registers, and clear them. What is kept of the last reads is displaced: an error that is
