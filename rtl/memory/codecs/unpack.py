@@ -1,6 +1,6 @@
 """What memory answers, cut into blocks, and these decompressed."""
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -151,10 +151,14 @@ class Unpacker(wiring.Component):
             if of_beat == size and i == 0:  # what begins a word is never kept
                 grains.append(beat)
                 continue
+            # What was kept reaches this grain if it begins in the same part of a word, and not behind it.
+            starts_there = place >= begin if begin else C(1)
+            if i < size - 1:
+                starts_there &= place <= i
             kept, is_beat, is_kept = Signal(bits, name=f"kept{i}"), Signal(), Signal()
             m.d.comb += [
                 is_beat.eq(come == begin),
-                is_kept.eq((level != 0) & (place >= begin) & (place <= i)),
+                is_kept.eq((level != 0) & starts_there),
             ]
             with m.If(takes & is_beat):
                 m.d.sync += kept.eq(beat)
