@@ -48,6 +48,7 @@ struct Expected {
     unsigned region;
     std::vector<uint8_t> words, responses;  // of a read
     unsigned master;
+    uint64_t place = 0, count = 0;  // what memory must have of a write when it is answered OKAY
 };
 
 class Harness {
@@ -339,7 +340,7 @@ class Harness {
         const unsigned region = kind_of(model_.at(burst.address));
         const size_t ticket = machine_.master.read(burst);
         auto [words, responses] = model_.read(burst);
-        expected_[ticket] = {region, std::move(words), std::move(responses), master};
+        expected_[ticket] = {region, std::move(words), std::move(responses), master, 0, 0};
         ++bursts[region];
         remember("read, ", text(burst));
     }
@@ -349,7 +350,7 @@ class Harness {
         const Burst burst = write.burst;
         const size_t ticket = machine_.master.write(burst, write.words, write.strobes);
         model_.write(ticket, burst, write.words, write.strobes);
-        expected_[ticket] = {region, {}, {}, master};
+        expected_[ticket] = {region, {}, {}, master, 0, 0};
         ++bursts[region];
         remember("write, ", text(burst));
         return ticket;
@@ -399,7 +400,11 @@ class Harness {
             if (answer == model_.answers.end()) return "answered too early";
             const int response = answer->second;
             model_.answers.erase(answer);
-            if (outcome.responses[0] == response) return "";
+            if (outcome.responses[0] == response) {
+                const uint8_t *there = machine_.dram.content() + expected.place;
+                const bool has = std::equal(there, there + expected.count, &model_.memory[expected.place]);
+                return has || response != kOkay ? "" : "OKAY before memory has it";
+            }
             return std::string(name_of(outcome.responses[0])) + ", not " + name_of(response);
         }
         for (unsigned beat = 0; beat < outcome.burst.beats; ++beat) {
@@ -654,7 +659,9 @@ class Harness {
                 for (unsigned i = 0; i < 2 * SLOTS && (2 * i + 1) * bytes <= kPage; ++i) {
                     Burst burst = whole(window.start + page * kPage + 2 * i * bytes, bytes);
                     burst.id = random_.below(16);
-                    send_write(content_of(burst, 1), 0);
+                    Expected &expected = expected_[send_write(content_of(burst, 1), 0)];
+                    expected.place = model_.place(region, burst.address);
+                    expected.count = region.format ? codecs_[region.format - 1].target : bytes;
                     if (++sent % (2 * SLOTS) == 0) settle();
                 }
                 // Counters go on while others are read.

@@ -22,7 +22,7 @@ from rtl.memory import MemoryEngine, MemoryParameters
 
 from ..runner import BenchError
 from .engines import ENGINES
-from .harness import SOURCES, Harness
+from .harness import LATENCY, SOURCES, Harness
 
 ENGINE = "small-merging"
 _LATENCIES = (2, 30)  # of the memory, in cycles: bursts one by one, and many at once
@@ -68,17 +68,44 @@ def build(parameters: MemoryParameters, folder: Path, count: int, seed: int) -> 
     return path, mutants
 
 
-def find(path: Path, parameters: MemoryParameters, mutant: int, bursts: int, seed: int) -> str | None:
-    """What tells a mutant from the engine; None if nothing does."""
-    for latency in _LATENCIES:
+class Tried:
+    """What the harness makes of an engine with mutants.
+
+    Args:
+        path: of its library.
+        bursts: for each mutant, with either latency of the memory.
+        seed: of what is random.
+
+    Raises:
+        BenchError: the engine without a fault is not what the model says.
+    """
+
+    def __init__(self, path: Path, parameters: MemoryParameters, bursts: int, seed: int) -> None:
+        self._path, self._formats = path, parameters.formats
+        self._bursts, self._seed = bursts, seed
+        self._rates = self._measure(0)
+        if wrong := self.find(0):
+            raise BenchError(f"without a fault: {wrong}")
+
+    def find(self, mutant: int) -> str | None:
+        """What tells a mutant from the engine; None if nothing does."""
+        for latency in _LATENCIES:
+            try:
+                run = Harness(self._path, self._formats, self._seed, latency, mutant)
+                run.run(self._bursts // 2, self._bursts // 2)
+            except BenchError as error:
+                return str(error).splitlines()[0]
+            if run.message:
+                return run.message.splitlines()[0]
         try:
-            run = Harness(path, parameters.formats, seed, latency, mutant)
-            run.run(bursts // 2, bursts // 2)
+            rates = self._measure(mutant)
         except BenchError as error:
             return str(error).splitlines()[0]
-        if run.message:
-            return run.message.splitlines()[0]
-    return None
+        return None if rates == self._rates else f"rates and latencies {rates}, not {self._rates}"
+
+    def _measure(self, mutant: int) -> list[dict[str, float]]:
+        run = Harness(self._path, self._formats, self._seed, LATENCY, mutant)
+        return [run.measure(region) for region in range(len(self._formats) + 1)]
 
 
 def survivors(folder: Path, *, count: int, bursts: int, seed: int) -> Iterator[tuple[Mutant, str | None]]:
@@ -89,10 +116,9 @@ def survivors(folder: Path, *, count: int, bursts: int, seed: int) -> Iterator[t
     """
     parameters = ENGINES[ENGINE]
     path, mutants = build(parameters, folder / "mutants" / f"{ENGINE}-{count}-{seed}", count, seed)
-    if wrong := find(path, parameters, 0, bursts, seed):
-        raise BenchError(f"without a fault: {wrong}")
+    tried = Tried(path, parameters, bursts, seed)
     for mutant in mutants:
-        yield mutant, find(path, parameters, mutant.number, bursts, seed)
+        yield mutant, tried.find(mutant.number)
 
 
 def main() -> None:
