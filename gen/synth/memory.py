@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from amaranth.back import verilog
@@ -19,14 +20,21 @@ from ..yosys import run_yosys
 from .gates import kilogates
 
 FOLDER = Path("build/synth/memory")
-PARAMETERS = MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),))
+_FULL = MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),))
+# As it is by default, and with half of the regions and a quarter of the bursts each way.
+ENGINES = {
+    "full": _FULL,
+    "smaller": replace(_FULL, regions=4, buffers=4, least_slots=8, reads=8, bursts=8),
+}
 _TOP = "memory"
 
 
 def main() -> None:
-    argparse.ArgumentParser(prog="python -m gen.synth.memory", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m gen.synth.memory", description=__doc__)
+    parser.add_argument("--engine", choices=ENGINES, default="full", help="default: full")
+    parameters = ENGINES[parser.parse_args().engine]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    engine = MemoryEngine(PARAMETERS)
+    engine = MemoryEngine(parameters)
     ports = [getattr(engine, name) for name in engine.signature.members]
     text = verilog.convert(without_codecs(engine, None), name=_TOP, ports=ports, emit_src=False)
     (FOLDER / "source.v").write_text(text)
