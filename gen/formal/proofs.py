@@ -482,10 +482,14 @@ def _of_memory() -> Iterator[Proof]:
     blocks = replace(small, formats=(PlaneFormat("bf16", block=16, target=28),))
     two = replace(small, formats=(PlaneFormat("bf16", 16, 12), PlaneFormat("bf16", 32, 21)))
     reads, writes = ("ReadPath", ReadRules, ReadAnswers), ("WritePath", WriteRules, WriteAnswers)
-    # With the bounds of answers, and the cycles in which they are proven.
-    sizes = {"bypass": (small, (4, 17), (5, 17)), "a format": (blocks, (6, 20), (17, 32))}
+    # With the bounds of answers, the cycles in which they are proven, and those within which a burst goes to
+    # memory or comes from it. The longest that nothing moves: a burst that no region answers for goes through
+    # Plan, a queue (2 cycles), the walker and R's register, and R is taken a cycle late: 5. A word in bypass
+    # waits for another (the patience, 3), then 2 in a queue, and AW is taken a cycle late: 6. Blocks and then
+    # beats of two pages that are waited for a cycle each, and AR taken a cycle late: 6.
+    sizes = {"bypass": (small, (5, 18, 14), (6, 18, 14)), "a format": (blocks, (6, 20, 18), (18, 30, 20))}
     for about, (parameters, *bounds) in sizes.items():
-        for (part, rules, answers), (bound, depth) in zip((reads, writes), bounds, strict=True):
+        for (part, rules, answers), (bound, depth, reach) in zip((reads, writes), bounds, strict=True):
             keeps = Proof("rules of AXI4", part, about, partial(rules, parameters), SEARCH, 14, mode="bmc")
             moves = replace(
                 keeps,
@@ -496,7 +500,7 @@ def _of_memory() -> Iterator[Proof]:
             )
             sooner = f"{moves.parameters}, 1 cycle sooner"
             fewer = partial(answers, parameters, bound - 1)
-            yield from (keeps, _reached(keeps, 14), moves)
+            yield from (keeps, _reached(keeps, reach), moves)
             yield replace(moves, parameters=sooner, make=fewer, finds=True)
             if answers is WriteAnswers:
                 yield from _in_turn(moves, parameters, bound)
@@ -506,9 +510,10 @@ def _of_memory() -> Iterator[Proof]:
         order = Proof(
             "order of an ID", "WritePath", about, partial(WriteOrder, parameters), SEARCH, 14, mode="bmc"
         )
-        yield from (order, _reached(order, 14))
-        waits = replace(order, claim="reads wait for no other page", make=partial(ReadsApart, parameters))
-        yield from (waits, _reached(waits, 14))
+        yield from (order, _reached(order, reach))
+        page_apart = partial(ReadsApart, parameters)
+        waits = replace(order, claim="reads wait for no other page", make=page_apart, depth=reach)
+        yield from (waits, _reached(waits, reach))
         any_page = partial(ReadsApart, parameters, any_page=True)
         yield replace(waits, parameters=f"{about}, held against the same page", make=any_page, finds=True)
     mixed = partial(WriteOrder, small, any_id=True)

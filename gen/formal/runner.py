@@ -97,7 +97,7 @@ class Result:
 
 
 def prove(
-    proofs: Sequence[Proof], folder: Path, jobs: int = 2, timeout: int = 600, keep: bool = False
+    proofs: Sequence[Proof], folder: Path, jobs: int = 2, timeout: int = 1800, keep: bool = False
 ) -> list[Result]:
     """Run proofs, each in a folder of its own that keeps its log and, if it failed, the trace.
 
