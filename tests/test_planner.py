@@ -9,9 +9,8 @@ import transformers
 
 from torch_bridge import Compressor
 from torch_bridge.job import peak
-from torch_bridge.planner import estimate as estimates
-from torch_bridge.planner import treatments
-from torch_bridge.planner.estimate import Training
+from torch_bridge.planner import estimates, treatments
+from torch_bridge.planner.estimates import Training
 from torch_bridge.schemes.recompute import recompute_activations
 
 from .families import SEQUENCES, T5, TEXT
@@ -49,7 +48,7 @@ MODELS = {
 RANDOM_STATE = torch.get_rng_state().nbytes  # that a checkpoint keeps, where no operation makes it
 SCALARS = 256  # bytes of numbers that operations are given, whose memory a dry run does not see
 DTYPES = ("fp32", "bf16-autocast", "bf16")
-TREATMENTS = (treatments.BASELINE, treatments.FOUR_BITS, treatments.PLANES, treatments.CHECKPOINTING)
+TREATMENTS = (treatments.BASELINE, treatments.FOUR_BITS, treatments.PLANES, treatments.TIMED, treatments.CHECKPOINTING)
 
 
 def training_of(name, dtype="fp32", **options):
@@ -68,7 +67,7 @@ def measured(training, treatment):
     optimizer = estimates.OPTIMIZERS[training.optimizer](
         [p for p in model.parameters() if p.requires_grad], False
     )
-    saver = Compressor(model, treatment.policy) if treatment.policy else None
+    saver = None if treatment.options is None else Compressor(model, **treatment.options)
 
     def step():
         checkpointing = recompute_activations(model) if treatment.is_checkpointed else nullcontext()

@@ -21,7 +21,7 @@ from golden.floats import FLOAT_TYPES
 
 from .. import backends, planner
 from ..backends.quant_format import BITS
-from ..planner.plan import rates_of
+from ..planner.plans import rates_of
 from ..schemes import schemes
 from ..schemes.pool import KERNELS
 from ..schemes.schemes import FORMATS
@@ -177,7 +177,7 @@ def _add_plan(commands: Any) -> None:
     add("--device-memory", type=_bytes, default="24GB", metavar="SIZE", help="as 24GB, or 24GiB")
     add("--reserve", type=_bytes, default="1GB", metavar="SIZE", help="kept free: CUDA context, libraries")
     add("--device", choices=planner.DEVICES, default="cuda", help="whose kernels run")
-    add("--optimizer", choices=planner.OPTIMIZERS, default="adamw", help="as PyTorch has it")
+    add("--optimizer", choices=planner.OPTIMIZERS, default="adamw-fused", help="whose state is counted")
     add("--attention", choices=train.ATTENTIONS, help="implementation; by default as transformers chooses")
     add("--checkpointing", action="store_true", help="compare policies on top of activation checkpointing")
     add("--zero", type=int, choices=range(4), default=0, help="stage of ZeRO or FSDP")

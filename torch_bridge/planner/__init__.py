@@ -1,9 +1,9 @@
 """Whether a training fits into a device's memory, before it runs: a step is run dry, with each policy."""
 
 from .dry import DryRunError
-from .estimate import DEVICES, DTYPES, OPTIMIZERS, Estimate, Training, estimate
+from .estimates import DEVICES, DTYPES, OPTIMIZERS, Estimate, Training, estimate
 from .models import BUILT_IN, config_of
-from .plan import Plan, plan
+from .plans import Plan, plan
 
 __all__ = [
     "BUILT_IN",

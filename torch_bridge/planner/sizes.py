@@ -99,12 +99,12 @@ class DryCompressor(Compressor):
     """A Compressor for a :class:`DryRun`; what it keeps has the sizes that a Compressor's has.
 
     Args:
-        model, policy, min_values: as of :class:`Compressor`.
+        model, options: as of :class:`Compressor`.
     """
 
     make_store = DryStore
 
-    def __init__(self, model: torch.nn.Module, policy: Policy, **options: Any) -> None:
-        super().__init__(model, policy, **options)
+    def __init__(self, model: torch.nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self.traffic = Traffic()
-        self._codecs, self._verdicts = SizesCodecs(policy, self.traffic), DryVerdicts()
+        self._codecs, self._verdicts = SizesCodecs(self._policy, self.traffic), DryVerdicts()

@@ -14,7 +14,7 @@ from rich.table import Table
 from .. import backends
 from ..backends.dtypes import TORCH_DTYPES, StashFormat
 from . import treatments
-from .estimate import Estimate, Training, estimate
+from .estimates import Estimate, Training, estimate
 from .treatments import Treatment
 
 FrontEnd = Callable[[Training, Iterable[Treatment]], list[Estimate]]
@@ -119,10 +119,14 @@ class Plan:
         best = self.recommended
         if best is None:
             least = min(self.estimates, key=lambda one: one.peak)
+            cause, remedy = "activations", "a smaller batch, or shorter sequences"
+            if least.parameters + least.gradients + least.optimizer > self.room:
+                cause, remedy = "weights, gradients and moments", "--zero or --lora"
+            elif least.workspace > least.activations:
+                cause, remedy = "the workspace", "--loss-chunk, --optimizer adamw-fused, or a smaller batch"
             return (
                 f"Nothing fits into {self.room / 1e9:,.1f} GB. The least is {least.peak / 1e9:,.1f} GB, with "
-                f"{least.treatment.name}: take a smaller batch, shorter sequences, --lora, --zero, or "
-                "--loss-chunk if the workspace is large."
+                f"{least.treatment.name}, most of it {cause}: try {remedy}."
             )
         lines = [f"Recommended: {best.treatment.name}, {best.peak / 1e9:,.1f} of {self.room / 1e9:,.1f} GB."]
         if (exact := self.exact) is not None:

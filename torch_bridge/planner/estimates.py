@@ -55,7 +55,7 @@ class Training:
     batch: int = 1
     length: int = 1024
     dtype: Dtype = "bf16"
-    optimizer: str = "adamw"
+    optimizer: str = "adamw-fused"
     device: str = "cuda"
     attention: str | None = None
     zero: int = 0
@@ -126,7 +126,8 @@ def _momentum(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, momentum=0.9, foreach=is_foreach)
 
 
-# PyTorch's own, and AdamW as DeepSpeed and Megatron have it for bf16: with a copy of the weights in fp32.
+# PyTorch's own, fused as in transformers' Trainer or not; and AdamW as DeepSpeed and Megatron have it for bf16,
+# with a copy of the weights in fp32.
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": _adamw,
     "adamw-fused": _fused,
@@ -225,9 +226,8 @@ class _Step:
 
     def estimate(self, treatment: Treatment) -> Estimate:
         saver = None
-        if treatment.policy is not None:
-            min_values = self._training.min_values
-            saver = DryCompressor(self._model, treatment.policy, min_values=min_values)
+        if treatment.options is not None:
+            saver = DryCompressor(self._model, min_values=self._training.min_values, **treatment.options)
             self._run(treatment, saver)  # what the first step finds out, the second one knows
             saver.traffic.clear()
         gc.collect()
