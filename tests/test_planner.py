@@ -1,22 +1,33 @@
 """The planner's promise: a training step needs what it says, and the planner needs no memory for it."""
 
 import gc
+import json
+import re
+import resource
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from bench import planning
 from torch_bridge import Compressor
+from torch_bridge.internals import under_always
 from torch_bridge.job import peak
-from torch_bridge.planner import estimates, treatments
+from torch_bridge.job.cli import main
+from torch_bridge.planner import DryRunError, config_of, estimates, plan, treatments
+from torch_bridge.planner.dry import DryRun
 from torch_bridge.planner.estimates import Training
+from torch_bridge.planner.lora import LowRank
 from torch_bridge.schemes.recompute import recompute_activations
 
 from .families import SEQUENCES, T5, TEXT
 
 WIDTH, HEADS, LAYERS, BATCH, LENGTH = 128, 4, 3, 8, 128
 TOLERANCE = 0.05
+PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 SIZES = {
     **TEXT,
     "vocab_size": 512,
@@ -48,7 +59,13 @@ MODELS = {
 RANDOM_STATE = torch.get_rng_state().nbytes  # that a checkpoint keeps, where no operation makes it
 SCALARS = 256  # bytes of numbers that operations are given, whose memory a dry run does not see
 DTYPES = ("fp32", "bf16-autocast", "bf16")
-TREATMENTS = (treatments.BASELINE, treatments.FOUR_BITS, treatments.PLANES, treatments.TIMED, treatments.CHECKPOINTING)
+TREATMENTS = (
+    treatments.BASELINE,
+    treatments.FOUR_BITS,
+    treatments.PLANES,
+    treatments.TIMED,
+    treatments.CHECKPOINTING,
+)
 
 
 def training_of(name, dtype="fp32", **options):
@@ -103,3 +120,168 @@ def test_a_step_needs_what_was_planned(name, dtype):
         if not (is_stored and is_peak and kept == pytest.approx(real.kept, abs=SCALARS)):
             wrong.append(what)
     assert not wrong, wrong
+
+
+def estimated(training, *chosen):
+    return estimates.estimate(training, chosen or (treatments.BASELINE,))
+
+
+def test_a_model_of_70_billion_parameters_needs_no_memory():
+    training = Training(config=config_of("llama-3-70b"), length=8192)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (found,) = estimated(training)
+    assert found.parameters > 141e9
+    assert found.kept > 200e9
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in kB: less than 1 GiB"
+
+
+def test_zero_shares_state_then_gradients_then_weights():
+    whole, *stages = (
+        estimated(training_of("llama", zero=stage, processes=4 if stage else 1))[0] for stage in range(4)
+    )
+    assert [stage.optimizer for stage in stages] == pytest.approx([whole.optimizer / 4] * 3, rel=0.001)
+    assert stages[0].parameters == stages[1].parameters == whole.parameters
+    assert stages[2].parameters == pytest.approx(whole.parameters / 4, rel=0.01)
+    assert {stage.kept for stage in stages} == {whole.kept}
+
+
+def test_adapters_leave_weights_without_gradients_and_state():
+    training = training_of("llama", lora=4)
+    model = training.build()
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    layers = [layer for layer in model.modules() if isinstance(layer, LowRank)]
+    assert len(layers) == 7 * LAYERS
+    assert trained == sum(4 * sum(layer.layer.weight.shape) for layer in layers)
+    (found,) = estimated(training)
+    real, _ = measured(training, treatments.BASELINE)
+    assert found.kept == pytest.approx(real.kept, abs=SCALARS)
+    moments = 8 * trained
+    assert moments <= found.optimizer < moments + 100 * len(layers)
+
+
+def test_the_loss_by_chunks_is_the_loss_and_keeps_no_logits():
+    whole, parts = training_of("llama"), training_of("llama", loss_chunk=100)
+    model, tokens = whole.build(), torch.randint(5, 512, (2, 40))
+    batch = {"input_ids": tokens, "labels": tokens}
+    assert parts.loss(model, batch).item() == pytest.approx(whole.loss(model, batch).item(), rel=1e-5)
+    logits = BATCH * LENGTH * 512 * 4
+    assert estimated(parts)[0].kept < estimated(whole)[0].kept - logits
+
+
+def test_on_cuda_dropout_keeps_booleans_and_is_part_of_attention():
+    here, there = (estimated(training_of("gpt2", device=device))[0] for device in ("cpu", "cuda"))
+    probabilities = BATCH * HEADS * LENGTH * LENGTH * 4
+    assert here.kept - there.kept > 2 * LAYERS * probabilities
+
+
+@pytest.mark.parametrize("optimizer", estimates.OPTIMIZERS)
+def test_the_optimizers_state_is_counted(optimizer):
+    (found,) = estimated(training_of("llama", "bf16", optimizer=optimizer))
+    weights = sum(one.numel() for one in training_of("llama").build().parameters())
+    bytes_each = {"adamw": 4, "adamw-fused": 4, "adamw-fp32-copy": 12, "sgd": 0, "sgd-momentum": 2}[optimizer]
+    assert found.optimizer == pytest.approx(bytes_each * weights, rel=0.001)
+
+
+def test_what_depends_on_values_is_an_error_that_names_the_operation():
+    dry = DryRun()
+    with under_always(dry), pytest.raises(DryRunError, match="nonzero cannot be run without values"):
+        torch.rand(1 << 20).nonzero()
+
+
+def test_a_dry_run_computes_what_is_small_and_known_and_nothing_else():
+    dry = DryRun()
+    with under_always(dry):
+        known, unknown = torch.arange(8) + 1, torch.rand(1 << 40)
+        assert known.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+        twice = 2 * unknown
+    ledger = dry.ledger
+    assert ledger.bytes_of(ledger.live()) == 2 * (4 << 40) + 2 * 64
+    del unknown
+    assert dry.number(twice) in ledger.live()
+    assert ledger.peak()[0] >= 8 << 40
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    training, memory = training_of("llama", batch=1), 100_000_000
+    found = plan("llama", training, memory, largest=True)
+    for one in found.estimates[:3]:
+        largest = found.largest[one.treatment.name]
+        peaks = [
+            estimated(replace(training, batch=batch), one.treatment)[0].peak
+            for batch in (largest, largest + 1)
+        ]
+        assert peaks[0] <= memory < peaks[1]
+
+
+@pytest.mark.parametrize("treatment", treatments.TREATMENTS, ids=lambda one: one.name)
+def test_the_code_to_paste_runs(treatment):
+    training = training_of("llama")
+    tokens = torch.randint(5, 512, (2, 32))
+    model = training.build()
+    exec(treatment.code, {"model": model, "batch": {"input_ids": tokens, "labels": tokens}})
+    assert all(one.grad is not None for one in model.parameters())
+
+
+# The command line
+
+
+def test_the_command_prints_a_table_and_code_and_writes_json(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    command = ["plan", "smollm2-135m", "--length", "512", "--device-memory", "4GB", "--json", str(path)]
+    assert main(command, package="bitstash") == 0
+    printed = capsys.readouterr().out
+    assert "Recommended: baseline" in printed
+    assert "loss.backward()" in printed
+    record = json.loads(path.read_text())
+    assert record["memory"] == 4_000_000_000
+    assert [row["policy"] for row in record["rows"]] == [one.name for one in treatments.TREATMENTS]
+    for row in record["rows"]:
+        assert row["peak"] == sum(row[part] for part in PARTS)
+        assert row["policy"] in printed
+
+
+def test_the_recommended_policy_is_the_first_that_fits():
+    found = plan("llama", training_of("llama"), 10**12)
+    assert found.recommended is found.estimates[0]
+    least = min(one.peak for one in found.estimates)
+    tight = replace(found, memory=least)
+    assert tight.recommended.peak == least
+    none = replace(found, memory=least - 1)
+    assert none.recommended is None
+    assert "Nothing fits" in none.advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["foo"], "MODEL must be one of gpt2, .*, not 'foo'"),
+        (["."], "MODEL must be a folder with a config.json, which is not in '.'"),
+        (["gpt2", "--length", "2048"], "length must be at most the model's 1024 positions, not 2048"),
+        (["gpt2", "--device-memory", "24"], "must be a size in B, MB, .*, as 24GB, not '24'"),
+        (["gpt2", "--zero", "3"], "processes must be at least 2 with ZeRO, which shares among them, not 1"),
+        (
+            ["gpt2", "--reserve", "30GB"],
+            "reserve must be less than the device's 24,000,000,000 bytes, not 30000000000",
+        ),
+        (
+            ["gpt2", "--lora", "8", "--lora-layers", "x"],
+            "lora-layers must fit the name of a linear layer, not 'x'",
+        ),
+    ],
+)
+def test_wrong_arguments_are_errors_that_name_them(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    with pytest.raises(SystemExit):
+        main(["plan", *arguments], package="bitstash")
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path):
+    training_of("llama").config.save_pretrained(tmp_path)
+    assert config_of(str(tmp_path)).hidden_size == WIDTH
+
+
+def test_the_page_has_the_tables_of_its_record():
+    text = planning.PAGE.read_text()
+    assert planning.page(text, json.loads(planning.RECORD.read_text())) == text
+    assert tuple(json.loads(planning.RECORD.read_text())) == planning.COMMANDS

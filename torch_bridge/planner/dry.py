@@ -14,7 +14,7 @@ import mmap
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -82,6 +82,10 @@ class Ledger:
         for number in self.changes[:end]:
             found.add(number) if number >= 0 else found.discard(~number)
         return found
+
+    def bytes_of(self, numbers: Iterable[int]) -> int:
+        """That storages have together."""
+        return sum(self.sizes[number] for number in numbers)
 
     def forget(self) -> None:
         """Begin anew, with what lives now."""

@@ -25,6 +25,7 @@ Dtype = Literal["fp32", "bf16", "bf16-autocast"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "bf16-autocast")
 DEVICES = ("cuda", "cpu")
 Optimizer = Callable[..., torch.optim.Optimizer]
+_IGNORED = -100  # a target that no loss looks at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +101,15 @@ class Training:
 def _loss_by_chunks(model: Any, batch: dict[str, torch.Tensor], chunk: int) -> torch.Tensor:
     """The loss without the logits of all tokens at once."""
     hidden = model.base_model(input_ids=batch["input_ids"])[0]
-    head, targets = model.get_output_embeddings(), batch["labels"].reshape(-1)
+    next_tokens = nn.functional.pad(batch["labels"], (0, 1), value=_IGNORED)[:, 1:]
+    head, targets = model.get_output_embeddings(), next_tokens.reshape(-1)
 
     def part(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(head(states).float(), labels, reduction="sum")
 
     pieces = zip(hidden.reshape(-1, hidden.shape[-1]).split(chunk), targets.split(chunk), strict=True)
     losses: list[Any] = [checkpoint(part, *piece, use_reentrant=False) for piece in pieces]
-    return torch.stack(losses).sum() / targets.numel()
+    return torch.stack(losses).sum() / (targets != _IGNORED).sum()
 
 
 def _adamw(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
@@ -126,8 +128,8 @@ def _momentum(parameters: Any, is_foreach: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, momentum=0.9, foreach=is_foreach)
 
 
-# PyTorch's own, fused as in transformers' Trainer or not; and AdamW as DeepSpeed and Megatron have it for bf16,
-# with a copy of the weights in fp32.
+# PyTorch's own, fused as in transformers' Trainer or not; and AdamW as DeepSpeed and Megatron have it for
+# bf16, with a copy of the weights in fp32.
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": _adamw,
     "adamw-fused": _fused,
