@@ -290,7 +290,11 @@ class _Pass:
         local = local_of(tensor)
         if local is tensor or not is_plain(local):
             return self._pack_strange(tensor)
-        return Sharded(tensor, self._pack(local, function))
+        self._watch.note_part(tensor, local)
+        held = self._pack(local, function)
+        if isinstance(held, Saved):
+            held.requires_grad = tensor.requires_grad  # which its local part never says
+        return Sharded(tensor, held)
 
     def _pack_strange(self, tensor: torch.Tensor) -> Exact:
         nbytes, op = tensor.numel() * tensor.element_size(), node_of(tensor)
@@ -370,7 +374,7 @@ class _Pass:
                     slots.setdefault(_place(tensor), (place, name))
                     has_node = has_node or tensor.requires_grad
                     most = max(most, tensor.numel())
-        if not has_node:
+        if not has_node and not any(saved.requires_grad for saved in mine):
             return mine
         found, others = [], []
         for saved in mine:

@@ -224,6 +224,15 @@ class Watch(TorchDispatchMode):
             origin.constant = PARAMETER
         return origin
 
+    def note_part(self, tensor: torch.Tensor, local: torch.Tensor) -> None:
+        """Note that what a DTensor has here is a parameter's, which only the DTensor knows.
+
+        FSDP2 gathers a parameter that is also split over ranks into memory that no parameter had before.
+        """
+        if _is_of_parameter(tensor) or _is_copy_of_parameter(tensor):
+            origin = self.origin(local)
+            origin.constant = origin.constant or PARAMETER
+
     # Operations
 
     @uncompiled
