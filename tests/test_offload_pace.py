@@ -255,3 +255,66 @@ def test_the_amount_is_what_the_backward_pass_would_have_hidden():
     assert pace.limit == limit
     pace.learn(quiet)  # 0.3 s are the tolerated part of 6 s
     assert pace.limit > limit
+
+
+# Several micro-batches in flight
+
+
+def forward(machine, disk, layers):
+    x = torch.ones(VALUES, requires_grad=True)
+    with Compressor(torch.nn.Identity(), Policy([]), offload=disk):
+        for _ in range(layers):
+            x = Layer.apply(x, machine)
+        return x.sum()
+
+
+def in_pipeline(machine, disk, backward_of, *, passes=8, depth=3, layers=10):
+    """Train micro-batches, so many in flight; the seconds that the backward passes waited."""
+    began, flying = machine.now, []
+    for number in range(passes + depth - 1):
+        if number < passes:
+            flying.append(forward(machine, disk, layers))
+        if number >= depth - 1 and flying:
+            flying.pop(backward_of).backward()
+    return machine.now - began - passes * layers * (FORWARD + BACKWARD)
+
+
+@pytest.mark.parametrize("backward_of", [0, -1], ids=["the oldest", "the newest"])
+def test_no_backward_pass_of_a_pipeline_waits_for_its_first_tensors(
+    machine, tmp_path, monkeypatch, backward_of
+):
+    monkeypatch.setattr(transfers, "IN_FLIGHT", 160_000)
+    machine.seconds["bitstash-load"] = 0.0045
+    disk = Offload(tmp_path, amount="all")
+    waited = [in_pipeline(machine, disk, backward_of) for _ in range(4)]
+    assert waited[0] > 0  # that is when it is found out
+    assert max(waited[1:]) < 0.0045
+    assert disk.loaded_bytes > 0.8 * disk.stored_bytes
+
+
+def test_all_of_gpipes_backward_passes_are_read_ahead(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfers, "IN_FLIGHT", 160_000)
+    machine.seconds["bitstash-load"] = 0.0045
+    disk = Offload(tmp_path, amount="all")
+    waited = [in_pipeline(machine, disk, 0, passes=6, depth=6) for _ in range(3)]
+    assert max(waited[1:]) < 0.0045
+
+
+def test_a_disk_that_gets_slow_in_mid_run_hardly_stops_a_pipeline(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfers, "IN_FLIGHT", 160_000)
+    disk = Offload(tmp_path)
+    for seconds in (1e-3, 0.03, 1e-3):
+        machine.seconds = {"bitstash-store": seconds, "bitstash-load": seconds}
+        for _ in range(20):
+            in_pipeline(machine, disk, 0)
+        waited = sum(in_pipeline(machine, disk, 0) for _ in range(20))
+        assert waited < 2 * TOLERATED * 20 * 8 * 10 * (FORWARD + BACKWARD)
+
+
+def test_what_never_goes_back_is_not_expected_for_ever(machine, tmp_path):
+    disk = Offload(tmp_path, amount="all")
+    kept = [forward(machine, disk, 4) for _ in range(3)]
+    forward(machine, disk, 4).backward()
+    assert len(disk._order._steps()) == 3
+    del kept
+    assert disk._order._steps() == []

@@ -11,6 +11,7 @@ from typing import Literal, Self
 import torch
 
 from .file import File
+from .order import Order
 from .pace import Pace
 from .step import Step
 from .transfers import Transfers
@@ -90,6 +91,7 @@ class Offload:
         )
         self._pace = Pace() if amount == "adaptive" else None
         self._steps: deque[Step] = deque(maxlen=_REMEMBERED)
+        self._order = Order()
 
     @property
     def plan(self) -> str:
@@ -129,7 +131,7 @@ class Offload:
         """
         self._transfers.check_open()
         if self._pace is None:
-            return Step(self._transfers, self.amount if isinstance(self.amount, int) else None)
+            return Step(self._transfers, self.amount if isinstance(self.amount, int) else None, self._order)
         steps = list(self._steps)
         self._steps.clear()
         for step in steps:
@@ -137,7 +139,7 @@ class Offload:
                 self._pace.learn(measured)
             else:
                 self._steps.append(step)
-        step = Step(self._transfers, self._pace.limit)
+        step = Step(self._transfers, self._pace.limit, self._order)
         self._steps.append(step)
         return step
 

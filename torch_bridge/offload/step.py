@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from .order import Order
 from .pace import Measured
 from .transfers import Offloaded, Transfers
 
@@ -15,15 +16,16 @@ from .transfers import Offloaded, Transfers
 class Step:
     """One step's tensors, in the order in which they are saved; made by :meth:`Offload.begin`.
 
-    They are read ahead in the reverse order. Those that are back and not needed yet take no more memory than
-    may be on its way, and than the backward pass has freed of what stayed.
+    They are read ahead in the reverse order, and when none is left, those of the step whose backward pass
+    comes next. Those that are back and not needed yet take no more memory than may be on its way, and than
+    the backward pass has freed of what stayed.
 
     Attributes:
         bytes: that were sent.
     """
 
-    def __init__(self, transfers: Transfers, limit: int | None) -> None:
-        self._transfers, self._limit = transfers, limit
+    def __init__(self, transfers: Transfers, limit: int | None, order: Order) -> None:
+        self._transfers, self._limit, self._order = transfers, limit, order
         self.bytes = self._kept = self._freed = 0
         self._was_limited = False
         self._freeing: deque[int] = deque()  # by finalizers
@@ -70,18 +72,34 @@ class Step:
     def end_forward(self) -> None:
         self._forward = (self._turned or perf_counter()) - self._began
         self._transfers.poll()
+        if self._turned is None:
+            self._order.wait(self)
 
     def advance(self) -> None:
         """The backward pass needs a tensor, sent or kept: read what it will need next."""
         self._ended = perf_counter()
         if self._turned is None:
             self._turned = self._ended
+            self._order.turn(self)
         self._transfers.poll()
+        self.read_ahead()
+        if self._next < 0:
+            self._order.read_ahead()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything that was sent may still be asked for."""
+        return any(item() is not None for item in self._items)
+
+    def read_ahead(self) -> None:
+        """Begin to read what is needed next, as far as there is room."""
         while self._freeing:
             self._freed += self._freeing.popleft()
         room = self._transfers.most_in_flight + self._freed
         while self._next >= 0 and self._reached - self._starts[self._next] <= room:
             item = self._items[self._next]()
+            if self._turned is None and item is not None and item.is_leaving:
+                return  # it will have to be read before it is needed
             if item is not None and not self._transfers.fetch(item):
                 return
             self._next -= 1
@@ -100,7 +118,7 @@ class Step:
     @property
     def measured(self) -> Measured | None:
         """What the step tells: nothing, until its backward pass needs none of it any more."""
-        if self._turned is None or any(item() is not None for item in self._items):
+        if self._turned is None or self.is_needed:
             return None
         backward = self._ended - self._turned - self._waited
         return Measured(self.bytes, self._kept, self._was_limited, self._forward, backward, self._waited)

@@ -65,6 +65,11 @@ class Offloaded:
             return False
         return self._counts._version != self._version or self.given.data_ptr() != self._address
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is being written, and still in memory."""
+        return self.given is not None and self.written is not None
+
     def let_go(self) -> None:
         if not self.is_modified:
             self.given = self._counts = None
@@ -101,6 +106,7 @@ class Transfers:
         self._out_bytes = self._back_bytes = self._largest = 0
         self._resident = 0  # bytes that stay in the host's memory, of devices
         self._left: deque[int] = deque()  # of these, what is no longer needed
+        self._told: set[int | None] = set()  # error numbers that a warning has named
         self._closed, self._process = False, os.getpid()  # threads do not come along with a fork
         self.stored_bytes = self.loaded_bytes = self.forwarded_bytes = self.failed_bytes = 0
 
@@ -320,11 +326,14 @@ class Transfers:
             self.failed_bytes += out.place.size
             if item is not None and item.memory is not None:
                 self._keep(item)
-            warnings.warn(
-                f"a tensor could not be written to {self._file.directory!r} and stays in memory: {failure}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            if failure.errno not in self._told:
+                self._told.add(failure.errno)
+                warnings.warn(
+                    f"a tensor could not be written to {self._file.directory!r} and stays in memory, as will "
+                    f"others: {failure}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def _land(self, back: _Reading) -> None:
         """What was being read is in memory; what failed is an error when it is needed."""
