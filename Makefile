@@ -10,7 +10,7 @@ FRAMEWORKS := .venv-frameworks
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test frameworks check lint setup compiler verilog sim coverage netlist xsafety mutate verify library synth node dram formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
+.PHONY: help demo test frameworks check lint docs setup compiler verilog sim coverage netlist xsafety mutate verify library synth node dram formal diagrams board board-sim release train rok convergence finetune bench bench-gpu clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup ## The site, in build/site; fails on a warning
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
 
 verilog: setup ## Verilog of the presets and its manifest, in build/verilog
 	$(RUN) gen verilog

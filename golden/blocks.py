@@ -196,7 +196,7 @@ def block_for_rows(width: int, blocks: Sequence[int], most: int) -> int:
     Raises:
         ValueError: there is no such width.
 
-    Example:
+    Examples:
         >>> [block_for_rows(width, (64, 128, 256), most=128) for width in (64, 576, 768, 100, 1000)]
         [64, 64, 128, 128, 128]
     """

@@ -78,7 +78,7 @@ class HadamardFormat(BlockFormat):
     Raises:
         ValueError: an argument is none of the above; the message names the value.
 
-    Example:
+    Examples:
         >>> fmt = HadamardFormat("fp32", block=128, target=64)
         >>> wave = np.sin(np.arange(300, dtype=np.float32))
         >>> stored = fmt.compress(wave)

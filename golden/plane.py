@@ -77,7 +77,7 @@ class PlaneFormat(BlockFormat):
     Raises:
         ValueError: an argument is none of the above; the message names the value.
 
-    Example:
+    Examples:
         >>> fmt = PlaneFormat("fp32", block=64, target=80)
         >>> stored = fmt.compress(np.ones((3, 50), np.float32))
         >>> stored.shape, stored.dtype

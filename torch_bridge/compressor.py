@@ -89,7 +89,7 @@ class Compressor(ContextDecorator):
         FileNotFoundError: the backend is "verilated", and a rule's library is not built; that of a rule
             for large tensors, or for some dtypes, is looked for when the first is saved.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> saver = Compressor(model)
         >>> with saver:

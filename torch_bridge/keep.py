@@ -20,7 +20,7 @@ def keep_activations() -> Iterator[None]:
     already, and is saved once more inside, is kept as it is as well. Without a ``Compressor`` around it, it
     does nothing. ``torch.compile`` leaves what is inside uncompiled. A decorator as well.
 
-    Example:
+    Examples:
         >>> class Router(torch.nn.Linear):
         ...     @keep_activations()
         ...     def forward(self, x):

@@ -108,7 +108,7 @@ def get(name: str, fmt: StashFormat) -> Backend:
         MemoryError: "memory", and there is not so much of it.
         ImportError: "triton" or "cpu", and Triton or Numba is not installed; the message says how.
 
-    Example:
+    Examples:
         >>> backend = get("auto", PlaneFormat("fp32", block=64, target=80))
         >>> backend.compress(torch.ones(100)).shape
         torch.Size([2, 80])

@@ -29,7 +29,7 @@ def format_for(fmt: StashFormat, dtype: torch.dtype) -> StashFormat:
     more bits that count. A bf16 value in the share that fp32 has would keep half of the bits, and a gradient
     ten times the error.
 
-    Example:
+    Examples:
         >>> format_for(PlaneFormat("fp32", block=64, target=80), torch.bfloat16)
         PlaneFormat(dtype='bf16', block=64, target=80, rounding='nearest')
         >>> format_for(PlaneFormat("bf16", block=64, target=64), torch.float32)

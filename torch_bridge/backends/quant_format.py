@@ -30,7 +30,7 @@ class QuantFormat:
     Raises:
         ValueError: an argument is none of the above.
 
-    Example:
+    Examples:
         >>> QuantFormat("fp32", bits=4).target
         132
     """

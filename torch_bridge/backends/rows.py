@@ -25,7 +25,7 @@ def pad_rows(values: torch.Tensor, width: int, fmt: StashFormat) -> torch.Tensor
     Raises:
         ValueError: ``width`` is no whole number from 1 up, or the values are no whole rows.
 
-    Example:
+    Examples:
         >>> pad_rows(torch.ones(300), 100, HadamardFormat(block=128, target=64)).shape
         torch.Size([384])
     """

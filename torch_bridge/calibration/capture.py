@@ -101,7 +101,7 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
 def capture(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list[Saved]:
     """Every float tensor that autograd saves in a forward pass; see :func:`visit`.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(8, 8)
         >>> x = torch.randn(4, 8)
         >>> [saved.shape for saved in capture(model, lambda: model(x).square().mean())]

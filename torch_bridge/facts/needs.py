@@ -530,7 +530,7 @@ def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None
     Returns:
         None if it is not known.
 
-    Example:
+    Examples:
         >>> need("relu", "", "result", {}), need("relu", "", "self", {})
         (<Need.SIGNS: 'sign and zeros of each value'>, None)
         >>> need("pow", "Tensor_Scalar", "self", {"exponent": 0.5}).name
@@ -545,7 +545,7 @@ def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None
 def why(op: str, overload: str, slot: str, arguments: Arguments) -> str:
     """The reason for :func:`need`, in a few words for a report; "unknown operation" where there is none.
 
-    Example:
+    Examples:
         >>> why("native_layer_norm", "", "result2", {})
         'norm statistics'
     """

@@ -90,7 +90,7 @@ class Watch(TorchDispatchMode):
         before: called with an operation, its arguments and their names before it runs, where tensors wait.
         thread: what the thread does that asks.
 
-    Example:
+    Examples:
         >>> with Watch(torch.nn.Linear(2, 2)) as watch:
         ...     y = torch.log_softmax(torch.ones(3, 3), 0)
         >>> watch.origin(y).op

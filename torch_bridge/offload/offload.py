@@ -38,14 +38,15 @@ class Offload:
             go to the disk only when it is full; 16 MB, or four of the largest tensor, are left for those on
             their way to the disk or back, which need so much also if this is less. A CPU's tensors are
             there already: it does nothing for them.
-        store_threads, load_threads: that write and read.
+        store_threads: threads that write.
+        load_threads: threads that read.
 
     Raises:
         FileNotFoundError: there is no such directory.
         OSError: no file can be made in it.
         ValueError: an argument is none of the above, or there is neither a directory nor an accelerator.
 
-    Example:
+    Examples:
         >>> from torch_bridge import Policy, Compressor
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> with Offload("/tmp", amount="all") as disk:

@@ -49,7 +49,7 @@ class Policy:
     Args:
         rules: the first that fits a tensor holds.
 
-    Example:
+    Examples:
         >>> fmt = PlaneFormat("fp32", block=64, target=80)
         >>> policy = Policy([Rule("exact", module="*.ln_f"), *Policy.default(fmt).rules])
         >>> [rule.keep for rule in policy.rules][:2]

@@ -36,7 +36,8 @@ class Rule:
         module: name of the module in whose forward pass it is saved, as in ``model.named_modules()``; a
             shell pattern ("transformer.h.0.*").
         dtype: "float32", "bfloat16", "bool", ...; a shell pattern.
-        least, most: how many values it has.
+        least: how many values it has at least.
+        most: how many values it has at most.
         why: what the report says of tensors that stay exact, and the policy's table of the rule.
         products: of "recompute": whether matrix products may be done again as well, as many as the time of a
             Compressor allows. Without it only wide ones are, as a language model's head.

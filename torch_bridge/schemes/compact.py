@@ -84,7 +84,7 @@ def convert(
         ValueError: the model is none; the rank is not one of any matrix, or too large for a layer; the seed
             is negative; a weight belongs to two modules; no layer fits.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
         >>> convert(model, rank=1 / 8, names=["*"])
         ['0', '2']

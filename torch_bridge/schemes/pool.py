@@ -59,7 +59,7 @@ def convert(
     Raises:
         ValueError: the model is none, the kernel is another, or no layer fits.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
         >>> convert(model, kernel=2)
         ['0', '2']

@@ -34,7 +34,7 @@ def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
     Raises:
         ValueError: the model has no ``nn.ModuleList``.
 
-    Example:
+    Examples:
         >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])})
         >>> with recompute_activations(model) as names:
         ...     x = model["layers"][1](model["layers"][0](torch.ones(2, 8)).tanh())

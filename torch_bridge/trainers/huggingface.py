@@ -22,7 +22,8 @@ def attach(trainer: Any, policy: StashFormat | Policy | None = None, **options: 
 
     Args:
         trainer: a ``transformers.Trainer``, or what is made of it, as TRL's trainers.
-        policy, options: as of :class:`Compressor`.
+        policy: as of `Compressor`.
+        **options: as of `Compressor`.
 
     Returns:
         The Compressor; its ``report()`` lists what the last forward pass kept.
@@ -30,7 +31,7 @@ def attach(trainer: Any, policy: StashFormat | Policy | None = None, **options: 
     Raises:
         ValueError: the trainer is none, or an option of the Compressor is wrong.
 
-    Example:
+    Examples:
         >>> # trainer = SFTTrainer(model, arguments, train_dataset=data)
         >>> # saver = attach(trainer)
         >>> # trainer.train()

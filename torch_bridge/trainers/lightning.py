@@ -38,12 +38,14 @@ class Callback(_Callback):
     ``activation_ratio``, original over stored bytes of the last step, is logged with ``self.log``.
 
     Args:
-        policy, backend, options: as of :class:`Compressor`.
+        policy: as of `Compressor`.
+        backend: as of `Compressor`.
+        **options: as of `Compressor`.
 
     Attributes:
         saver: the Compressor, None before the first step; its ``report()`` lists what the last step kept.
 
-    Example:
+    Examples:
         >>> callback = Callback()
         >>> # Trainer(callbacks=[callback]).fit(module, data)
     """
