@@ -89,4 +89,3 @@ def test_the_program_takes_the_arguments(words):
     names = [word for word in rest[:2] if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")]
     said = help_of(module, names[:1]) + help_of(module, names) + help_of(module, [])
     assert {option for option in options if option not in said} == set()
-
