@@ -171,7 +171,7 @@ class DryRun(TorchDispatchMode):
         if result.is_small and all(_is_known(one) for one in _tensors((args, kwargs))):
             made = func(*args, **kwargs)
             for tensor in _tensors(made):
-                self._note(tensor, is_known=True)
+                self._note(tensor)
             return made
         if result.temporary:
             self.ledger.needs(result.temporary + result.nbytes)
@@ -197,18 +197,11 @@ class DryRun(TorchDispatchMode):
             ) from error
         if self._is_cpu:
             made = kernels.results_of(op, meta_args, made)
-        flops, is_counted = 0, func._overloadpacket in flop_registry
-        if is_counted:
-            flops = flop_registry[func._overloadpacket](*meta_args, **meta_kwargs, out_val=made)
-        elif op.name in _ATTENTIONS:
-            flops = _attention_flops(op.name, meta_args)
+        flops = _flops(func, op, meta_args, meta_kwargs, made)
         results = [*_tensors(made)]
-        nbytes = sum(map(_bytes_of, results))
-        moved = (
-            0
-            if flops or "empty" in op.name
-            else nbytes + sum(map(_bytes_of, _tensors((meta_args, meta_kwargs))))
-        )
+        nbytes, moved = sum(map(_bytes_of, results)), 0
+        if not flops and "empty" not in op.name:
+            moved = nbytes + sum(map(_bytes_of, _tensors((meta_args, meta_kwargs))))
         is_small = sum(one.numel() for one in results) <= _COMPUTED and not _is_random(func)
         temporary = kernels.temporary_bytes(op, args) if self._is_cpu else 0
         return _Result(_map(_Shape.of, made), is_small, flops, moved, nbytes, temporary)
@@ -271,7 +264,7 @@ class DryRun(TorchDispatchMode):
                 raise MemoryError(f"the system gives no range of {length:,} addresses: {error}") from error
         return self._addresses
 
-    def _note(self, tensor: torch.Tensor, is_known: bool = False) -> None:
+    def _note(self, tensor: torch.Tensor) -> None:
         """Count a storage that an operation has given, until it dies."""
         storage = tensor.untyped_storage()
         if hasattr(storage, "_dry_number"):
@@ -316,6 +309,7 @@ class _Result:
 _SCALARS = ("_local_scalar_dense", "equal")
 # They give their argument's memory and do not say so, or memory that Python has made.
 _VIEWS = ("lift_fresh", "lift", "set_", "resize_")
+# Products of a CPU's fused attention: in the backward pass the logits are made anew.
 _ATTENTIONS = {
     "_scaled_dot_product_flash_attention_for_cpu": 2,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 5,
@@ -336,11 +330,17 @@ def _note_two_values(tensor: torch.Tensor, has_two: bool = True) -> None:
     tensor.untyped_storage()._dry_two_values = has_two  # type: ignore[attr-defined]
 
 
-def _attention_flops(name: str, args: Any) -> int:
-    """Products of attention: two in the forward pass, five in the backward pass, which makes logits anew."""
-    offset = 1 if name.endswith("_backward") else 0
-    query, key = args[offset], args[offset + 1]
-    return 2 * _ATTENTIONS[name] * query.numel() * key.shape[-2]
+def _flops(func: Any, op: Operation, args: Any, kwargs: Any, made: Any) -> int:
+    """Floating-point operations of matrix products, convolutions and fused attention; 0 of others."""
+    counter = flop_registry.get(func._overloadpacket)
+    if counter is not None:
+        found: int = counter(*args, **kwargs, out_val=made)
+        return found
+    products = _ATTENTIONS.get(op.name)
+    if products is None:
+        return 0
+    query, key = args[1:3] if op.name.endswith("_backward") else args[:2]
+    return 2 * products * query.numel() * int(key.shape[-2])
 
 
 def _key_of(func: Any, args: Any, kwargs: Any) -> Any:

@@ -119,14 +119,15 @@ class Plan:
         best = self.recommended
         if best is None:
             least = min(self.estimates, key=lambda one: one.peak)
-            cause, remedy = "activations", "a smaller batch, or shorter sequences"
+            remedies = ["a smaller batch, or shorter sequences"]
             if least.parameters + least.gradients + least.optimizer > self.room:
-                cause, remedy = "weights, gradients and moments", "--zero or --lora"
+                remedies = ["--zero or --lora"]
             elif least.workspace > least.activations:
-                cause, remedy = "the workspace", "--loss-chunk, --optimizer adamw-fused, or a smaller batch"
+                remedies += [] if self.training.loss_chunk else ["--loss-chunk"]
+                remedies += ["--optimizer adamw-fused"] if self.training.optimizer == "adamw" else []
             return (
                 f"Nothing fits into {self.room / 1e9:,.1f} GB. The least is {least.peak / 1e9:,.1f} GB, with "
-                f"{least.treatment.name}, most of it {cause}: try {remedy}."
+                f"{least.treatment.name}. Try {'; '.join(remedies)}."
             )
         lines = [f"Recommended: {best.treatment.name}, {best.peak / 1e9:,.1f} of {self.room / 1e9:,.1f} GB."]
         if (exact := self.exact) is not None:
