@@ -17,7 +17,7 @@ COMMANDS = (
     "gpt2-xl --batch 4 --device-memory 24GB",
     "llama-3-8b --length 8192 --device-memory 80GB",
     "llama-3-8b --length 4096 --lora 16 --device-memory 24GB",
-    "qwen3-8b --length 131072 --checkpointing --loss-chunk 4096 --zero 3 --processes 8 --device-memory 80GB",
+    "qwen3-8b --length 131072 --checkpointing --loss-chunk 4096 --zero 3 --processes 8 --device-memory 141GB",
 )
 RECORD, PAGE = Path("docs/planning.json"), Path("docs/planning.md")
 _HEADINGS = ("kept", "parameters", "gradients", "optimizer", "activations", "workspace", "peak")
