@@ -56,7 +56,7 @@ def _table(command: str, plan: dict[str, Any]) -> str:
     for row in plan["rows"]:
         sizes = " | ".join(f"{row[name] / 1e9:,.1f}" for name in _HEADINGS)
         flops, traffic = row["flops"] / first["flops"] - 1, (row["traffic"] - first["traffic"]) / 1e9
-        extra = " | | " if row is first else f" | +{flops:.0%} | +{traffic:,.0f} | "
+        extra = " | | | " if row is first else f" | +{flops:.0%} | +{traffic:,.0f} | "
         name = row["policy"]
         name = f"**{name}**" if name == plan["recommended"] else name
         lines.append(f"| {name} | {sizes}{extra}{'yes' if row['fits'] else 'no'} |")
