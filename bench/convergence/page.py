@@ -21,6 +21,7 @@ from .rows import DOCS, EARLIER, SCHEMES, STUDIES, as_json, is_earlier, wanted
 
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
 COLOURS |= {"derive, hadamard": "tab:olive", "derive, calibrated": "tab:pink"}
+COLOURS |= {"recompute": "tab:cyan", "recompute, time 1.2": "tab:gray", "recompute, time 1.35": "black"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
 STYLES = {"10.7x": (0, (8, 2)), "12.8x": "-.", "16x": "--", "19.7x": ":", "32x": (0, (1, 4))}
 STYLES |= {"6.4x": "--", "3 bits": "-.", "2 bits": "--"}  # of a rate's curve, if not a line

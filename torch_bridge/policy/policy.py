@@ -277,7 +277,7 @@ def _range(rule: Rule) -> str:
 def _name(rule: Rule) -> str:
     keep = rule.keep
     if isinstance(keep, str):
-        return keep
+        return f"{keep}, products too" if rule.products else keep
     assert keep.target is not None
     bits = 8 * keep.target / keep.block
     unchecked = ", unchecked" if rule.unchecked else ""
