@@ -173,17 +173,23 @@ def _spread(arguments: Arguments) -> Normed:
     return normed(tuple(sorted(every[dim] for dim in dims)) if dims else tuple(every))
 
 
+_LOGARITHMS = ("LogSoftmaxBackward0", "LogBackward0")
+
+
 def _factor(arguments: Arguments) -> Need:
-    """Of a product with a log-softmax the other factor is a target, near which the loss has its least."""
+    """Of a product with a log-softmax the other factor is a target, near which the loss has its least.
+
+    Of a product with a logarithm, as in an entropy, a softmax takes differences.
+    """
     factors = arguments.get("self"), arguments.get("other")
-    return Need.LOG_PROBABILITIES if any(map(_is_log_softmax, factors)) else Need.VALUES
+    return Need.LOG_PROBABILITIES if any(map(_is_logarithm, factors)) else Need.VALUES
 
 
-def _is_log_softmax(value: Any) -> bool:
+def _is_logarithm(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     made_by = [one.grad_fn for one in (value, value._base) if one is not None]
-    return any(node is not None and node.name() == "LogSoftmaxBackward0" for node in made_by)
+    return any(node is not None and node.name() in _LOGARITHMS for node in made_by)
 
 
 # Products: their gradients are products with what they save.

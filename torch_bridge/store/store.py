@@ -30,6 +30,7 @@ from .centred import Means
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
+from .softmaxes import softmax_behind
 from .verdicts import MOST_ANSWERS, Flag, Verdicts
 
 # What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
@@ -160,6 +161,8 @@ class Store:
         if facts.elements < self._min_values:
             return self._keep_small(saved, facts, source, geometry)
 
+        if facts.need is Need.RELATIVE and decision.format is not None:
+            self._refine_softmax(origin, tensor, decision)
         new, kept = self._entry_for(saved, facts, decision, source, geometry)
         if new is not None:
             self._may_doubt(new, doubt, region, tensor)
@@ -360,6 +363,17 @@ class Store:
         if chosen is decision.format:
             return decision, doubt
         return replace(decision, format=chosen, least=strength_of(chosen), why=SPREAD), doubt
+
+    def _refine_softmax(self, origin: Origin, tensor: torch.Tensor, decision: Decision) -> None:
+        """Store a softmax anew, as finely as what numbers made of it."""
+        if (found := softmax_behind(origin, tensor)) is None:
+            return
+        softmax, values = found
+        sources = softmax.origin.sources or {}
+        source: Source | None = sources.get((softmax.version, softmax.dtype))
+        for entry in () if source is None else source.holding(softmax.geometry.region):
+            if not _is_enough(entry, decision):
+                self._finer(entry, decision, values)
 
     def _may_doubt(self, entry: Entry, flag: Flag | None, region: Region, tensor: torch.Tensor) -> bool:
         """Whether an entry will do until a flag is there; its values stay until then."""
