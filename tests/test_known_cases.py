@@ -33,7 +33,7 @@ def test_tables_of_rotary_embeddings_are_exact():
 
 def test_a_mean_of_many_times_the_spread_costs_a_norm_no_precision():
     rows = [*known_cases.means()]
-    assert sum(row.blind > 1 for row in rows) == 6  # from 9 times on
+    assert sum(row.blind > 1 for row in rows) == 4  # 35 and 100 times
     assert all(row.bitstash < 0.2 for row in rows), rows
 
 
