@@ -7,7 +7,6 @@ when it is killed, and the next run waits for that.
 import os
 import sys
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import deepspeed
@@ -17,6 +16,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .deepspeed_program import on_gloo
 from .model import Net, batches, loss_of
 from .variants import Trained, Variant, compare, copies, write
 
@@ -90,8 +90,7 @@ def train(stage: int, kind: type[Net], variant: Variant) -> Trained:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # What gloo does as well, and need not be compiled for a minute first.
-    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    on_gloo()
     deepspeed.init_distributed("gloo")
     deepspeed.checkpointing.configure(mpu_=None)
     write(sys.argv[1], {name: compare(partial(train, *run)) for name, run in RUNS.items()})
