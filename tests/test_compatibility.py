@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 
 
-def tests_of(path):
+def names_in(path):
     """The names of a file's tests, behind the file's."""
     nodes = ast.parse(path.read_text()).body
     names = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
@@ -16,7 +16,7 @@ def tests_of(path):
 
 
 def test_tests_that_the_page_names_are_there():
-    there = set().union(*(tests_of(path) for path in (ROOT / "tests" / "frameworks").glob("test_*.py")))
+    there = set().union(*(names_in(path) for path in (ROOT / "tests" / "frameworks").glob("test_*.py")))
     named = set(re.findall(r"`(test_\w+\.py::\w+)`", PAGE))
     assert named
     assert named - there == set()
