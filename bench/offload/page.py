@@ -1,0 +1,144 @@
+"""The tables and curves of docs/schemes.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from torch_bridge.job.compare import MARKERS, frontier
+
+from ..page import fill
+from .models import NAMES, SHAPES, Model
+
+Row = dict[str, Any]
+
+PAGE, PICTURE = Path("docs/schemes.md"), Path("docs/offload.png")
+COLOURS = {
+    "keep": "black",
+    "recompute": "tab:gray",
+    "offload all": "tab:blue",
+    "offload adaptive": "tab:cyan",
+    "compress to 4 bits": "tab:red",
+    "compress, offload all": "tab:green",
+}
+
+
+def document(rows: Sequence[Row]) -> None:
+    """Fill the page's tables, print them, and draw the curves."""
+    tables = {"shapes": shapes(rows), "micro-batches": micro_batches(rows), "times": times(rows)}
+    for name, text in tables.items():
+        fill(PAGE, f"offload-{name}", text)
+        print(f"{text}\n")
+    plot(rows, PICTURE)
+
+
+def shapes(rows: Sequence[Row]) -> str:
+    """1F1B, by the paper's shapes: a step of both stages."""
+    lines = []
+    for name in NAMES:
+        for paper_width in SHAPES:
+            model = Model(name, paper_width)
+            title = f"{name.upper()}, {paper_width} wide, {model.layers} layers"
+            of = {"model": name, "paper_width": paper_width, "schedule": "1F1B"}
+            lines += _lines([row for row in rows if of.items() <= row.items()], title)
+    return _markdown(["the paper's", *_HEADS], lines)
+
+
+def micro_batches(rows: Sequence[Row]) -> str:
+    """GPipe, by the number of micro-batches in flight."""
+    lines = []
+    for name in NAMES:
+        found = [row for row in rows if (row["model"], row["schedule"]) == (name, "GPipe")]
+        for number in sorted({row["micro_batches"] for row in found}):
+            alike = [row for row in found if row["micro_batches"] == number]
+            lines += _lines(alike, f"{name.upper()}, {number} in flight")
+    return _markdown(["", *_HEADS], lines)
+
+
+def times(rows: Sequence[Row]) -> str:
+    """The time of a step over that of keeping all, in the middle of all cases."""
+    of = ("model", "paper_width", "schedule", "micro_batches")
+    cases = dict.fromkeys(tuple(row[key] for key in of) for row in rows)
+    steps = [by_method([row for row in rows if tuple(row[key] for key in of) == case]) for case in cases]
+    lines = []
+    for method in COLOURS:
+        ratios = [step[method]["seconds_per_step"] / step["keep"]["seconds_per_step"] for step in steps]
+        low, middle, high = quantiles(ratios, n=4)
+        lines.append([method, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
+    return _markdown(["method", "time of keep, median", "half of the cases"], lines)
+
+
+_HEADS = ("method", "peak, MB", "less", "written, MB", "read, MB")
+
+
+def _lines(rows: Sequence[Row], title: str) -> list[list[str]]:
+    steps = by_method(rows)
+    keep = steps["keep"]
+    return [
+        [
+            title if method == "keep" else "",
+            method,
+            f"{step['activation_peak_bytes'] / 1e6:.1f}",
+            f"{1 - step['activation_peak_bytes'] / keep['activation_peak_bytes']:z.0%}",
+            f"{step['bytes_written'] / 1e6:.1f}",
+            f"{step['bytes_read'] / 1e6:.1f}",
+        ]
+        for method, step in steps.items()
+    ]
+
+
+def by_method(rows: Sequence[Row]) -> dict[str, Row]:
+    """Of both stages' rows one for each method: the larger peak, the longer time, all traffic."""
+    found: dict[str, Row] = {}
+    for method in COLOURS:
+        both = [row for row in rows if row["method"] == method]
+        found[method] = both[0] | {
+            **{key: max(row[key] for row in both) for key in ("activation_peak_bytes", "seconds_per_step")},
+            **{key: sum(row[key] for row in both) for key in ("bytes_written", "bytes_read")},
+            "batch": both[0]["micro_batches"],
+        }
+    return found
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Peak against throughput, a panel for each model; a line is a method, a marker a number in flight."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(NAMES) + 2, 4), layout="constrained")
+    axes = figure.subplots(1, len(NAMES), squeeze=False)[0]
+    for axis, name in zip(axes, NAMES, strict=True):
+        found = [row for row in rows if (row["model"], row["schedule"]) == (name, "GPipe")]
+        numbers = sorted({row["micro_batches"] for row in found})
+        points = [
+            step
+            for number in numbers
+            for step in by_method([row for row in found if row["micro_batches"] == number]).values()
+        ]
+        for method, colour in COLOURS.items():
+            line = [point for point in points if point["method"] == method]
+            axis.plot(*zip(*map(_place, line), strict=True), "-", color=colour, lw=1, alpha=0.5)
+            for point in line:
+                axis.plot(*_place(point), MARKERS[numbers.index(point["micro_batches"])], color=colour, ms=6)
+            axis.plot([], [], "-", color=colour, lw=4, label=method)
+        best = frontier(points)
+        axis.step(*zip(*map(_place, best), strict=True), "k--", lw=1, where="post", label="frontier")
+        axis.set_title(name.upper())
+        axis.set_xscale("log")
+        axis.grid(alpha=0.3, which="both")
+    for marker, number in zip(MARKERS, numbers, strict=False):
+        axes[0].plot([], [], marker, color="gray", label=f"{number} micro-batches")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
+    figure.supxlabel("activation peak of a stage, MB", fontsize=10)
+    figure.supylabel("micro-batches a second", fontsize=10)
+    figure.suptitle("recompute, offload, keep in a GPipe schedule of two stages on a CPU", fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+def _place(row: Row) -> tuple[float, float]:
+    return row["activation_peak_bytes"] / 1e6, row["micro_batches"] / row["seconds_per_step"]
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])
