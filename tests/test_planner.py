@@ -62,7 +62,6 @@ TREATMENTS = (
     treatments.BASELINE,
     treatments.FOUR_BITS,
     treatments.PLANES,
-    treatments.TIMED,
     treatments.CHECKPOINTING,
 )
 
