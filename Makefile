@@ -24,7 +24,7 @@ test: lint ## Lint, types and all tests
 	$(RUN) pytest -n 2 --dist worksteal --durations 25 --ignore tests/frameworks
 
 frameworks: compiler $(FRAMEWORKS)/.ready ## Train in DeepSpeed, Megatron, TRL and others, with and without (under ten minutes)
-	$(FRAMEWORKS)/bin/python -m pytest --durations 15 tests/frameworks
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile --durations 15 tests/frameworks
 
 check: lint ## Lint, types, the golden models and a small bench of each format, in a minute or two
 	$(RUN) pytest -q -n 2 --dist worksteal tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py \
