@@ -2,6 +2,7 @@
 
 A step of 48 small GPT-2 blocks, forward and backward, less the same step without hooks, over the tensors that
 it saves; the processor's time, of one thread, all policies in turn in one process. Codecs do nothing here.
+A dispatch mode that does nothing, which PyTorch calls for each operation, is the least that they can cost.
 Rows go to build/bench/hooks.json.
 """
 
@@ -19,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from golden import PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, backends
@@ -33,7 +35,18 @@ POLICIES = {
     "default": Policy.default(FMT),
     "a rule for each block": Policy([Rule("recompute"), *BY_MODULE]),
 }
-PLAIN, IDENTITY = "no hooks", "identity hooks"
+PLAIN, IDENTITY, MODE = "no hooks", "identity hooks", "a dispatch mode that does nothing"
+
+
+class Mode(TorchDispatchMode):
+    """Runs every operation unchanged."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class Nothing:
@@ -75,6 +88,8 @@ def measure(steps: int) -> dict[str, float]:
     def around(name: str) -> AbstractContextManager[Any]:
         if name == IDENTITY:
             return torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t)
+        if name == MODE:
+            return Mode()
         return savers.get(name, nullcontext())
 
     def step(name: str) -> float:
@@ -86,7 +101,7 @@ def measure(steps: int) -> dict[str, float]:
         model.zero_grad(set_to_none=True)
         return seconds
 
-    names = (PLAIN, IDENTITY, *POLICIES)
+    names = (PLAIN, IDENTITY, MODE, *POLICIES)
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in track(range(steps + 2), "measuring", console=Console(stderr=True), transient=True):
         for name in names:

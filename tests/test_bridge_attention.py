@@ -384,3 +384,21 @@ def test_a_rule_about_attention_fits_it_done_again_or_not(saved_by, fits, derive
 
 def attend(q, k, v):
     return functional.scaled_dot_product_attention(q, k, v).sum()
+
+
+def test_queries_that_are_the_keys_as_well():
+    """Both are made anew from what is stored, as tensor or as views of one: neither stays raw for it."""
+
+    def found(views, policy=FORMATS[1]):
+        x = torch.randn(2, 2, 96, 32, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        with Compressor(nn.Module(), policy) as stash:
+            y = x * 1
+            q, k = (y.view(y.shape), y.view(y.shape)) if views else (y, y)
+            loss = functional.scaled_dot_product_attention(q, k, x * 2).square().mean()
+        return torch.autograd.grad(loss, x)[0], stash
+
+    (one, stash), (other, _) = found(True), found(False)
+    assert torch.equal(one, other)
+    exact, _ = found(False, Policy([]))
+    assert (one - exact).norm() < 0.3 * exact.norm()
+    assert {row.kept for row in stash.report().rows if row.saved_by == FLASH} == {"compressed", "recomputed"}

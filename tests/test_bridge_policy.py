@@ -240,3 +240,21 @@ def test_a_policy_prints_as_a_table():
         "recompute",
     ):
         assert words in text
+
+
+def test_modules_have_the_names_of_named_modules_where_they_are_shared():
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            inner = torch.nn.Sequential(torch.nn.GELU())
+            self.first = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.SiLU())
+            self.second, self.none = inner, None
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model = Shared()
+    with Compressor(model, FMT, "golden") as stash:
+        model(torch.randn(4096, requires_grad=True)).sum()
+    names = {name for name, part in model.named_modules() if not list(part.children())}
+    assert {row.module for row in stash.report().rows} == names == {"first.0.0.0", "first.1"}

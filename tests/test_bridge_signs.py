@@ -231,6 +231,17 @@ def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins
     x.sum().backward()
 
 
+def test_a_result_that_its_operation_saves_is_stored_before_the_next_one_runs():
+    with Compressor(torch.nn.Module(), Policy([Rule(FMT, unchecked=True)]), "golden") as stash:
+        y = torch.randn(4096, requires_grad=True).sigmoid()
+        assert len(stash._watch.thread.waiting) == 1
+        z, memory = y * 2, weakref.ref(y.untyped_storage())  # a product with a number saves nothing
+        assert not stash._watch.thread.waiting
+        del y
+        assert memory() is None
+    z.sum().backward()
+
+
 def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
     with Compressor(torch.nn.Module(), FMT, "golden") as stash:
         y = torch.randn(4096, requires_grad=True).tanh()

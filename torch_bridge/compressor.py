@@ -24,8 +24,16 @@ from .facts.geometry import Geometry, is_plain, local_of
 from .facts.needs import Known, Need
 from .facts.operations import Operation
 from .facts.products import wide_input
-from .facts.watch import Watch, strided
-from .internals import sequence_number, uncompiled, unseen
+from .facts.watch import Thread, Watch, strided
+from .internals import (
+    detached,
+    function_that_saves,
+    is_compiling,
+    never_compile,
+    sequence_number,
+    uncompiled,
+    unseen,
+)
 from .keep import OPTED_OUT, opt_out
 from .offload import Offload
 from .policy import Decision, Policy
@@ -35,10 +43,12 @@ from .store.attention import Logits, Node, logits_of, may_be_again
 from .store.budget import Budget
 from .store.codecs import Codecs
 from .store.decompressed import Decompressed
-from .store.entries import NOBODY, Exact, Packed
+from .store.entries import NOBODY, Entry, Exact, Packed
 from .store.recomputed import source_of
 from .store.store import Saved, Store, node_of
 from .store.verdicts import Verdicts
+
+is_grad_enabled = torch.is_grad_enabled
 
 NOT_PLAIN = "not a plain strided tensor"
 _BITS = (2, 3, 4)
@@ -281,10 +291,11 @@ class _Pass:
 
     # Packing
 
-    @uncompiled
     def pack(self, tensor: torch.Tensor) -> Exact | Packed | Saved | Sharded:
         """The pack hook: what autograd keeps in place of a tensor."""
-        function = internals.function_that_saves()
+        if is_compiling() is not None:
+            return uncompiled(_Pass.pack, self, tensor)
+        function = function_that_saves()
         if is_plain(tensor):
             return self._pack(tensor, function)
         local = local_of(tensor)
@@ -302,123 +313,105 @@ class _Pass:
         shape = (tensor.numel(),) if is_ragged else tuple(tensor.shape)
         facts = Facts("", "", None, op, "", self._watch.module, tensor.dtype, shape, tensor.numel(), True)
         with self._lock:
-            self.tally.add(self.tally.sums(facts, op, NOT_PLAIN), nbytes, nbytes, counted=True)
+            self.tally.add(facts, op, NOT_PLAIN, nbytes, nbytes)
         return Exact(tensor.detach(), None)
 
     def _pack(self, tensor: torch.Tensor, function: str) -> Exact | Packed | Saved:
-        watch, thread, number = self._watch, self._watch.thread, sequence_number()
-        stays = opt_out.holds
-        if thread.waiting and (stays or thread.waiting[-1].number != number):
-            self.settle()  # another node saves now, or what was saved before does not stay
-        with self._lock, unseen():
-            # A tensor that is detached within an operation counts versions for itself.
-            saved = Saved(tensor, tensor.detach(), watch.origin(tensor), watch.module, number, function)
-            if stays:
+        thread, number, stays = self._watch.thread, sequence_number(), opt_out.holds
+        if stays:
+            self.settle()
+        origin = self._watch.origin(tensor)
+        saved = Saved(tensor, detached(tensor), origin, thread.modules[-1], number, function)
+        if stays:
+            with self._lock, unseen():
                 return self._keep_all(saved, OPTED_OUT)
-            op = thread.operation
-            if function or op is None or (number != thread.number and not self._is_copied(saved, number)):
-                thread.waiting.append(saved)
-                return saved
-            return self._keep_result(saved, op, thread.needs)
-
-    def _is_copied(self, saved: Saved, number: int) -> bool:
-        """Whether it is what an operation in place made of a view: autograd makes two nodes behind that."""
-        thread = self._watch.thread
         op = thread.operation
-        return (
-            op is not None and bool(op.written) and number == thread.number + 2 and saved.origin.op == op.name
-        )
+        # Of an operation in place on a view autograd makes two nodes.
+        if op is not None and not function:
+            behind = number - thread.number
+            if behind == 0 or (behind == 2 and op.written and origin.op == op.name):
+                saved.result_of, saved.needs = op, thread.needs
+        thread.waiting.append(saved)
+        return saved
 
-    def _keep_result(self, saved: Saved, op: Operation, needs: dict[int, Any]) -> Exact | Packed:
-        """Keep what an operation's node saves of its results."""
-        name, _, place = saved.origin.op.partition(".")
-        number = int(place) if place else 0
-        if name != op.name or number not in op.results:
-            return self._keep(saved, op.in_table, "", None)
-        slot = op.results[number]
-        if self._again is not None and self._again[0] == saved.number and number < 2:
-            facts, _ = self._decided(saved, op.in_table, slot, needs[number])
-            packed = self._store.keep_result(self._again[1], number, saved, facts)
-            if packed is not None:
-                return packed
-        return self._keep(saved, op.in_table, slot, needs[number])
-
-    def before(self, op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, thread: Thread, op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what this thread saved before an operation: it saved its arguments, or others did before."""
-        waiting, number = self._watch.thread.waiting, sequence_number()
-        if op.is_clone and waiting[-1].number == number:
+        waiting, number = thread.waiting, sequence_number()
+        last = waiting[-1]
+        if op.is_clone and last.number == number and last.result_of is None:
             return  # of what it writes to an operation saves a clone, which has no node of its own
+        thread.waiting = []  # what fails to be kept is not tried again
+        mine, others = [], waiting
+        if is_grad_enabled():
+            mine = [one for one in waiting if one.number == number and not (one.function or one.result_of)]
+            others = [one for one in waiting if one not in mine] if len(mine) < len(waiting) else []
         with self._lock, unseen():
-            mine: list[Saved] = []
-            if torch.is_grad_enabled():
-                mine = [one for one in waiting if one.number == number and not one.function]
-            others = [one for one in waiting if one not in mine]
-            waiting.clear()  # what fails to be kept is not tried again
             if others:
                 self._settle(others)
-            if not mine:
-                return
-            waiting[:] = self._keep_inputs(mine, op, args, kwargs)
+            if mine:
+                thread.waiting += self._keep_inputs(mine, op, args, kwargs)
 
     def _keep_inputs(
         self, mine: list[Saved], op: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Saved]:
         """Keep what an operation's node saves of its arguments; what is none of these."""
-        slots: dict[Any, tuple[int | str, str]] = {}
-        has_node, most = False, 0
-        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        for place, value in places:
-            if isinstance(value, (torch.Tensor, list, tuple)):
-                for tensor in strided(value):
-                    name = place if isinstance(place, str) else op.arguments[place] if op.arguments else ""
-                    slots.setdefault(_place(tensor), (place, name))
-                    has_node = has_node or tensor.requires_grad
-                    most = max(most, tensor.numel())
-        if not has_node and not any(saved.requires_grad for saved in mine):
-            return mine
-        found, others = [], []
+        places: list[int | str | None] = []
+        has_node = False
         for saved in mine:
-            assert saved.values is not None
-            slot = slots.get(_place(saved.values))
-            if slot is None and op.written and saved.origin.op:
-                slot = 0, op.arguments[0]  # a clone of what it writes to
-            if slot is None:
-                others.append(saved)
-            else:
-                found.append((saved, slot))
-        is_again = op.is_attention and self._is_again(op, args, kwargs, found, len(slots))
+            place = _place(saved, args, kwargs, places)
+            has_node = has_node or (place is not None and saved.requires_grad)
+            if place is None and op.written and saved.origin.op:
+                place = 0  # a clone of what it writes to
+            places.append(place)
+        has_node = has_node or any(saved.requires_grad for saved in mine)
+        if not has_node and not any(tensor.requires_grad for tensor in strided([*args, *kwargs.values()])):
+            return mine
+        is_again = op.is_attention and self._is_again(op, args, kwargs, places)
         wide = wide_input(op.recomputation, args)
-        held = {}
-        for saved, (place, name) in found:
-            if saved.packed is None:
-                assert saved.values is not None
-                is_table = op.is_pointwise and not saved.requires_grad and saved.values.numel() < most
-                need, where = op.need(name, args, kwargs), Geometry.of(saved.values)
+        held: dict[int | str, tuple[Entry | Exact, Geometry]] = {}
+        for saved, place in zip(mine, places, strict=True):
+            if place is None:
+                continue
+            packed = saved.packed
+            if packed is None:
+                slot = place if isinstance(place, str) else op.arguments[place] if op.arguments else ""
+                need = op.need(slot, args, kwargs)
+                is_table = op.is_pointwise and not saved.requires_grad and _is_broadcast(saved, args, kwargs)
                 if need is Need.LOGITS and self._store.logits is None:
                     self._store.logits = logits_of(op, args, kwargs)
-                saved.packed = self._keep(
-                    *(saved, op.in_table, name, need),
-                    is_table=is_table,
-                    is_again=is_again,
-                    feeds_wide=place == wide,
+                packed = self._keep(
+                    saved, op.in_table, slot, need, is_table, is_again, feeds_wide=place == wide
                 )
-                saved.values = None
-            packed = saved.packed
-            held[place] = (packed.entry if isinstance(packed, Packed) else packed), where
+                saved.become(packed)
+            if is_again:
+                held[place] = packed.entry if isinstance(packed, Packed) else packed, saved.geometry
         self._store.logits = None
         self._again = (mine[0].number, Node(op, args, kwargs, held)) if is_again else None
-        return others
+        return [saved for saved, place in zip(mine, places, strict=True) if place is None]
+
+    def _keep_result(self, saved: Saved, op: Operation) -> Exact | Packed:
+        """Keep what an operation's node saves of its results."""
+        number = op.numbers.get(saved.origin.op)
+        if number is None:
+            return self._keep(saved, op.in_table, "", None)
+        slot, need = op.results[number], saved.needs[number]
+        if self._again is not None and self._again[0] == saved.number and number < 2:
+            facts, _ = self._decided(saved, op.in_table, slot, need)
+            packed = self._store.keep_result(self._again[1], number, saved, facts)
+            if packed is not None:
+                return packed
+        return self._keep(saved, op.in_table, slot, need)
 
     def _is_again(
         self,
         op: Operation,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        found: Sequence[tuple[Saved, Any]],
-        operands: int,
+        places: Sequence[int | str | None],
     ) -> bool:
         """Whether attention is done again for its node: if that holds all it needs, and the rules agree."""
-        if len({place for _, (place, _) in found}) < operands or not may_be_again(op, args, kwargs):
+        operands = {_where(tensor) for tensor in strided([*args, *kwargs.values()])}
+        if len({*places} - {None}) < len(operands) or not may_be_again(op, args, kwargs):
             return False
         query, value, module = args[0], args[2], self._watch.module
         shape = *query.shape[:-1], value.shape[-1]
@@ -449,11 +442,14 @@ class _Pass:
                 self._settle(found)
 
     def _settle(self, waiting: list[Saved]) -> None:
-        """Keep what Functions saved, call by call, and what nobody is known to have saved."""
+        """Keep results, what Functions saved, call by call, and what nobody is known to have saved."""
         calls: dict[tuple[int, str], list[Saved]] = {}
         for saved in waiting:
             if saved.packed is None and saved.values is not None:
-                calls.setdefault((saved.number, saved.function), []).append(saved)
+                if saved.result_of is not None:
+                    saved.become(self._keep_result(saved, saved.result_of))
+                else:
+                    calls.setdefault((saved.number, saved.function), []).append(saved)
         for (_, function), all_saved in calls.items():
             floats = [one for one in all_saved if one.values.is_floating_point()]  # type: ignore[union-attr]
             needs = functions.needs_of(function, [_as_saved(one) for one in floats]) if function else None
@@ -467,9 +463,8 @@ class _Pass:
                 nbytes = saved.values.nbytes
                 place = floats.index(saved) if saved in floats else -1
                 need = needs[place] if needs is not None and place >= 0 else None
-                saved.packed = self._keep(saved, name, str(place) if place >= 0 else "", need)
+                saved.become(self._keep(saved, name, str(place) if place >= 0 else "", need))
                 unknown += nbytes if self._is_unknown else 0
-                saved.values = None
             self._store.logits = None
             if unknown:
                 self._tell(function, all_saved[0].module, unknown)
@@ -499,7 +494,6 @@ class _Pass:
         saved_by: str,
         slot: str,
         need: Known | None,
-        *,
         is_table: bool = False,
         is_again: bool = False,
         feeds_wide: bool = False,
@@ -521,11 +515,12 @@ class _Pass:
         """What is known of a tensor and what becomes of it: of a place in the model asked for once."""
         origin, tensor = saved.origin, saved.values
         assert tensor is not None
+        saved.geometry = geometry = Geometry.of(tensor)
+        # Written out, as what is unpacked into a tuple goes through a list.
         key = (
-            *(saved_by, slot, id(need), origin.op, origin.constant, origin.is_statistic, saved.module),
-            *(tensor.dtype, tensor.shape, tensor.stride(), saved.requires_grad, is_table, is_again),
-            feeds_wide,
-        )
+            saved_by, slot, id(need), saved.module, geometry, tensor.dtype, origin.op, origin.constant,
+            origin.is_statistic, saved.requires_grad, is_table, is_again, feeds_wide,
+        )  # fmt: skip
         found = self._places.get(key)
         if found is None:
             facts = _facts(saved, saved_by, slot, need, is_table, is_again, feeds_wide)
@@ -539,14 +534,16 @@ class _Pass:
         facts, _ = self._decided(saved, "", "", None)
         assert saved.values is not None
         source = source_of(saved.origin, saved.values, saved.values._version)
-        why = facts.constant or why
-        return self._store.leave(saved, facts, source, Geometry.of(saved.values).region, why)
+        return self._store.leave(saved, facts, source, saved.geometry.region, facts.constant or why)
 
     # Unpacking
 
-    @uncompiled
     def unpack(self, packed: Exact | Packed | Saved | Sharded) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
+        if is_compiling() is not None:
+            return uncompiled(_Pass.unpack, self, packed)
+        if type(packed) is Saved and type(packed.packed) is Exact and not (packed.function or self.step):
+            return packed.packed.tensor()
         if isinstance(packed, Sharded):
             return packed.wrap(self._unpack(packed.packed))
         return self._unpack(packed)
@@ -569,6 +566,9 @@ class _Pass:
             return packed.entry.memory.view(values, packed.geometry)
 
 
+never_compile(_Pass.pack, _Pass.unpack)
+
+
 def _facts(
     saved: Saved,
     saved_by: str,
@@ -580,7 +580,7 @@ def _facts(
 ) -> Facts:
     origin, tensor = saved.origin, saved.values
     assert tensor is not None
-    shape, count = tuple(tensor.shape), Geometry.of(tensor).region.count
+    shape, count = tuple(tensor.shape), saved.geometry.region.count
     is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
     return Facts(
         *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
@@ -594,6 +594,38 @@ def _as_saved(saved: Saved) -> torch.Tensor:
     return saved.values.detach().requires_grad_(saved.requires_grad)
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _place(
+    saved: Saved, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[int | str | None]
+) -> int | str | None:
+    """The place or name of the argument that a saved tensor is, or lies where it does; None if it is none.
+
+    One that others have not taken, if there is one: of queries that are the keys as well both are saved.
+    """
+    found: int | str | None = None
+    place: int | str
+    for place, value in enumerate(args):
+        if value is saved.tensor:
+            if place not in taken:
+                return place
+            found = place
+    if found is not None:
+        return found
+    assert saved.values is not None
+    where = _where(saved.values)
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for place, value in places:
+        if any(_where(tensor) == where for tensor in strided(value)):
+            return place
+    return None
+
+
+def _is_broadcast(saved: Saved, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a saved argument has fewer values than another one."""
+    assert saved.values is not None
+    count = saved.values.numel()
+    return any(tensor.numel() > count for tensor in strided([*args, *kwargs.values()]))
+
+
+def _where(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What tells a tensor among an operation's arguments: where it lies."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()

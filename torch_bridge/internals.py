@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, reduce, wraps
+from functools import cache, reduce
 from operator import or_
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def _find(path: str) -> Any:
@@ -46,19 +46,24 @@ _apply_code: CodeType | None = getattr(
 def function_that_saves() -> str:
     """Module and class of the ``autograd.Function`` that saves a tensor, "" if none; asked by pack hooks."""
     frame: FrameType | None = sys._getframe(1).f_back
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == _FUNCTION:
+            if frame.f_code is not _apply_code:
+                return ""
+            function = frame.f_locals["cls"]
+            return f"{function.__module__}.{function.__name__}"
+        if name == _CHECKPOINT:
+            # The Function that saved a recomputation's inputs before torch 2.13.
+            return f"{_CHECKPOINT}._NoopSaveInputs"
+        if not name.startswith(_OWN):
+            return ""
         frame = frame.f_back
-    if frame is not None and frame.f_code is _apply_code:
-        function = frame.f_locals["cls"]
-        return f"{function.__module__}.{function.__name__}"
-    if frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT:
-        # The Function that saved a recomputation's inputs before torch 2.13.
-        return f"{_CHECKPOINT}._NoopSaveInputs"
     return ""
 
 
 _OWN = ("torch._dynamo", __name__)  # frames between autograd and a hook
-_CHECKPOINT = "torch.utils.checkpoint"
+_FUNCTION, _CHECKPOINT = "torch.autograd.function", "torch.utils.checkpoint"
 
 
 # What hooks compute, unseen
@@ -110,6 +115,19 @@ def _unseen_by_all() -> Any:
         yield
 
 
+def _detached(kind: type[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    with unseen():
+        return tensor.detach()
+
+
+_as = _find("Tensor._make_subclass") or _detached
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor without its history, which counts versions with it; no mode sees it made."""
+    return _as(torch.Tensor, tensor) if tensor.requires_grad else tensor
+
+
 # An operation that is done again below autograd and autocast, as it was recorded
 
 _DEVICES = ("CPU", "CUDA", "XPU", "HPU", "MPS", "PrivateUse1")  # that have autocast
@@ -133,13 +151,9 @@ def as_recorded() -> Any:
 
 # Tensors
 
-_dispatch_keys = _find("_C._dispatch_keys")
+dispatch_keys: Callable[[torch.Tensor], Any] = _find("_C._dispatch_keys")
+"""A set whose number tensors of a kind share: same subclass, layout, device type and lazy bits."""
 _is_wrapped = _find("_C._functorch.is_functorch_wrapped_tensor") or (lambda tensor: True)
-
-
-def keys_of(tensor: torch.Tensor) -> int:
-    """A number that tensors of a kind share: subclass, layout, device type, lazy bits."""
-    return _dispatch_keys(tensor).raw_repr()
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
@@ -159,27 +173,26 @@ def active_hooks() -> Any:
 
 # Compilation
 
-_callback = _find("_C._dynamo.eval_frame.get_eval_frame_callback") or (lambda: None)
+is_compiling: Callable[[], Any] = _find("_C._dynamo.eval_frame.get_eval_frame_callback") or (lambda: None)
+"""Not None where functions that run first are compiled."""
 _codes: list[CodeType] = []
+_disabled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def uncompiled(function: F) -> F:
-    """A function of places and no names that is never compiled, once :func:`tell_compiler` was called.
+def never_compile(*functions: Callable[..., Any]) -> None:
+    """Have the compiler skip functions, once :func:`tell_compiler` was called, and nothing that they call.
 
-    ``torch.compiler.disable`` imports the compiler, and then takes longer than most of what is called here.
+    They hand over to :func:`uncompiled` if ``is_compiling() is not None``. To call what
+    ``torch.compiler.disable`` makes of a function takes longer than most of what is called here.
     """
-    disabled: list[Callable[..., Any]] = []
+    _codes.extend(function.__code__ for function in functions)
 
-    @wraps(function)
-    def run(*args: Any) -> Any:
-        if _callback() is None:
-            return function(*args)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args)
 
-    _codes.append(run.__code__)  # type: ignore[attr-defined]
-    return run  # type: ignore[return-value]
+def uncompiled(function: Callable[..., T], *args: Any) -> T:
+    """Call a function, and nothing that it calls is compiled."""
+    if function not in _disabled:
+        _disabled[function] = torch.compiler.disable(function)
+    return _disabled[function](*args)
 
 
 def tell_compiler() -> None:

@@ -16,6 +16,7 @@ from math import prod
 import torch
 
 from .. import internals
+from ..internals import dispatch_keys
 
 # Rows of fewer values are those of images, in tensors of four and more dimensions, unless attention has them.
 _LEAST_ROW = 64
@@ -75,10 +76,10 @@ class Geometry:
     @staticmethod
     def of(tensor: torch.Tensor) -> Geometry:
         """The tensor's; tensors that lie alike mostly have the same one."""
-        return _geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return geometry_of(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-_geometry = lru_cache(4096)(Geometry)
+geometry_of = lru_cache(4096)(Geometry)
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ _USUAL = (torch.Tensor, torch.nn.Parameter)
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor is memory with strides and no more: no subclass, no lazy bit, not sparse."""
-    keys = internals.keys_of(tensor)
+    keys = dispatch_keys(tensor).raw_repr()
     found = _PLAIN.get(keys)
     if found is None:
         found = _PLAIN[keys] = _is_plain(tensor)

@@ -29,6 +29,7 @@ class Operation:
     Attributes:
         run: what runs it.
         name: without namespace and overload.
+        in_table: its name in place or not.
         written: places and names of the arguments that it writes to.
         is_view: whether it only makes views.
         is_copy: whether its result is its first argument in other memory or another type.
@@ -41,16 +42,30 @@ class Operation:
         saves: what the backward pass needs of what it saves, by the names that torch gives that; None if it
             is not known.
         results: names of the results that it saves, by their places.
+        numbers: places of these, by what the watch calls what wrote them.
+        result_needs: what is needed of these, by their places; None if that depends on the arguments.
     """
 
     __slots__ = (
         *("_func", "arguments", "is_attention", "is_clone", "is_copy", "is_pointwise", "is_reduction"),
-        *("is_view", "name", "recomputation", "results", "run", "saves", "written"),
+        *(
+            "in_table",
+            "is_view",
+            "name",
+            "numbers",
+            "recomputation",
+            "result_needs",
+            "results",
+            "run",
+            "saves",
+        ),
+        "written",
     )
 
     def __init__(self, func: Any) -> None:
         self._func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
         self.name = func.name().split("::")[-1].split(".")[0]
+        self.in_table = self.name.removesuffix("_") if writes(self.name) else self.name
         schema = getattr(func, "_schema", None)  # torch.cond and its like have none
         arguments = schema.arguments if schema else ()
         self.arguments = tuple(argument.name for argument in arguments)
@@ -69,15 +84,13 @@ class Operation:
         of_aten = func.namespace == "aten" if hasattr(func, "namespace") else False
         self.saves = _saves(self.in_table, getattr(func, "_overloadname", "")) if of_aten else None
         self.results = _results(schema, self.saves or {})
+        self.numbers = {name_of_result(self.name, place): place for place in self.results}
+        needs_of = {place: self.saves[name] for place, name in self.results.items()} if self.saves else {}
+        self.result_needs = None if any(map(callable, needs_of.values())) else needs_of
 
     def flops_of_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
         """Its floating-point operations and those of its backward pass, as far as torch counts them."""
         return flops_of_step(self._func, args, kwargs, result)
-
-    @property
-    def in_table(self) -> str:
-        """Its name in place or not."""
-        return self.name.removesuffix("_") if writes(self.name) else self.name
 
     def need(self, slot: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Known | None:
         """What its backward pass needs of what it saves under a name; None if that is not known."""
@@ -85,6 +98,12 @@ class Operation:
         if callable(entry):
             return entry(dict(zip(self.arguments, args, strict=False)) | kwargs)
         return entry
+
+    def needs_of_results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+        """What its backward pass needs of the results that it saves, by their places."""
+        if self.result_needs is not None:
+            return self.result_needs
+        return {place: self.need(name, args, kwargs) for place, name in self.results.items()}
 
 
 def _saves(name: str, overload: str) -> dict[str, Entry] | None:
@@ -103,17 +122,22 @@ def _results(schema: Any, saves: dict[str, Any]) -> dict[int, str]:
     return found
 
 
+def name_of_result(name: str, number: int) -> str:
+    """What is said to have written a result of an operation: "native_layer_norm.1" of the second."""
+    return f"{name}.{number}" if number else name
+
+
 def writes(name: str) -> bool:
     """Whether an operation writes to its first argument, by its name."""
     return name.endswith("_") and not name.endswith("__")
 
 
-_KNOWN: dict[int, Operation] = {}  # by identity: a function's hash takes longer, and they hold it
+KNOWN: dict[int, Operation] = {}  # by identity: a function's hash takes longer, and they hold it
 
 
 def operation(func: Any) -> Operation:
     """What is known of a function that a dispatch mode is given."""
-    found = _KNOWN.get(id(func))
+    found = KNOWN.get(id(func))
     if found is None:
-        found = _KNOWN[id(func)] = Operation(func)
+        found = KNOWN[id(func)] = Operation(func)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .geometry import Geometry, Region
+from .geometry import Geometry, Region, geometry_of
 from .recompute import Recipe
 
 # Recorded operations in a row, until how the first was given its arguments is forgotten.
@@ -33,7 +33,7 @@ class Origin:
             for itself, and was not gathered by FSDP.
         function: the number of the ``autograd.Function``'s node that gave it, -1 if none did.
         recipe: how it was made, if that is known and can be done again.
-        sources: what is stored of it, by version and dtype.
+        sources: what is stored of it, one for each version and dtype, which they name.
     """
 
     __slots__ = (
@@ -57,7 +57,14 @@ class Origin:
         self.function = -1
         self.parameter: weakref.ref[torch.Tensor] | None = None
         self.recipe: Recipe | None = None
-        self.sources: dict[tuple[int, torch.dtype], Any] | None = None
+        self.sources: tuple[Any, ...] = ()  # mostly one: a dict of it is two objects more
+
+    def source(self, version: int, dtype: torch.dtype) -> Any:
+        """What is stored of it as a tensor of that version and dtype has it, None if there is nothing."""
+        for source in self.sources:
+            if source.version == version and source.dtype is dtype:
+                return source
+        return None
 
     def forget_recipe(self, stored: Region) -> None:
         """A region is stored: if it is all of the storage, what it was made of is not needed any more."""
@@ -71,20 +78,25 @@ class Operand:
     Attributes:
         origin: of the storage, as it was then.
         version: of the tensor then.
-        dtype, geometry: of the tensor.
+        dtype: of the tensor.
     """
 
-    __slots__ = ("dtype", "geometry", "origin", "version")
+    __slots__ = ("_lies", "dtype", "origin", "version")
 
     def __init__(self, origin: Origin, tensor: torch.Tensor) -> None:
         self.origin, self.version, self.dtype = origin, tensor._version, tensor.dtype
-        self.geometry = Geometry.of(tensor)
+        self._lies = tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of the tensor; few are asked for it."""
+        return geometry_of(*self._lies)
 
 
-def note_recipe(origin: Origin, recipe: Recipe) -> None:
+def note_recipe(origin: Origin, recipe: Recipe, operands: list[Operand]) -> None:
     """Note how a storage was filled; of operations too many in a row the first are forgotten."""
-    for operand in (*recipe.args, *recipe.kwargs.values()):
-        if type(operand) is Operand and (other := operand.origin.recipe) is not None:
+    for operand in operands:
+        if (other := operand.origin.recipe) is not None:
             if recipe.length + other.length > LONGEST:
                 operand.origin.recipe = None
             else:

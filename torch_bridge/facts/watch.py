@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, Literal
 
@@ -20,10 +20,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from ..internals import sequence_number, uncompiled
+from ..internals import is_compiling, never_compile, sequence_number, uncompiled
 from .functions import EMPTIED, PASSING
 from .geometry import is_plain, local_of
-from .operations import Operation, operation, writes
+from .operations import KNOWN, Operation, name_of_result, operation, writes
 from .origin import Operand, Origin, note_recipe
 from .products import inner_of, is_wide
 from .recompute import Recipe, Recomputation
@@ -32,8 +32,8 @@ Products = Literal["no", "wide", "all"]
 
 PARAMETER, BUFFER, COPY = "parameter", "buffer", " copy"
 REFILLED = "memory that its owner fills again"
-_STRIDED = torch.strided
-_FUNCTION: Any = torch.autograd.function.BackwardCFunction
+# Names that every operation asks for.
+Tensor, is_grad_enabled, _STRIDED = torch.Tensor, torch.is_grad_enabled, torch.strided
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # What autograd calls copies and views.
 _COPY_NODES = {
@@ -51,6 +51,9 @@ _VIEW_NODES = {
     )
     for number in (0, 1, 2)
 }
+# Which nodes are of views and which of Functions, by their types: a node's name takes longer to ask for.
+_OTHER, _VIEW, _FUNCTION = range(3)
+_KINDS: dict[type, int] = {}
 _NOTHING: dict[str, Any] = {}
 _keys = count()
 _free_keys: list[
@@ -58,7 +61,7 @@ _free_keys: list[
 ] = []  # of watches that are gone: their storages may still have an attribute of that name
 
 
-class Thread(threading.local):
+class Thread:
     """What a thread does.
 
     Attributes:
@@ -69,12 +72,21 @@ class Thread(threading.local):
         modules: names of the modules whose forward passes are under way.
     """
 
+    __slots__ = ("modules", "needs", "number", "operation", "waiting")
+
     def __init__(self) -> None:
         self.waiting: list[Any] = []
         self.operation: Operation | None = None
         self.number = -1
         self.needs: dict[int, Any] = {}
         self.modules: list[str] = [""]
+
+
+class _Threads(threading.local):
+    """The one that asks."""
+
+    def __init__(self) -> None:
+        self.thread = Thread()
 
 
 class Watch(TorchDispatchMode):
@@ -87,8 +99,7 @@ class Watch(TorchDispatchMode):
 
     Attributes:
         flops: floating-point operations of a step so far, where these are counted; None if not.
-        before: called with an operation, its arguments and their names before it runs, where tensors wait.
-        thread: what the thread does that asks.
+        before: called where tensors wait with the thread, an operation that is to run, and its arguments.
 
     Examples:
         >>> with Watch(torch.nn.Linear(2, 2)) as watch:
@@ -107,8 +118,13 @@ class Watch(TorchDispatchMode):
         self._step = object()
         self._hooks: list[RemovableHandle] = []
         self._names: dict[torch.nn.Module, str] = {}
-        self.before: Callable[[Operation, tuple[Any, ...], dict[str, Any]], None] | None = None
-        self.thread = Thread()
+        self.before: Callable[[Thread, Operation, tuple[Any, ...], dict[str, Any]], None] | None = None
+        self._threads = _Threads()
+
+    @property
+    def thread(self) -> Thread:
+        """What the thread does that asks."""
+        return self._threads.thread
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -120,23 +136,26 @@ class Watch(TorchDispatchMode):
         """PyTorch's own way to leave a mode uncompiled costs as much as the mode."""
         return False
 
-    @uncompiled
     def __enter__(self) -> Watch:
+        if is_compiling() is not None:
+            return uncompiled(Watch.__enter__, self)
         # Autocast keeps its copies of weights: those made before now were made unseen.
         torch.clear_autocast_cache()
-        self._step, self.thread = object(), Thread()
+        self._step, self._threads = object(), _Threads()
         model = self._model()
         if model is not None:
-            self._note_model(model)
-            self._names = {part: name for name, part in model.named_modules()}
+            self._names = _named_modules(model)
+            self._note_model()
         self._hooks += [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
         return super().__enter__()
 
-    @uncompiled
     def __exit__(self, *error: Any) -> None:
+        if is_compiling() is not None:
+            uncompiled(Watch.__exit__, self, *error)
+            return
         while self._hooks:
             self._hooks.pop().remove()
         self._names = {}
@@ -144,8 +163,8 @@ class Watch(TorchDispatchMode):
 
     # The model
 
-    def _note_model(self, model: torch.nn.Module) -> None:
-        modules = _modules(model)
+    def _note_model(self) -> None:
+        modules = self._names
         gathered = _gathered(modules)
         for part in modules:
             for buffer in part._buffers.values():
@@ -205,14 +224,16 @@ class Watch(TorchDispatchMode):
 
     def origin(self, tensor: torch.Tensor) -> Origin:
         """What is known of the tensor's storage; a parameter or buffer stays one whatever writes it."""
-        storage = local_of(tensor).untyped_storage()
-        origin = self.known(storage)
-        if origin is None:
+        storage = (tensor if type(tensor) in _PLAIN_TYPES else local_of(tensor)).untyped_storage()
+        origin: Origin | None = getattr(storage, self._key, None)
+        if origin is None or origin.step is not self._step:
             origin = self._note(
                 storage, constant=f"{PARAMETER}{COPY}" if _is_copy_of_parameter(tensor) else ""
             )
-        node: Any = _behind_views(tensor.grad_fn)
-        if node is not None and isinstance(node, _FUNCTION):
+        node: Any = tensor.grad_fn
+        if node is not None:
+            node = _behind_views(node)
+        if node is not None and _kind_of(node) is _FUNCTION:
             # A kernel may have written to it past everything that counts: it is another state.
             number = node._sequence_nr()
             if origin.function != number:
@@ -235,22 +256,21 @@ class Watch(TorchDispatchMode):
 
     # Operations
 
-    @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        op, thread = operation(func), self.thread
+        if is_compiling() is not None:
+            return uncompiled(Watch.__torch_dispatch__, self, func, types, args, kwargs)
+        op, thread = KNOWN.get(id(func)) or operation(func), self._threads.thread
         if thread.waiting and self.before is not None:
-            self.before(op, args, kwargs or _NOTHING)
+            self.before(thread, op, args, kwargs or _NOTHING)
         result = op.run(*args, **kwargs) if kwargs else op.run(*args)
         if op.written:
             self._note_writes(op, args, kwargs or _NOTHING)
         elif not op.is_view:
             self._note_results(op, result, args, kwargs or _NOTHING)
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             thread.operation, thread.number = op, sequence_number()
             if op.results:
-                thread.needs = {
-                    place: op.need(name, args, kwargs or _NOTHING) for place, name in op.results.items()
-                }
+                thread.needs = op.needs_of_results(args, kwargs or _NOTHING)
         else:
             thread.operation = None
         return result
@@ -260,12 +280,14 @@ class Watch(TorchDispatchMode):
     ) -> None:
         if self.flops is not None:
             self.flops += op.flops_of_step(args, kwargs, result)
-        if type(result) is torch.Tensor and result.layout is _STRIDED:
+        if type(result) is Tensor and result.layout is _STRIDED:
+            storage = result.untyped_storage()
             if op.is_copy and args and _is_strided(args[0]):
-                origin = self._note_copy(op, result.untyped_storage(), args[0])
+                origin = self._note_copy(op, storage, args[0])
             else:
-                origin = self._note(result.untyped_storage(), op.name)
+                origin = Origin(self._step, storage, op.name)
                 origin.is_statistic = op.is_reduction
+                setattr(storage, self._key, origin)
             if op.recomputation is not None and self._records:
                 self._record(op.recomputation, args, kwargs, (result,), origin)
             return
@@ -273,7 +295,7 @@ class Watch(TorchDispatchMode):
         first = None
         for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.layout is _STRIDED:
-                name = f"{op.name}.{index}" if index else op.name
+                name = name_of_result(op.name, index)
                 origin = self._note(local_of(output).untyped_storage(), name)
                 origin.is_statistic = op.is_reduction
                 first = first or origin
@@ -320,54 +342,81 @@ class Watch(TorchDispatchMode):
             args = (*args[0], *args[1:])
         taken = list(args) if way.takes is None else [args[place] for place in way.takes]
         taken += [outputs[place] for place in way.results]
+        operands: list[Operand] = []
         most = 0
         for place, value in enumerate(taken):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 if not _may_start(value, made):
                     return
-                taken[place] = operand = Operand(self.origin(value), value)
-                if operand.origin.is_statistic:
-                    most = max(most, operand.geometry.count)
+                source = self.origin(value)
+                taken[place] = operand = Operand(source, value)
+                operands.append(operand)
+                if source.is_statistic:
+                    most = max(most, value.numel())
         for name, value in kwargs.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 if not _may_start(value, made):
                     return
-                kwargs = {**kwargs, name: Operand(self.origin(value), value)}
+                operands.append(Operand(self.origin(value), value))
+                kwargs = {**kwargs, name: operands[-1]}
+        if most and 0 < made.numel() <= most:
+            origin.is_statistic = True
         recipe = Recipe(way, taken, kwargs, made)
         recipe.inner = inner
-        origin.is_statistic |= 0 < recipe.geometry.count <= most
-        note_recipe(origin, recipe)
+        note_recipe(origin, recipe, operands)
 
 
-@uncompiled
+never_compile(Watch.__enter__, Watch.__exit__, Watch.__torch_dispatch__)
+
+
 def _key_of(watch: Watch) -> str:
     """A name that no other watch has which is still there."""
+    if is_compiling() is not None:
+        return uncompiled(_key_of, watch)
     number = _free_keys.pop() if _free_keys else next(_keys)
     weakref.finalize(watch, _free_keys.append, number).atexit = False
     return f"_bitstash_{number}"
 
 
-def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Each once; every step asks, and ``model.modules()`` takes the longer the deeper the model."""
-    modules, seen = [model], {model}
-    for module in modules:
-        for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                modules.append(child)
-    return modules
+never_compile(_key_of)
 
 
-def _gathered(modules: list[torch.nn.Module]) -> set[int]:
+def _named_modules(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """Those of ``model.named_modules()``, which takes the longer the deeper the model is."""
+    found: dict[torch.nn.Module, str] = {}
+    ahead: list[tuple[torch.nn.Module | None, str]] = [(model, "")]
+    while ahead:
+        module, name = ahead.pop()
+        if module is not None and module not in found:
+            found[module] = name
+            prefix = f"{name}." if name else ""
+            ahead += [(child, prefix + own) for own, child in reversed(module._modules.items())]
+    return found
+
+
+def _gathered(modules: Iterable[torch.nn.Module]) -> set[int]:
     """Identities of parameters that FSDP2 has gathered already; sharded ones are DTensors."""
     managed = [part for part in modules if hasattr(type(part), "unshard") and hasattr(type(part), "reshard")]
     parameters = (parameter for part in managed for parameter in part.parameters())
     return {id(parameter) for parameter in parameters if type(parameter) is torch.nn.Parameter}
 
 
+def _kind_of(node: Any) -> int:
+    """Whether a node shows what another one has given, and whether it is an ``autograd.Function``'s."""
+    kind = _KINDS.get(type(node))
+    if kind is not None:
+        return kind
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return _FUNCTION
+    kind = _VIEW if node.name() in _VIEW_NODES else _OTHER
+    if type(node).__name__ == node.name():  # else nodes of several kinds have the type
+        _KINDS[type(node)] = kind
+    return kind
+
+
 def _behind_views(node: Any) -> Any:
     """The node that gave the memory of which others made views."""
-    while node is not None and node.name() in _VIEW_NODES:
+    while node is not None and _kind_of(node) is _VIEW:
         node = node.next_functions[0][0]
     return node
 

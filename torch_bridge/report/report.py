@@ -130,26 +130,25 @@ class Tally:
     """Counts saved tensors into rows. Holds numbers and names, never a tensor."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, Facts, str], Sums] = {}
+        self._sums: dict[
+            tuple[str, int, str], Sums
+        ] = {}  # which hold the facts: equal ones are summed up later
         self.raw_bytes = 0
         self.stored_bytes = 0
 
-    def sums(self, facts: Facts, op: str, kept: str) -> Sums:
-        """Those of a row."""
-        key = op, facts, kept
+    def add(self, facts: Facts, op: str, kept: str, raw: int, stored: int) -> Sums:
+        """Add a tensor to its row, and give that."""
+        key = op, id(facts), kept
         sums = self._sums.get(key)
         if sums is None:
             sums = self._sums[key] = Sums(op, facts, kept)
-        return sums
-
-    def add(self, sums: Sums, raw: int, stored: int, counted: bool) -> None:
-        """Add a tensor to its row."""
         sums.tensors += 1
         sums.raw_bytes += raw
         sums.stored_bytes += stored
-        if counted:
+        if not facts.constant:
             self.raw_bytes += raw
             self.stored_bytes += stored
+        return sums
 
     def more(self, sums: Sums, raw: int) -> None:
         """More bytes of a tensor that was added, of which none are stored."""
@@ -168,9 +167,7 @@ class Tally:
         before.stored_bytes -= stored[0]
         self.raw_bytes -= raw
         self.stored_bytes -= stored[0]
-        after = self.sums(before.facts, before.op, kept)
-        self.add(after, raw, stored[1], counted=True)
-        return after
+        return self.add(before.facts, before.op, kept, raw, stored[1])
 
     def report(self) -> Report:
         """Rows of like tensors, whatever places of the model with facts of their own they are from."""

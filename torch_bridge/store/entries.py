@@ -31,10 +31,13 @@ class Source:
 
     Args:
         storage: a weak reference to it.
-        elements: that it has.
+        tensor: of that storage.
+        version: of the tensor.
 
     Attributes:
-        elements: as given.
+        version: as given.
+        dtype: of the tensor.
+        elements: that the storage has.
         is_input: whether others are recomputed from what of it stays as it is.
         is_held: whether the report counts all of its storage, which a part that stays as it is keeps alive.
     """
@@ -46,13 +49,18 @@ class Source:
         "_limit",
         "_memories",
         "_storage",
+        "dtype",
         "elements",
         "is_held",
         "is_input",
+        "version",
     )
 
-    def __init__(self, storage: weakref.ref[torch.UntypedStorage], elements: int) -> None:
-        self._storage, self.elements = storage, elements
+    def __init__(
+        self, storage: weakref.ref[torch.UntypedStorage], tensor: torch.Tensor, version: int
+    ) -> None:
+        self._storage, self.version, self.dtype = storage, version, tensor.dtype
+        self.elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         # Most have one of all these: there are many sources, and a list of one is twice the objects.
         self._exact: tuple[tuple[Region, weakref.ref[Exact]], ...] = ()
         self._entries: tuple[tuple[int, int, weakref.ref[Entry]], ...] = ()
@@ -99,6 +107,9 @@ class Source:
 
     def leave(self, region: Region, exact: Exact) -> int:
         """A region is to stay as it is, held by a saved tensor; how many of its elements did not yet."""
+        if not self._exact:
+            self._exact = ((region, weakref.ref(exact)),)
+            return region.count
         rest = [region]
         for other, _ in self._exact:
             rest = [part for piece in rest for part in piece.split(other)[1]]

@@ -281,13 +281,10 @@ class Recomputed(Entry):
 
 def source_of(origin: Origin, tensor: torch.Tensor, version: int) -> Source:
     """Where what is stored of a storage's state is found, as a tensor of that version has it."""
-    key = version, tensor.dtype
-    if origin.sources is None:
-        origin.sources = {}
-    source: Source | None = origin.sources.get(key)
+    source: Source | None = origin.source(version, tensor.dtype)
     if source is None:
-        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        source = origin.sources[key] = Source(origin.storage, elements)
+        source = Source(origin.storage, tensor, version)
+        origin.sources += (source,)
     return source
 
 
@@ -431,8 +428,7 @@ class Planner:
     def _stored(self, operand: Operand, only_exact: bool) -> Start | Redone | None:
         """What is stored of an operand; of what is light to make the way, so that it takes no memory."""
         origin = operand.origin
-        key = operand.version, operand.dtype
-        source: Source | None = origin.sources.get(key) if origin.sources else None
+        source: Source | None = origin.source(operand.version, operand.dtype)
         if source is None:
             return None
         region = operand.geometry.region

@@ -15,7 +15,9 @@ from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
 from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
+from ..facts.needs import Exact as NeedsExact
 from ..facts.needs import Need
+from ..facts.operations import Operation
 from ..facts.origin import Origin
 from ..facts.watch import Watch
 from ..offload import Handle, Step
@@ -52,7 +54,7 @@ class Saved:
     """A tensor as autograd saves it, and what autograd holds for it.
 
     Args:
-        tensor: as the pack hook is given it.
+        tensor: as the pack hook is given it; held until it is kept.
         values: the tensor without its history; it counts versions with the tensor.
         origin: what is known of its storage.
         module: in whose forward pass it was saved.
@@ -62,11 +64,15 @@ class Saved:
     Attributes:
         parameter: the tensor itself, if it is a parameter.
         op: the operation that made it, "" if nothing says which.
+        geometry: how it lies in its storage, once it was decided what becomes of it.
+        result_of: the operation that made it just now and whose own node saves it, None if there is none.
+        needs: what that needs of its results, by their places.
         packed: what it became.
     """
 
     __slots__ = (
-        *("function", "module", "number", "op", "origin", "packed", "parameter", "requires_grad", "values"),
+        *("function", "geometry", "module", "needs", "number", "op", "origin", "packed", "parameter"),
+        *("requires_grad", "result_of", "tensor", "values"),
     )
 
     def __init__(
@@ -78,6 +84,7 @@ class Saved:
         number: int,
         function: str,
     ) -> None:
+        self.tensor: torch.Tensor | None = tensor
         self.values: torch.Tensor | None = values
         self.origin, self.module, self.number, self.function = origin, module, number, function
         self.requires_grad = tensor.requires_grad
@@ -85,7 +92,14 @@ class Saved:
         # A plain tensor has nothing to say of it, and to ask a parameter's class takes long.
         is_plain = type(tensor) is torch.Tensor
         self.parameter = None if is_plain or not _is_parameter(tensor) else tensor
+        self.geometry: Geometry
+        self.result_of: Operation | None = None
+        self.needs: dict[int, Need | NeedsExact | None]
         self.packed: Exact | Packed | None = None
+
+    def become(self, packed: Exact | Packed) -> None:
+        """It is kept: the tensor is not needed any more."""
+        self.packed, self.tensor, self.values, self.parameter = packed, None, None, None
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
@@ -141,7 +155,7 @@ class Store:
         assert tensor is not None
         if self._doubted:  # their values go as soon as they are not needed
             self._doubted = [ref for ref in self._doubted if (one := ref()) is not None and one.is_doubtful]
-        geometry = Geometry.of(tensor)
+        geometry = saved.geometry
         region = geometry.region
         source = source_of(origin, tensor, tensor._version)
         if facts.constant:
@@ -473,9 +487,7 @@ class Store:
 
     def count(self, saved: Saved, facts: Facts, kept: str, original: int, stored: int) -> Sums:
         """Count a tensor in its row of the report."""
-        sums = self._tally.sums(facts, saved.op, kept)
-        self._tally.add(sums, original, stored, not facts.constant)
-        return sums
+        return self._tally.add(facts, saved.op, kept, original, stored)
 
 
 _OF_ATTENTION = (Need.LOGITS, Need.ATTENDED, Need.PROBABILITIES)
