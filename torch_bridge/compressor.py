@@ -14,8 +14,6 @@ from typing import Any, Self
 
 import torch
 
-from golden import HadamardFormat
-
 from . import backends, internals
 from .backends.dtypes import StashFormat
 from .facts import functions
@@ -36,7 +34,7 @@ from .internals import (
 )
 from .keep import OPTED_OUT, opt_out
 from .offload import Offload
-from .policy import Decision, Policy
+from .policy import Decision, Policy, as_policy
 from .report import Report
 from .report.report import Tally
 from .store.attention import Logits, Node, logits_of, may_be_again
@@ -51,7 +49,6 @@ from .store.verdicts import Verdicts
 is_grad_enabled = torch.is_grad_enabled
 
 NOT_PLAIN = "not a plain strided tensor"
-_BITS = (2, 3, 4)
 _MOST_PLACES = 1 << 14  # that are remembered
 
 
@@ -133,7 +130,7 @@ class Compressor(ContextDecorator):
             raise ValueError(f"offload must be None with backend {backend!r}, whose memory keeps the blocks")
         if time is not None and not (isinstance(time, (int, float)) and time >= 1):
             raise ValueError(f"time must be a number from 1, of a step without recomputation, not {time!r}")
-        self._policy = _policy(policy, bits, time)
+        self._policy = as_policy(policy, bits, products=time is not None)
         self._codecs = Codecs(self._policy, backend)
         self._min_values, self._verify, self._offload = min_values, verify, offload
         records = self._policy.recomputes and internals.has("recomputation")
@@ -221,24 +218,6 @@ class Compressor(ContextDecorator):
             raise RuntimeError("there is nothing to report before the first forward pass")
         self._pass.settle()
         return self._pass
-
-
-def _policy(policy: StashFormat | Policy | None, bits: int | None, time: float | None) -> Policy:
-    if policy is None:
-        bits = 4 if bits is None else bits
-        if bits not in _BITS:
-            raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, not {bits!r}")
-        fmt = HadamardFormat()
-        return Policy.default(HadamardFormat(target=fmt.block * bits // 8), products=time is not None)
-    if bits is not None:
-        raise ValueError(f"bits must be None where there is a policy, which says them, not {bits!r}")
-    if isinstance(policy, StashFormat):
-        return Policy.default(policy, products=time is not None)
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy must be a format or a Policy, not {reprlib.repr(policy)}")
-    if time is not None and not policy.products:
-        raise ValueError(f"time must be None where no rule of the policy recomputes products, not {time!r}")
-    return policy
 
 
 def _tell_of_others() -> None:
@@ -475,6 +454,15 @@ class _Pass:
             return
         self._told.add(function)
         name = function.rpartition(".")[2]
+        if name == "CompiledFunction":
+            warnings.warn(
+                f"a compiled graph in module {module!r} saves {nbytes:,} bytes that stay exact: hooks "
+                "cannot tell what it needs of them. To compress inside the graph write "
+                "bitstash.compile(model, policy) in place of torch.compile(model), without a Compressor",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
         who = f"autograd.Function {function!r}" if function else "an unknown operation"
         if packages := functions.packages_of(name):
             who += f", no class of {' or '.join(packages)},"

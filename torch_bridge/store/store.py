@@ -224,7 +224,7 @@ class Store:
         """Whether what is stored of a tensor is good enough for one more node, or was made so."""
         if entry.is_exact:
             return True
-        if decision.exact_if_shared and _layer_of(entry.facts.module) != _layer_of(facts.module):
+        if decision.exact_if_shared and layer_of(entry.facts.module) != layer_of(facts.module):
             # Its error would be the same in all layers.
             if len(self._shared) >= MOST_ANSWERS:
                 self._shared.clear()
@@ -502,7 +502,7 @@ _NUMBER = re.compile(r"^(.*?\b\d+)(?:\.|$)")
 
 
 @cache
-def _layer_of(module: str) -> str:
+def layer_of(module: str) -> str:
     """The layer that a module is in: its name up to the first number."""
     found = _NUMBER.match(module)
     return found[1] if found else module
