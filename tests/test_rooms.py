@@ -33,6 +33,7 @@ ROOMS["torch_bridge.store"] = {room for room in ROOMS if room.startswith("torch_
     "torch_bridge.keep"
 }
 ROOMS["torch_bridge.compressor"] = {room for room in ROOMS if not room.startswith("rtl")}
+ROOMS["torch_bridge.compiled"] = {*ROOMS["torch_bridge.store"], "golden", "torch_bridge.store"}
 for _room in ("calibration", "schemes", "trainers"):
     ROOMS[f"torch_bridge.{_room}"] = {*ROOMS["torch_bridge.compressor"], "torch_bridge.compressor"}
 ROOMS["torch_bridge.planner"] = {*ROOMS["torch_bridge.schemes"], "torch_bridge.schemes"}

@@ -3,6 +3,7 @@
 from .backends.checksum import CorruptionError
 from .backends.quant_format import QuantFormat
 from .calibration import calibrate
+from .compiled import Partitioner, compile
 from .compressor import Compressor
 from .keep import keep_activations
 from .offload import Offload, OffloadError
@@ -15,6 +16,7 @@ __all__ = [
     "CorruptionError",
     "Offload",
     "OffloadError",
+    "Partitioner",
     "Policy",
     "QuantFormat",
     "Report",
@@ -22,5 +24,6 @@ __all__ = [
     "Rule",
     "attach",
     "calibrate",
+    "compile",
     "keep_activations",
 ]

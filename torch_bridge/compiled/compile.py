@@ -1,0 +1,77 @@
+"""``torch.compile`` with a partitioner of ours, in one word."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+import torch
+
+from ..backends.dtypes import StashFormat
+from ..policy import Policy
+from .partitioner import Partitioner
+
+_BACKENDS = ("inductor", "aot_eager")
+
+
+def compile(
+    model: torch.nn.Module,
+    policy: StashFormat | Policy | None = None,
+    *,
+    bits: int | None = None,
+    min_values: int = 1024,
+    codec: str = "auto",
+    backend: str = "inductor",
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """``torch.compile``, with compressed tensors between the forward and the backward graph.
+
+    Args:
+        model: to compile. Its parameters and buffers stay exact.
+        policy, bits, min_values: as of :class:`Partitioner`.
+        codec: what compresses: the ``backend`` of :class:`Partitioner`.
+        backend: of the compiler: "inductor", or "aot_eager", which runs the graphs as they are.
+        options: of Inductor.
+        settings: of ``torch.compile``: ``fullgraph``, ``dynamic``, ``mode``.
+
+    Returns:
+        What ``torch.compile`` gives, with ``report()``: that of :meth:`Partitioner.report`.
+
+    Raises:
+        ValueError: an argument is none of these, or the model has a ``report`` of its own.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+        >>> compiled = compile(model, bits=4, backend="aot_eager")
+        >>> compiled(torch.randn(64, 64)).square().mean().backward()
+        >>> compiled.report().ratio > 4
+        True
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}, not {backend!r}")
+    if hasattr(model, "report"):
+        raise ValueError("model must have no attribute of the name report: use a Partitioner instead")
+    partitioner = Partitioner(policy, codec, bits=bits, min_values=min_values)
+    if backend == "aot_eager":
+        if options:
+            raise ValueError(
+                f"options must be None with backend 'aot_eager', which has none, not {options!r}"
+            )
+        compiled = torch.compile(model, backend=partitioner.aot_eager(), **settings)
+    else:
+        compiled = torch.compile(
+            model, options=_options(options, settings) | {"custom_partitioner_fn": partitioner}, **settings
+        )
+    object.__setattr__(compiled, "report", partitioner.report)
+    return compiled
+
+
+def _options(options: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Options of Inductor with those of a mode, which torch.compile does not take together."""
+    mode = settings.pop("mode", None)
+    if mode is None:
+        return dict(options or {})
+    return torch._inductor.list_mode_options(mode) | (options or {})

@@ -1,0 +1,199 @@
+"""The front end for ``torch.compile``: a partitioner that keeps compressed bytes between the two graphs."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .. import backends
+from ..backends.dtypes import StashFormat
+from ..facts.facts import Facts
+from ..policy import Policy, as_policy
+from ..report import Report
+from ..report.report import Tally
+from ..report.rows import RECOMPUTED
+from ..store.codecs import Codecs
+from . import operators  # noqa: F401  # graphs from a cache call them
+from .joint import Joint, geometry_of, is_tensor
+from .plan import Plan
+from .rewrite import Rewriter
+from .saved import saved_tensors
+
+PARTITIONER = "kept by the partitioner"
+
+
+class Partitioner:
+    """Splits a joint graph into forward and backward pass, with compressed tensors between them.
+
+    For ``torch.compile(model, options={"custom_partitioner_fn": Partitioner(policy)})``; :func:`compile`
+    writes the same in one word. The tensors that the model's operations save are decided on as with hooks: by
+    the same facts, the same table of operations and the same policy. What PyTorch's own minimal cut keeps
+    beyond these, or recomputes, stays exact.
+
+    Args:
+        policy: which tensors are compressed, and how far; a fixed-mode format stands for
+            ``Policy.default(fmt)``. By default the Hadamard format in ``bits`` bits a value.
+        backend: one of ``torch_bridge.backends.NAMES`` but those behind a memory engine.
+        bits: of a value, where there is no policy: 2, 3 or 4.
+        min_values: tensors with fewer distinct values stay exact.
+
+    Raises:
+        ValueError: an argument is none of these.
+        RuntimeError: this torch has no custom partitioners.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+        >>> partitioner = Partitioner(bits=4)
+        >>> compiled = torch.compile(model, backend=partitioner.aot_eager())
+        >>> compiled(torch.randn(64, 64)).square().mean().backward()
+        >>> partitioner.report().ratio > 4
+        True
+    """
+
+    def __init__(
+        self,
+        policy: StashFormat | Policy | None = None,
+        backend: str = "auto",
+        *,
+        bits: int | None = None,
+        min_values: int = 1024,
+    ) -> None:
+        if not isinstance(min_values, int) or min_values < 0:
+            raise ValueError(f"min_values must be a number of values, not {min_values!r}")
+        if backend in backends.IN_PLACE:
+            raise ValueError(f"backend must be one that gives its blocks away, not {backend!r}")
+        self._policy, self._backend, self._min_values = as_policy(policy, bits), backend, min_values
+        Codecs(self._policy, backend)  # what is wrong with a format shows now
+        self._tally, self._graphs, self._told = Tally(), 0, set[str]()
+        _register()
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """As PyTorch calls a partitioner: a joint graph -> the graphs of the two passes."""
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        gm.graph.eliminate_dead_code()
+        joint = Joint(gm.graph, kwargs.get("static_lifetime_input_indices"))
+        plan = Plan(joint, self._policy, self._min_values, saved_tensors(joint))
+        rewriter = Rewriter(joint, plan, self._backend) if plan.changes else None
+        if rewriter is not None:
+            rewriter.run()
+            gm.recompile()
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        self._tell(plan)
+        self._count(joint, plan, rewriter, forward, kwargs["num_fwd_outputs"])
+        return forward, backward
+
+    def aot_eager(self) -> Callable[..., Any]:
+        """A backend for ``torch.compile`` that runs the two graphs as they are, without Inductor."""
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._dynamo.backends.debugging import boxed_nop
+
+        return aot_autograd(fw_compiler=boxed_nop, partition_fn=self)
+
+    def report(self) -> Report:
+        """Every tensor that the graphs compiled so far save, those of all graphs added up.
+
+        Sizes that change from step to step are as they were when a graph was compiled. A graph that is
+        compiled anew, as for other sizes, counts again; one from a cache of torch.compile does not count.
+
+        Raises:
+            RuntimeError: no graph was compiled yet.
+        """
+        if not self._graphs:
+            raise RuntimeError(
+                "there is nothing to report: no graph with a backward pass was compiled, or all came from "
+                "a cache of torch.compile (torch.compiler.config.force_disable_caches = True compiles anew)"
+            )
+        return self._tally.report()
+
+    def uuid(self) -> str:
+        """What PyTorch's caches of compiled graphs tell partitioners by: the policy, and the source."""
+        parts = (self._policy.rules, self._backend, self._min_values, _source())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # the compiler copies its options, and the report is one
+
+    # The report
+
+    def _tell(self, plan: Plan) -> None:
+        for name, (module, nbytes) in plan.unknown.items():
+            if name not in self._told:
+                self._told.add(name)
+                warnings.warn(
+                    f"{name!r} in module {module!r} reads {nbytes:,} bytes in the backward pass that stay "
+                    "exact: what it needs of them is not known. If it bears small errors: "
+                    f'Policy([Rule(fmt, saved_by="{name}"), *policy.rules])',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _count(
+        self, joint: Joint, plan: Plan, rewriter: Rewriter | None, forward: GraphModule, outputs: int
+    ) -> None:
+        """Count what the forward graph hands over."""
+        self._graphs += 1
+        stored = {node.name: entry for node, entry in rewriter.stored.items()} if rewriter else {}
+        constants = {node.name: joint.constant(node) for node in joint.nodes if node.op == "placeholder"}
+        exact = {entry.node.name: entry for entry in plan.entries if entry.kind == "exact"}
+        for entry in plan.entries:
+            if entry.kind in ("recomputed", "again"):
+                self._add(entry.facts, RECOMPUTED, _nbytes(entry.node), 0)
+        out = forward.graph.find_nodes(op="output")[0].args[0]
+        for node in dict.fromkeys(out[outputs:]):
+            if not isinstance(node, Node) or not is_tensor(node):
+                continue
+            found = stored.get(node.name) or exact.get(node.name)
+            if found is None:
+                facts = _facts_of_other(node, constants.get(node.name, ""))
+                self._add(facts, constants.get(node.name) or PARTITIONER, _nbytes(node), _nbytes(node))
+            else:
+                self._add(found.facts, found.kept, _nbytes(found.node), _nbytes(node))
+
+    def _add(self, facts: Facts, kept: str, raw: int, nbytes: int) -> None:
+        sums = self._tally.sums(facts, facts.made_by, kept)
+        self._tally.add(sums, raw, nbytes, not facts.constant)
+
+
+def _nbytes(node: Node) -> int:
+    value = node.meta["val"]
+    return geometry_of(node).region.count * value.element_size()
+
+
+def _facts_of_other(node: Node, constant: str) -> Facts:
+    """What is known of a tensor that the partitioner chose to keep."""
+    geometry, value = geometry_of(node), node.meta["val"]
+    made_by = "" if node.op == "placeholder" else str(node.target).rpartition("aten.")[2].partition(".")[0]
+    count = geometry.region.count
+    return Facts("", "", None, made_by, constant, "", value.dtype, geometry.size, count, value.requires_grad)
+
+
+@cache
+def _register() -> None:
+    """Tell Inductor that this is a partitioner. To derive from its class would import the compiler."""
+    try:
+        from torch._functorch.partitioners import _has_tag_must_be_in_backward  # noqa: F401
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    except ImportError as error:
+        message = f"a compiled graph can be partitioned by torch 2.9 or newer, not {torch.__version__!r}"
+        raise RuntimeError(message) from error
+    CustomPartitionerFn.register(Partitioner)
+
+
+@cache
+def _source() -> str:
+    """A hash of everything that decides what a graph becomes."""
+    root, found = Path(__file__).parent.parent, hashlib.sha256()
+    for package in ("backends", "compiled", "facts", "policy", "store"):
+        for path in sorted((root / package).glob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()

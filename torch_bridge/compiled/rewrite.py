@@ -1,0 +1,251 @@
+"""Carries a plan out in a joint graph.
+
+Behind a tensor of the forward pass stands what compresses it. The backward pass starts with what decompresses
+or recomputes it, which only the backward formulas read that the plan names. Everything else goes on reading
+the exact tensor: what is not rewritten here cannot become lossy. To recompute, nodes of the forward pass are
+repeated; PyTorch's partitioner moves all of them to where they are needed first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..facts.recompute import RECOMPUTATIONS, Recomputation
+from ..internals import as_recorded
+from . import operators
+from .joint import Group, Joint, geometry_of
+from .plan import Entry, Plan
+
+_OPS = torch.ops.bitstash
+_LARGEST_HALF = torch.finfo(torch.float16).max
+_COPIED = ("stack_trace", "nn_module_stack", "custom")
+
+
+class Rewriter:
+    """Rewrites a graph.
+
+    Args:
+        joint: the graph.
+        plan: what becomes of its tensors.
+        backend: that compresses.
+
+    Attributes:
+        stored: by the node that gives the stored bytes, the entry that they are of.
+    """
+
+    def __init__(self, joint: Joint, plan: Plan, backend: str) -> None:
+        assert plan.start is not None
+        self._joint, self._plan, self._backend, self._start = joint, plan, backend, plan.start
+        self._graph: Graph = joint.graph
+        self._versions: dict[Node, Node] = {}
+        self._again: dict[Group, Node] = {}
+        self._first = next(node for node in joint.nodes if node.op not in ("placeholder", "get_attr"))
+        self.stored: dict[Node, Entry] = {}
+
+    def run(self) -> None:
+        """Rewrite what every backward formula reads that is not kept as it is."""
+        for saved, entry in self._plan.outcome.items():
+            if entry.kind == "exact":
+                continue
+            version = self._version(saved.node)
+            for user in saved.users:
+                user.replace_input_with(saved.node, version)
+        for node in self._plan.anew:
+            node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+        self._graph.lint()
+
+    # What the backward pass has of a tensor
+
+    def _version(self, node: Node) -> Node:
+        """What the backward pass has in place of a tensor of the forward pass."""
+        found = self._versions.get(node)
+        if found is None:
+            found = self._versions[node] = self._make(node)
+        return found
+
+    def _make(self, node: Node) -> Node:
+        joint, held = self._joint, self._plan.holder(node)
+        root = joint.root(node)
+        if held is not None and held.kind == "again":
+            return self._result(node)
+        if held.kind == "exact" if held is not None else root not in self._plan.remade:
+            return node
+        if held is not None and held.kind in ("format", "bits") and held.node is node:
+            return self._decompressed(held)
+        parent = joint.parent(node)
+        if parent is not None:
+            if node.target is operator.getitem:  # of what a view made several of
+                made = node.args[0]
+                assert isinstance(made, Node)
+                return self._copy(node, (self._copy(made, self._arguments(made)), node.args[1]))
+            return self._copy(node, self._arguments(node))
+        return self._redone(node)
+
+    def _arguments(self, node: Node) -> tuple[Any, ...]:
+        """Arguments of a node as the backward pass has them."""
+        return torch.fx.map_arg(node.args, self._operand)
+
+    def _operand(self, node: Node) -> Node:
+        return self._version(node) if isinstance(node.meta.get("val"), torch.Tensor) else node
+
+    def _decompressed(self, entry: Entry) -> Node:
+        node, (size, order) = entry.node, self._layout(entry.node)
+        arguments: tuple[Any, ...] = ()
+        if entry.kind == "bits":
+            stored = self._forward(node, _OPS.pack_bits.default, (node,))
+            made = _OPS.unpack_bits.default
+        else:
+            assert entry.format is not None
+            text = operators.text_of(entry.format)
+            arguments = (text, entry.decision.of, entry.row, self._backend)
+            stored = self._forward(node, _OPS.compress.default, (node, *arguments))
+            made = _OPS.decompress.default
+        stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        self.stored[stored] = entry
+        return self._backward(made, (stored, *arguments, size, order), node)
+
+    def _layout(self, node: Node) -> tuple[list[Any], list[int]]:
+        """Sizes of a tensor, as nodes where they change, and its dimensions by falling strides."""
+        size: list[Any] = []
+        for dimension, one in enumerate(node.meta["val"].shape):
+            if isinstance(one, torch.SymInt):
+                size.append(self._forward(node, torch.ops.aten.sym_size.int, (node, dimension)))
+            else:
+                size.append(int(one))
+        geometry = geometry_of(node)
+        order = sorted(range(len(size)), key=lambda one: (-geometry.stride[one], -geometry.size[one]))
+        return size, order
+
+    def _redone(self, root: Node) -> Node:
+        """What computes the memory of a tensor anew."""
+        group = self._joint.group(root)
+        assert group is not None
+        way = RECOMPUTATIONS[group.target]
+        made = self._whole(group, way) if group.is_whole else self._inner(group, way, root)
+        if root.meta["val"].dtype != torch.float16:
+            return made
+        clamp = torch.ops.aten.clamp.default
+        return self._backward(clamp, (made, -_LARGEST_HALF, _LARGEST_HALF), root)
+
+    def _inner(self, group: Group, way: Recomputation, node: Node) -> Node:
+        """A node of a decomposed operation, with those that it needs; statistics and masks are kept ones."""
+        args = []
+        for one in node.all_input_nodes:
+            if one not in group.inside:
+                continue
+            if one in self._versions:
+                pass
+            elif self._plan.is_kept_result(way, one):
+                held = self._plan.holder(one)
+                self._versions[one] = self._version(one) if held is not None else one
+            else:
+                self._versions[one] = self._inner(group, way, one)
+            args.append(one)
+        return self._copy(node, self._arguments(node))
+
+    def _whole(self, group: Group, way: Recomputation) -> Node:
+        base = group.nodes[0]
+        if not way.results:
+            return self._copy(base, self._arguments(base))
+        results = {one.args[1]: one for one in group.nodes[1:]}
+        given = list(base.args) if way.takes is None else [base.args[place] for place in way.takes]
+        given += [results[place] for place in way.results]
+        arguments = torch.fx.map_arg(tuple(given), self._result_or_operand(group))
+        made = self._traced(lambda *args: way.compute(False, *args), arguments, base)
+        # Said once more: a graph may think that a kernel's statistics are of a type that they are not.
+        to = {"dtype": base.meta["val"][0].dtype}
+        return self._backward(torch.ops.aten._to_copy.default, (made,), base, to)
+
+    def _result_or_operand(self, group: Group) -> Callable[[Node], Node]:
+        def of(node: Node) -> Node:
+            if node in group.inside and self._plan.holder(node) is None:
+                return node
+            return self._operand(node)
+
+        return of
+
+    def _traced(self, compute: Callable[..., Any], arguments: Sequence[Any], like: Node) -> Node:
+        """The nodes of a computation on tensors."""
+        nodes = [one for one in arguments if isinstance(one, Node)]
+        values = [one.meta["val"] for one in nodes]
+
+        def run(*tensors: torch.Tensor) -> torch.Tensor:
+            left = iter(tensors)
+            made: torch.Tensor = compute(*(next(left) if isinstance(one, Node) else one for one in arguments))
+            return made
+
+        with _fake_mode(like), as_recorded():
+            traced = make_fx(run)(*values)
+        copies: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        result = None
+        for node in traced.graph.nodes:
+            if node.op == "call_function":
+                args = torch.fx.map_arg(node.args, copies.__getitem__)
+                kwargs = torch.fx.map_arg(node.kwargs, copies.__getitem__)
+                copies[node] = self._backward(node.target, args, like, kwargs)
+            elif node.op == "output":
+                result = copies[node.args[0]]
+        assert result is not None
+        return result
+
+    # Attention for its own backward pass
+
+    def _result(self, node: Node) -> Node:
+        """A result of an attention that is done again, or a view of one."""
+        parent = self._joint.parent(node)
+        if parent is not None:
+            return self._copy(node, self._arguments(node))
+        group = self._joint.group(node)
+        assert group is not None
+        base = group.nodes[0]
+        if group not in self._again:
+            self._again[group] = self._copy(base, self._arguments(base))
+        return self._copy(node, (self._again[group], node.args[1]))
+
+    # Nodes
+
+    def _copy(self, node: Node, args: tuple[Any, ...]) -> Node:
+        kwargs = torch.fx.map_arg(node.kwargs, self._operand)
+        return self._backward(node.target, args, node, kwargs)
+
+    def _backward(
+        self, target: Any, args: tuple[Any, ...], like: Node, kwargs: dict[str, Any] | None = None
+    ) -> Node:
+        """A node of the backward pass."""
+        with self._graph.inserting_before(self._start):
+            node = self._graph.call_function(target, args, kwargs or {})
+        self._describe(node, like)
+        node.meta["partitioner_tag"] = "must_be_in_backward"
+        return node
+
+    def _forward(self, behind: Node, target: Any, args: tuple[Any, ...]) -> Node:
+        """A node of the forward pass, as soon as a tensor is there."""
+        if behind.op == "placeholder":
+            context = self._graph.inserting_before(self._first)
+        else:
+            context = self._graph.inserting_after(behind)
+        with context:
+            node = self._graph.call_function(target, args)
+        self._describe(node, behind)
+        node.meta["partitioner_tag"] = "is_forward"
+        return node
+
+    def _describe(self, node: Node, like: Node) -> None:
+        node.meta.update({key: like.meta[key] for key in _COPIED if key in like.meta})
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        with _fake_mode(like), as_recorded():
+            node.meta["val"] = cast(Callable[..., Any], node.target)(*args, **kwargs)
+
+
+def _fake_mode(node: Node) -> Any:
+    value = node.meta["val"]
+    while isinstance(value, (tuple, list)):
+        value = value[0]
+    return value.fake_mode

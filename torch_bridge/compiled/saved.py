@@ -1,0 +1,224 @@
+"""The tensors that autograd saves in a joint graph, and the :class:`Facts` of each, as hooks find them.
+
+The needs are those of ``facts/needs.py``. A node of the backward pass belongs to the formula of one
+operation. What it takes from the forward pass is an argument or a result of that operation, told by its
+memory; a tensor that is neither is unknown and stays exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from ..facts.facts import Facts
+from ..facts.needs import Exact, Need
+from ..facts.operations import Operation, operation
+from .joint import Group, Joint, geometry_of, module_of, original
+
+# Entries of the table that look at arguments, which a decomposition does not have any more.
+DECOMPOSED = Exact("decomposed, and its arguments decide")
+# What backward formulas do with tensors that the table knows, beside calling an operation named for it:
+# products, and the same values in another shape or type. An autograd.Function does what it likes.
+_LINEAR = frozenset(
+    [
+        *(
+            "mul",
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "neg",
+            "conj",
+            "_conj",
+            "sum",
+            "clone",
+            "_to_copy",
+            "detach",
+        ),
+        *("t", "transpose", "permute", "view", "_unsafe_view", "reshape", "expand", "alias"),
+        *("unsqueeze", "squeeze", "slice", "select"),
+    ]
+)
+_FORMULAS = {
+    "sin": {"cos"},
+    "cos": {"sin"},
+    "abs": {"sgn", "sign"},
+    "log": {"div"},
+    "sqrt": {"div"},
+    "clamp": {"ge", "le", "logical_and", "where"},
+    "clamp_min": {"ge", "where"},
+    "clamp_max": {"le", "where"},
+    "maximum": {"eq", "ge", "gt", "le", "lt", "masked_fill", "where"},
+    "minimum": {"eq", "ge", "gt", "le", "lt", "masked_fill", "where"},
+}
+_STRICTNESS = {need: place for place, need in enumerate(Need)}
+
+
+@dataclass(eq=False)
+class Saved:
+    """A tensor that one operation saves for its backward pass.
+
+    Attributes:
+        node: of the forward pass.
+        group: the operation; None if that is not known.
+        saved_by: its name, or that of the formula that reads it.
+        slot, need: as of :class:`Facts`.
+        place: number or name of the argument that it is; None for a result, and of what was decomposed.
+        users: nodes of the backward pass that read it.
+        module: in whose forward pass it is saved.
+    """
+
+    node: Node
+    group: Group | None
+    saved_by: str
+    slot: str
+    need: Need | Exact | None
+    place: int | str | None
+    module: str
+    users: list[Node] = field(default_factory=list)
+
+
+def saved_tensors(joint: Joint) -> list[Saved]:
+    """What the operations of a graph save, in the order in which they run: arguments, then results."""
+    found: dict[tuple[Node, Any, str], Saved] = {}
+    for node, user in joint.edges():
+        group = joint.groups.get(user.meta.get("seq_nr", -1))
+        match = _match(joint, group, node) if group is not None else None
+        if match is not None and not isinstance(match[1], Exact) and not _is_formula(joint, group, user):
+            match = None
+        if match is None:
+            name = _name(original(user) or user.target)
+            saved = Saved(node, None, name, "", None, None, module_of(user))
+        else:
+            assert group is not None
+            slot, need, place = match
+            saved = Saved(node, group, group.op.in_table, slot, need, place, group.module)
+        found.setdefault((node, saved.group or saved.saved_by, saved.slot), saved).users.append(user)
+    return sorted(found.values(), key=lambda saved: _order(joint, saved))
+
+
+def _is_formula(joint: Joint, group: Group | None, user: Node) -> bool:
+    """Whether a node of the backward pass does what the formula of an operation does with what it saves."""
+    if group is None:
+        return False
+    allowed = _LINEAR | _FORMULAS.get(group.op.in_table, set()) | {group.op.in_table}
+    waiting, seen = [user], {user}
+    while waiting:
+        node = waiting.pop()
+        formula = original(node)
+        name = "" if formula is None else operation(formula).in_table
+        if name not in allowed and not name.endswith(("_backward", "_backward_data")):
+            return False
+        if node not in joint.tangents:
+            waiting += [one for one in node.users if one not in seen and one.op == "call_function"]
+            seen.update(node.users)
+    return True
+
+
+def _order(joint: Joint, saved: Saved) -> tuple[int, bool, int]:
+    first = saved.group.nodes[0] if saved.group is not None else saved.users[0]
+    is_result = saved.group is not None and joint.root(saved.node) in saved.group.inside
+    return joint.place[first], is_result, joint.place[saved.node]
+
+
+def _match(
+    joint: Joint, group: Group, node: Node
+) -> tuple[str, Need | Exact | None, int | str | None] | None:
+    """Which tensor of an operation it is: slot, need, place among the arguments; None if it is none."""
+    if group.is_whole:
+        return _match_whole(joint, group, node)
+    return _match_decomposed(joint, group, node)
+
+
+def _match_whole(
+    joint: Joint, group: Group, node: Node
+) -> tuple[str, Need | Exact | None, int | str | None] | None:
+    base, op = group.nodes[0], group.op
+    places: list[tuple[int | str, Any]] = [*enumerate(base.args), *base.kwargs.items()]
+    found = []
+    for place, value in places:
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, Node) and is_same(joint, one, node):
+                slot = place if isinstance(place, str) else op.arguments[place]
+                found.append((slot, _need(joint, op, slot, base), place))
+    if found:
+        return max(found, key=lambda match: _strictness(match[1]))
+    root = joint.root(node)
+    if root in group.inside:
+        number = root.args[1] if root is not base else 0
+        slot = op.results.get(number, "")  # type: ignore[arg-type]
+        return slot, _need(joint, op, slot, base) if slot else None, None
+    return None
+
+
+def _need(joint: Joint, op: Operation, slot: str, base: Node) -> Need | Exact | None:
+    # Of a product with a log-softmax the table asks autograd's graph, which is not there.
+    if op.in_table == "mul" and any(joint.is_log_softmax(one) for one in base.args):
+        return Need.LOG_PROBABILITIES
+    return op.need(slot, base.args, dict(base.kwargs))
+
+
+def _match_decomposed(
+    joint: Joint, group: Group, node: Node
+) -> tuple[str, Need | Exact | None, int | str | None] | None:
+    saves, arguments = group.op.saves or {}, group.op.arguments
+    if joint.root(node) in group.inside:
+        slots = [slot for slot in saves if slot not in arguments]
+    elif any(is_same(joint, one, node) for one in group.inputs):
+        slots = [slot for slot in arguments if slot in saves]
+        largest = max(geometry_of(one).count for one in group.inputs)
+        if slots and slots[0] == arguments[0] and geometry_of(node).count == largest:
+            slots = slots[:1]  # parameters and statistics are smaller
+    else:
+        return None
+    if not slots:
+        return "", None, None
+    needs = [DECOMPOSED if callable(saves[slot]) else saves[slot] for slot in slots]
+    strictest = max(range(len(slots)), key=lambda one: _strictness(needs[one]))  # type: ignore[arg-type]
+    return slots[strictest], needs[strictest], None  # type: ignore[return-value]
+
+
+def _strictness(need: Need | Exact | None) -> int:
+    """Of several needs of one tensor the strictest holds; a slot that is not in the table is not saved."""
+    if need is None:
+        return -1
+    return len(_STRICTNESS) if isinstance(need, Exact) else _STRICTNESS[need]
+
+
+def is_same(joint: Joint, one: Node, other: Node) -> bool:
+    """Whether two tensors are the same memory."""
+    return one is other or (joint.root(one) is joint.root(other) and joint.region(one) == joint.region(other))
+
+
+def facts_of(joint: Joint, saved: Saved, is_again: bool = False) -> Facts:
+    """What is known of a saved tensor."""
+    node, op = saved.node, saved.group.op if saved.group is not None else None
+    geometry, requires_grad = geometry_of(node), node in joint.requires_grad
+    largest = max((geometry_of(one).count for one in _inputs(saved)), default=0)
+    is_table = op is not None and op.is_pointwise and not requires_grad and geometry.count < largest
+    return Facts(
+        saved_by=saved.saved_by,
+        slot=saved.slot,
+        need=saved.need,
+        made_by=joint.made_by(node),
+        constant=joint.constant(node),
+        module=saved.module,
+        dtype=node.meta["val"].dtype,
+        shape=geometry.size,
+        elements=geometry.region.count,
+        requires_grad=requires_grad,
+        is_statistic=joint.root(node) in joint.statistics or node in joint.statistics,
+        is_table=is_table,
+        is_again=is_again,
+    )
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).partition(".")[0]
+
+
+def _inputs(saved: Saved) -> Iterator[Node]:
+    yield from saved.group.inputs if saved.group is not None else ()
