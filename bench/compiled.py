@@ -1,188 +1,177 @@
-"""The peak of a compiled GPT-2, with the stash inside its graphs: ``python -m bench.compiled``.
+"""A compiled GPT-2 with compressed tensors between its graphs: ``python -m bench.compiled``.
 
-Hooks around a compiled model cannot lower its peak: a compiled forward pass hands over all that it saves at
-once, and the backward pass asks for all of it before it begins (PyTorch issue 148222). Hooks that are graphs
-themselves are put into those of the model by AOTAutograd (issue 150032), but at the end of the one and at the
-beginning of the other. Here a backend moves each to where a tensor is made and first needed. The rival is
-PyTorch's own ``activation_memory_budget``, which computes anew, and of the model that is not compiled
-``torch.utils.checkpoint`` for each block. Each with the model as Hugging Face has it and with GELU as one
-operation, which saves less by itself. A CPU, fp32; rows go to build/bench/compiled.json.
+The small GPT-2, one step at a time, on a CPU with one thread: not compiled, with hooks, with activation
+checkpointing of each block; compiled by Inductor, with PyTorch's own ``activation_memory_budget``, and with
+:class:`bitstash.Partitioner`. All cases are compiled once and then timed in turns, so that what else runs on
+the machine is the same for all. ``--losses`` trains with the partitioner and with hooks. Rows go to
+docs/compiled.json, from which docs/compiled.md has its tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config
-from torch.autograd.graph import saved_tensors_hooks
+from torch._functorch import config as functorch
+from torch._inductor.compile_fx import compile_fx
 
-from golden import HadamardFormat
-from torch_bridge import Compressor, backends
+import bitstash
 from torch_bridge.job import peak, train
 
-OUTPUT = Path("build/bench/compiled.json")
-FORMAT = HadamardFormat("fp32", 128, 32)
-BATCH, LENGTH = 4, 128
-# Above those of norm statistics, of log-sum-exps and of the masks that attention adds, which a graph does not
-# tell apart: they have to be exact.
-MIN_VALUES = BATCH * LENGTH * LENGTH + 1
+OUTPUT = Path("docs/compiled.json")
+BITS, BATCH = 4, 8
+STEPS, TRAINED_BATCH = 200, 2
+BUDGETS = (0.5, 0.3)
+Context = Callable[[], AbstractContextManager[Any]]
 
 
-@torch.library.custom_op("bitstash::compress", mutates_args=())
-def compress(values: torch.Tensor) -> torch.Tensor:
-    """A tensor -> uint8[blocks, target]."""
-    return backends.get("auto", FORMAT).compress(values.reshape(-1))
+@dataclass(frozen=True)
+class Case:
+    """What a step is run with: what is called, and the context around the forward pass."""
+
+    name: str
+    call: Any
+    around: Context = nullcontext
 
 
-@compress.register_fake
-def _(values: torch.Tensor) -> torch.Tensor:
-    return values.new_empty(-(-values.numel() // FORMAT.block), FORMAT.target, dtype=torch.uint8)
+def with_budget(budget: float) -> Callable[..., Any]:
+    """Inductor with PyTorch's own budget for what is kept: 1 is all."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        with functorch.patch(activation_memory_budget=budget):
+            return compile_fx(graph, inputs)
+
+    return backend
 
 
-@torch.library.custom_op("bitstash::decompress", mutates_args=())
-def decompress(stored: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """The inverse: fp32, with these sizes and strides."""
-    count = torch.Size(size).numel()
-    values = backends.get("auto", FORMAT).decompress(stored, count).view(size)
-    return values if values.stride() == tuple(stride) else _like(values, size, stride).copy_(values)
-
-
-@decompress.register_fake
-def _(stored: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    return _like(stored, size, stride)
-
-
-def _like(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    return tensor.new_empty_strided(size, stride, dtype=torch.float32)
-
-
-@torch.fx.wrap
-def pack_any(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.dtype != torch.float32 or tensor.numel() < MIN_VALUES:
-        return (tensor,)
-    return compress(tensor), tensor.shape, tensor.stride()
-
-
-@torch.fx.wrap
-def unpack_any(packed: tuple[Any, ...]) -> torch.Tensor:
-    return packed[0] if len(packed) == 1 else decompress(*packed)
-
-
-def hooks_as_graphs() -> saved_tensors_hooks:
-    return saved_tensors_hooks(
-        torch.fx.symbolic_trace(lambda tensor: pack_any(tensor)),
-        torch.fx.symbolic_trace(lambda packed: unpack_any(packed)),
-    )
-
-
-def early_and_late(graph_module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-    """Compress as soon as a tensor is there, decompress as late as it is needed, and run the graph."""
-    graph = graph_module.graph
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    for node in list(graph.nodes):
-        if node.target is torch.ops.bitstash.compress.default:
-            node.args[0].append(node)
-        elif node.target is torch.ops.bitstash.decompress.default:
-            min(node.users, key=places.__getitem__).prepend(node)
-    graph.lint()
-
-    def run(arguments: list[Any]) -> Any:
-        return torch.fx.Interpreter(graph_module).boxed_run(arguments)
-
-    run._boxed_call = True  # it lets go of its arguments
-    return run
-
-
-def measure(
-    model: torch.nn.Module, call: Any, context: Callable[[], AbstractContextManager[Any]]
-) -> dict[str, Any]:
-    """MB that a step keeps between the passes, its peak, and its gradient."""
-    subject = train.subject_of(train.Options(batch=BATCH))
-    tokens = train.draw(subject.seen, BATCH, subject.length, torch.Generator().manual_seed(0))
-
-    def step() -> Iterator[None]:
-        with context():
-            logits = call(tokens).logits[:, :-1].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())  # its log-softmax stays
-        yield
-        loss.backward()
-
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for _ in range(2):  # the first compiles
-        for _ in step():
-            pass
-        model.zero_grad(set_to_none=False)
-    found = peak.measure(step, torch.device("cpu"))
-    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    return {"kept": found.kept / 1e6, "peak": found.peak / 1e6, "gradient": gradient}
-
-
-def rows(fused: bool) -> Iterator[dict[str, Any]]:
-    """Of the small GPT-2; gradient errors are against the model without any of it."""
-    model = train.build(train.Options(fused=fused)).train()
-
-    def around() -> AbstractContextManager[Any]:
-        return Compressor(model, FORMAT, min_values=MIN_VALUES)
+def cases(model: torch.nn.Module) -> list[Case]:
+    saver = bitstash.Compressor(model, bits=BITS)
 
     @contextmanager
     def checkpoints() -> Iterator[None]:
-        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         try:
             yield
         finally:
-            model.activation_checkpointing_disable()  # type: ignore[operator]
+            model.gradient_checkpointing_disable()  # type: ignore[operator]
 
-    ordered = aot_autograd(fw_compiler=early_and_late, bw_compiler=early_and_late)
-    cases: list[tuple[str, Any, float, Any]] = [
-        ("eager", None, 1.0, nullcontext),
-        ("eager, stash", None, 1.0, around),
-        ("eager, torch.utils.checkpoint", None, 1.0, checkpoints),
-        ("compiled", "aot_eager", 1.0, nullcontext),
-        ("compiled, stash around it", "aot_eager", 1.0, around),
-        ("compiled, stash in its graphs", ordered, 1.0, hooks_as_graphs),
-        *(
-            (f"compiled, activation_memory_budget {share}", "aot_eager", share, nullcontext)
-            for share in (0.5, 0.3, 0.1)
-        ),
-        ("compiled, budget 0.3, stash in its graphs", ordered, 0.3, hooks_as_graphs),
+    budgets = (
+        Case(f"Inductor, activation_memory_budget {share}", torch.compile(model, backend=with_budget(share)))
+        for share in BUDGETS
+    )
+    return [
+        Case("eager", model),
+        Case(f"eager, Compressor at {BITS} bits", model, lambda: saver),
+        Case("eager, activation checkpointing", model, checkpoints),
+        Case("Inductor", torch.compile(model, backend=with_budget(1.0))),
+        *budgets,
+        Case(f"Inductor, Partitioner at {BITS} bits", bitstash.compile(model, bits=BITS)),
     ]
-    exact = None
-    for name, backend, budget, context in cases:
-        torch.compiler.reset()
-        with config.patch(activation_memory_budget=budget):
-            call = model if backend is None else torch.compile(model, backend=backend)
-            found = measure(model, call, context)
-        gradient = found.pop("gradient")
+
+
+def rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
+    """Of the small GPT-2; gradient errors and times are against the model that is not compiled."""
+    torch._dynamo.reset()  # or the limit for graphs of one function is met
+    torch.manual_seed(0)
+    options = train.Options(batch=BATCH)
+    model, subject = train.build(options).train(), train.subject_of(options)
+    tokens = train.draw(subject.seen, BATCH, subject.length, torch.Generator().manual_seed(0))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def step(case: Case) -> Iterator[None]:
+        with case.around(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+            logits = case.call(tokens).logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits.float(), tokens[:, 1:].flatten())
+        yield
+        loss.backward()
+
+    found, all_cases, exact = [], cases(model), None
+    for case in all_cases:
+        for _ in range(2):  # the first compiles
+            model.zero_grad(set_to_none=False)
+            for _ in step(case):
+                pass
+        gradient = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
         exact = gradient if exact is None else exact
+        bytes_of = peak.measure(lambda case=case: step(case), torch.device("cpu"))
         error = float((gradient - exact).norm() / exact.norm())
-        yield {"name": name, "fused": fused, **found, "gradient_error": error}
+        kept, most = bytes_of.kept / 1e6, bytes_of.peak / 1e6
+        found.append({"name": case.name, "dtype": dtype, "kept": kept, "peak": most, "gradient_error": error})
+        print(f"{dtype}, {case.name}: kept {kept:.1f} MB, peak {most:.1f} MB", flush=True)
+    seconds: dict[str, list[float]] = {case.name: [] for case in all_cases}
+    for _ in range(rounds):
+        for case in all_cases:
+            began = time.perf_counter()
+            for _ in step(case):
+                pass
+            seconds[case.name].append(time.perf_counter() - began)
+    for row in found:
+        row["milliseconds"] = 1e3 * median(seconds[row["name"]])
+    return found
+
+
+def losses(seed: int) -> dict[str, Any]:
+    """Mean loss of the last 20 of 200 steps: exact, with hooks and with the partitioner."""
+    found: dict[str, Any] = {"seed": seed}
+    for name in ("exact", "Compressor", "Partitioner"):
+        torch._dynamo.reset()
+        torch.manual_seed(seed)
+        options = train.Options(batch=TRAINED_BATCH, seed=seed)
+        model, subject = train.build(options).train(), train.subject_of(options)
+        call = bitstash.compile(model, bits=BITS) if name == "Partitioner" else model
+        around = bitstash.Compressor(model, bits=BITS) if name == "Compressor" else nullcontext()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batches, values = torch.Generator().manual_seed(seed), []
+        for _ in range(STEPS):
+            tokens = train.draw(subject.seen, TRAINED_BATCH, subject.length, batches)
+            with around:
+                logits = call(tokens).logits[:, :-1].flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            values.append(float(loss))
+        found[name] = sum(values[-20:]) / 20
+        print(f"seed {seed}, {name}: {found[name]:.4f}", flush=True)
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> Table:
+    made = Table(title="a step of the small GPT-2")
+    for heading in ("", "type"):
+        made.add_column(heading)
+    for heading in ("kept, MB", "peak, MB", "time, ms", "gradient error"):
+        made.add_column(heading, justify="right")
+    for row in found:
+        numbers = f"{row['kept']:.1f}", f"{row['peak']:.1f}", f"{row['milliseconds']:.0f}"
+        made.add_row(row["name"], row["dtype"], *numbers, f"{row['gradient_error']:.2g}")
+    return made
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        prog="python -m bench.compiled", description=__doc__.partition(":")[0]
-    ).parse_args()
-    torch.manual_seed(0)
-    table = Table("small GPT-2, 4 sequences", title="memory of a step")
-    for heading in ("kept, MB", "peak, MB", "gradient error"):
-        table.add_column(heading, justify="right")
-    found = [row for fused in (False, True) for row in rows(fused)]
-    for row in found:
-        name = row["name"] + ", fused GELU" * row["fused"]
-        table.add_row(name, f"{row['kept']:.1f}", f"{row['peak']:.1f}", f"{row['gradient_error']:.2g}")
-    Console(width=100).print(table)
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps(found, indent=1) + "\n")
+    parser = argparse.ArgumentParser(prog="python -m bench.compiled", description=__doc__.partition(":")[0])
+    parser.add_argument("--rounds", type=int, default=9, help="how often each step is timed")
+    parser.add_argument("--losses", action="store_true", help="train 200 steps, with two seeds, instead")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    kept: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
+    if arguments.losses:
+        kept["losses"] = [losses(seed) for seed in (0, 1)]
+    else:
+        kept["steps"] = [row for dtype in ("fp32", "bf16") for row in rows(dtype, arguments.rounds)]
+        Console(width=110).print(table(kept["steps"]))
+    OUTPUT.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"written to {OUTPUT}")
 
 
