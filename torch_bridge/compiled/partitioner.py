@@ -143,7 +143,8 @@ class Partitioner:
         """Count what the forward graph hands over."""
         self._graphs += 1
         stored = {node.name: entry for node, entry in rewriter.stored.items()} if rewriter else {}
-        constants = {node.name: joint.constant(node) for node in joint.nodes if node.op == "placeholder"}
+        tensors = (node for node in joint.nodes if node not in joint.backward and is_tensor(node))
+        constants = {node.name: joint.constant(node) for node in tensors}
         exact = {entry.node.name: entry for entry in plan.entries if entry.kind == "exact"}
         for entry in plan.entries:
             if entry.kind in ("recomputed", "again"):
