@@ -41,7 +41,7 @@ def to_planes(words: np.ndarray) -> np.ndarray:
 
 
 def from_planes(planes: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The inverse of :func:`to_planes`; ``dtype`` is the unsigned type of a word."""
+    """The inverse of ``to_planes``; ``dtype`` is the unsigned type of a word."""
     blocks, width, row = planes.shape
     size = width // 8
     rows = planes.reshape(blocks, size, 8, row)[:, :, ::-1]

@@ -77,9 +77,9 @@ class BlockFormat(ABC):
         """Decompress to an array of the given shape and the format's NumPy type.
 
         Args:
-            stored: what :meth:`compress` returned for an array of that shape.
+            stored: what ``compress`` returned for an array of that shape.
             shape: shape of the result.
-            first: as :meth:`compress` was given.
+            first: as ``compress`` was given.
 
         Raises:
             ValueError: ``stored`` has the wrong type or size for the shape, no block has such a number, or a

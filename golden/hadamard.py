@@ -177,7 +177,7 @@ class HadamardFormat(BlockFormat):
         """Decompress to an array of the given shape and the format's NumPy type.
 
         Args:
-            stored: what :meth:`compress` returned for an array of that shape.
+            stored: what ``compress`` returned for an array of that shape.
             shape: shape of the result.
             first: number of the first block, as it was compressed.
 
@@ -377,5 +377,5 @@ def _bits(numbers: np.ndarray, width: int) -> np.ndarray:
 
 
 def _number(bits: np.ndarray) -> np.ndarray:
-    """The inverse of :func:`_bits`."""
+    """The inverse of ``_bits``."""
     return (bits.astype(np.int64) << np.arange(bits.shape[-1])).sum(axis=-1)

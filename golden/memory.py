@@ -2,7 +2,7 @@
 
 This module is the law for the engine's bytes and responses; docs/memory.md says the same in words. It knows
 no time: a burst happens as a whole, a block is written as soon as it is complete. What the engine does
-because time passes is a call of its own, :meth:`MemoryModel.expire`.
+because time passes is a call of its own, ``MemoryModel.expire``.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class MemoryModel:
             master: AWID; bursts of one are answered in their order.
 
         Returns:
-            the burst's ticket: its key in :attr:`responses` once it is answered.
+            the burst's ticket: its key in ``responses`` once it is answered.
 
         Raises:
             ValueError: words or strobes have another type or shape, or a strobe lies in no lane of its beat,

@@ -163,7 +163,7 @@ class PlaneFormat(BlockFormat):
             first: number of the first block, from 0 to 2**32 - 1; on which no byte depends.
 
         Returns:
-            uint8[blocks, target], or :class:`RaggedBlocks` in the lossless mode.
+            uint8[blocks, target], or ``RaggedBlocks`` in the lossless mode.
 
         Raises:
             ValueError: the array has another type, or no block has such a number.
@@ -182,7 +182,7 @@ class PlaneFormat(BlockFormat):
         """Decompress to an array of the given shape and the format's NumPy type.
 
         Args:
-            stored: what :meth:`compress` returned for an array of that shape.
+            stored: what ``compress`` returned for an array of that shape.
             shape: shape of the result.
             first: number of the first block, from 0 to 2**32 - 1; on which no value depends.
 
@@ -200,7 +200,7 @@ class PlaneFormat(BlockFormat):
         return self._as_array(words, shape)
 
     def account(self, values: np.ndarray) -> Account:
-        """Count the stored bits of an array part by part; see :class:`Account`.
+        """Count the stored bits of an array part by part; see ``Account``.
 
         In a fixed-size block a plane that is stored in part counts for the bits that are stored.
 
@@ -446,7 +446,7 @@ def _unpack_flags(flags: np.ndarray, width: int) -> np.ndarray:
 
 
 def _pack_flags(flagged: np.ndarray) -> np.ndarray:
-    """The inverse of :func:`_unpack_flags`."""
+    """The inverse of ``_unpack_flags``."""
     octets = np.packbits(flagged, axis=1)
     return octets.view(f">u{octets.shape[1]}").reshape(-1).astype(np.int64)
 

@@ -18,6 +18,8 @@ from transformers import (
     TrainingArguments,
 )
 
+import bitstash
+
 ROOT = Path(__file__).parent.parent
 SIMULATED = ("hardware",)  # its Python runs in a simulator
 PAGES = sorted(
@@ -67,6 +69,7 @@ def names(folder):
     batch = {"input_ids": tokens, "labels": tokens}
     x = torch.randn(8, 64, 64, requires_grad=True)
     return {
+        "torch": torch,
         "model": model,
         "net": Tokens(model),
         "optimizer": torch.optim.AdamW(model.parameters()),
@@ -75,6 +78,14 @@ def names(folder):
         "another": batch,
         "batches": [batch, batch],
         "x": x,
+        "policy": bitstash.Policy.default(bitstash.HadamardFormat(target=64)),
+        # A stage of a pipeline.
+        "part": torch.nn.Linear(64, 64),
+        "rank": 0,
+        "stages": 1,
+        "device": torch.device("cpu"),
+        "micro_batches": 2,
+        "loss_fn": torch.nn.functional.mse_loss,
         "my_kernel": torch.nn.functional.gelu,
         "llama": LlamaForCausalLM(LLAMA),
         "resnet": torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3)),

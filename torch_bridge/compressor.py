@@ -86,7 +86,7 @@ class Compressor(ContextDecorator):
             language model; a policy whose rules allow products has no limit then.
         min_values: tensors with fewer distinct values stay exact.
         verify: keep a checksum of four bytes for each block; a block whose bytes changed raises
-            :class:`CorruptionError`, which names tensor and block.
+            ``CorruptionError``, which names tensor and block.
         offload: where to keep what is stored, compressed or not, and every other tensor of at least
             ``min_values``, in place of their memory. None with "memory" and "regions", which keep blocks
             in a memory of their own.
@@ -204,7 +204,7 @@ class Compressor(ContextDecorator):
         return step.bytes if step is not None else 0
 
     def report(self) -> Report:
-        """Every tensor that the last forward pass saved; see :class:`Report`.
+        """Every tensor that the last forward pass saved; see ``Report``.
 
         Raises:
             RuntimeError: there was none.

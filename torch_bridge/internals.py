@@ -180,9 +180,9 @@ _disabled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def never_compile(*functions: Callable[..., Any]) -> None:
-    """Have the compiler skip functions, once :func:`tell_compiler` was called, and nothing that they call.
+    """Have the compiler skip functions, once ``tell_compiler`` was called, and nothing that they call.
 
-    They hand over to :func:`uncompiled` if ``is_compiling() is not None``. To call what
+    They hand over to ``uncompiled`` if ``is_compiling() is not None``. To call what
     ``torch.compiler.disable`` makes of a function takes longer than most of what is called here.
     """
     _codes.extend(function.__code__ for function in functions)

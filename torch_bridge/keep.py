@@ -14,7 +14,7 @@ OPTED_OUT = "keep_activations"
 
 @contextmanager
 def keep_activations() -> Iterator[None]:
-    """Leave what is saved inside as it is; goes into a :class:`Compressor`'s context, also in a forward pass.
+    """Leave what is saved inside as it is; goes into a ``Compressor``'s context, also in a forward pass.
 
     It holds for the thread that enters it; a ``Compressor`` entered inside it compresses. What is compressed
     already, and is saved once more inside, is kept as it is as well. Without a ``Compressor`` around it, it

@@ -142,11 +142,11 @@ FINDINGS = {
         *("hadamard 8x", "hadamard 10.7x", "hadamard 12.8x"),
         *("hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
     ),
-    "The same, and what can be [derived](training.md#what-is-recomputed) is not stored": (
+    "The same, and what can be [derived](concepts.md#what-is-recomputed) is not stored": (
         "derive, hadamard 8x",
         "derive, hadamard 16x",
     ),
-    "Derived, and [calibrated](training.md#calibration) rates that take as many bytes": (
+    "Derived, and [calibrated](guides/calibrate.md) rates that take as many bytes": (
         "derive, calibrated 16x",
     ),
     "The step format of release 0.1": ("step 8x", "step 10.7x", "step 12.8x", "step 16x"),

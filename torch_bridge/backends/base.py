@@ -43,12 +43,12 @@ class Backend(ABC):
     def decompress(self, stored: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
         """Decompress uint8[blocks, target] to a flat tensor of ``count`` values, on the same device.
 
-        ``first`` is what :meth:`compress` was given.
+        ``first`` is what ``compress`` was given.
 
         Raises:
             ValueError: ``stored`` is no tensor of that dtype, or has the wrong shape for the count, ``first``
                 is no whole number from 0 to 2**32 - 1, or a block has an invalid header; the message names
-                the block. What runs on a GPU may leave the last to :meth:`check`.
+                the block. What runs on a GPU may leave the last to ``check``.
         """
         first = as_block_number(first)
         blocks = self.fmt.blocks(count)
@@ -70,7 +70,7 @@ class Backend(ABC):
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor: ...
 
     def check(self) -> None:  # noqa: B027  # most have nothing left to check
-        """Wait for the GPU, and raise what :meth:`decompress` did not wait for.
+        """Wait for the GPU, and raise what ``decompress`` did not wait for.
 
         Raises:
             ValueError: a block that was decompressed has an invalid header.

@@ -1,4 +1,4 @@
-"""The group quantiser of :mod:`.quant_format` in torch operations, on any device."""
+"""The group quantiser of ``.quant_format`` in torch operations, on any device."""
 
 from __future__ import annotations
 

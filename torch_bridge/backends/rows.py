@@ -38,7 +38,7 @@ def pad_rows(values: torch.Tensor, width: int, fmt: StashFormat) -> torch.Tensor
 
 
 def unpad_rows(values: torch.Tensor, width: int, fmt: StashFormat) -> torch.Tensor:
-    """The inverse of :func:`pad_rows`: the values of rows without what pads them, flat.
+    """The inverse of ``pad_rows``: the values of rows without what pads them, flat.
 
     Raises:
         ValueError: ``width`` is no whole number from 1 up, or the values are no whole padded rows.

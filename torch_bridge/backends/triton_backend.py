@@ -25,7 +25,7 @@ class TritonBackend(Backend):
     """Runs on CUDA tensors, or interpreted on CPU tensors if TRITON_INTERPRET=1 is set before the import.
 
     On CUDA nothing waits for the device. An invalid block is only recorded there: what it decodes to is
-    undefined, and :meth:`check` raises. On the CPU, :meth:`decompress` checks at once.
+    undefined, and ``check`` raises. On the CPU, ``decompress`` checks at once.
 
     Raises:
         ValueError: a tensor is on a device that the kernels do not run on.

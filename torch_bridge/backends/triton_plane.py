@@ -58,7 +58,7 @@ def _constants(fmt: PlaneFormat) -> dict[str, int]:
 
 @triton.jit
 def _swap(tile, SIZE: tl.constexpr):
-    """One stage of :func:`_transpose_bits`: swap the off-diagonal sub-matrices of that size."""
+    """One stage of ``_transpose_bits``: swap the off-diagonal sub-matrices of that size."""
     upper, lower = pairs(tile, SIZE)
     swap = (upper >> SIZE ^ lower) & (0xFFFFFFFF // ((1 << SIZE) + 1))
     return unpair(upper ^ swap << SIZE, lower ^ swap)
@@ -125,7 +125,7 @@ def _to_planes(words, WIDTH: tl.constexpr):
 
 @triton.jit
 def _from_planes(planes, VALUES: tl.constexpr):
-    """The inverse of :func:`_to_planes`."""
+    """The inverse of ``_to_planes``."""
     if VALUES == 16 and planes.shape[0] == 32:
         upper, lower = pairs(planes, 16)
         planes = tl.reshape(upper | lower << 16, (16, planes.shape[1]))

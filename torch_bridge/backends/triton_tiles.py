@@ -44,7 +44,7 @@ def pairs(tile, DISTANCE: tl.constexpr):
 
 @triton.jit
 def unpair(upper, lower):
-    """The inverse of :func:`pairs`."""
+    """The inverse of ``pairs``."""
     rows: tl.constexpr = 2 * upper.shape[0] * upper.shape[1]
     columns: tl.constexpr = upper.shape[2]
     return tl.reshape(tl.permute(tl.join(upper, lower), (0, 3, 1, 2)), (rows, columns))

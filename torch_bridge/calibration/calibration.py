@@ -108,7 +108,7 @@ def calibrate(
         loss: computes a batch's loss; by default ``model(**batch).loss``.
 
     Returns:
-        Rules for each module and operation, with the reason for each, and those of :meth:`Policy.default` in
+        Rules for each module and operation, with the reason for each, and those of ``Policy.default`` in
         the format of the most bits. Print it for a
         table.
 
@@ -123,10 +123,10 @@ def calibrate(
 
 
 class Calibration:
-    """What :func:`calibrate` measures; it serves for any number of budgets.
+    """What ``calibrate`` measures; it serves for any number of budgets.
 
     Args:
-        model, batch, formats, loss: as of :func:`calibrate`.
+        model, batch, formats, loss: as of ``calibrate``.
 
     Attributes:
         least, most: bytes of the smallest budget that can be met, and of one with which all that could be

@@ -99,7 +99,7 @@ def visit(model: torch.nn.Module, forward: Callable[[], torch.Tensor], use: Call
 
 
 def capture(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list[Saved]:
-    """Every float tensor that autograd saves in a forward pass; see :func:`visit`.
+    """Every float tensor that autograd saves in a forward pass; see ``visit``.
 
     Examples:
         >>> model = torch.nn.Linear(8, 8)

@@ -29,19 +29,21 @@ def compile(
 
     Args:
         model: to compile. Its parameters and buffers stay exact.
-        policy, bits, min_values: as of :class:`Partitioner`.
-        codec: what compresses: the ``backend`` of :class:`Partitioner`.
+        policy: as of ``Partitioner``.
+        bits: as of ``Partitioner``.
+        min_values: as of ``Partitioner``.
+        codec: what compresses: the ``backend`` of ``Partitioner``.
         backend: of the compiler: "inductor", or "aot_eager", which runs the graphs as they are.
         options: of Inductor.
-        settings: of ``torch.compile``: ``fullgraph``, ``dynamic``, ``mode``.
+        **settings: of ``torch.compile``: ``fullgraph``, ``dynamic``, ``mode``.
 
     Returns:
-        What ``torch.compile`` gives, with ``report()``: that of :meth:`Partitioner.report`.
+        What ``torch.compile`` gives, with ``report()``: that of ``Partitioner.report``.
 
     Raises:
         ValueError: an argument is none of these, or the model has a ``report`` of its own.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> compiled = compile(model, bits=4, backend="aot_eager")
         >>> compiled(torch.randn(64, 64)).square().mean().backward()

@@ -32,7 +32,7 @@ _BITS_A_BLOCK = 8 * BitsCodec.BLOCK_BYTES
 def text_of(fmt: StashFormat) -> str:
     """A format as the argument of an operation.
 
-    Example:
+    Examples:
         >>> text_of(HadamardFormat("bf16", block=128, target=32))
         'hadamard,bf16,128,32'
     """
@@ -41,7 +41,7 @@ def text_of(fmt: StashFormat) -> str:
 
 @cache
 def format_of(text: str) -> StashFormat:
-    """The format that :func:`text_of` made a text of.
+    """The format that ``text_of`` made a text of.
 
     Raises:
         ValueError: it is none.
@@ -86,7 +86,7 @@ def compress(values: torch.Tensor, format: str, of: str, row: int, backend: str)
 
     Args:
         values: of the format's dtype, with any strides.
-        format: as :func:`text_of` writes it.
+        format: as ``text_of`` writes it.
         of: "values", or which inverse of them: "logit" or "atanh".
         row: values of memory that share blocks, 0 where there are no rows.
         backend: name of a backend.
@@ -111,7 +111,7 @@ def decompress(
     size: Sequence[int],
     order: Sequence[int],
 ) -> torch.Tensor:
-    """The inverse of :func:`compress`: values of the format's dtype.
+    """The inverse of ``compress``: values of the format's dtype.
 
     Args:
         stored: uint8[blocks, target].
@@ -155,7 +155,7 @@ def _(values: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("bitstash::unpack_bits", mutates_args=())
 def unpack_bits(stored: torch.Tensor, size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """The inverse of :func:`pack_bits`; sizes and order as of :func:`decompress`."""
+    """The inverse of ``pack_bits``; sizes and order as of ``decompress``."""
     codec = BitsCodec(torch.empty(0), torch.bool)
     return codec.decompress(stored, prod(size)).as_strided(tuple(size), _dense(size, order))
 

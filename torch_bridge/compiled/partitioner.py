@@ -32,7 +32,7 @@ PARTITIONER = "kept by the partitioner"
 class Partitioner:
     """Splits a joint graph into forward and backward pass, with compressed tensors between them.
 
-    For ``torch.compile(model, options={"custom_partitioner_fn": Partitioner(policy)})``; :func:`compile`
+    For ``torch.compile(model, options={"custom_partitioner_fn": Partitioner(policy)})``; ``compile``
     writes the same in one word. The tensors that the model's operations save are decided on as with hooks: by
     the same facts, the same table of operations and the same policy. What PyTorch's own minimal cut keeps
     beyond these, or recomputes, stays exact.
@@ -48,7 +48,7 @@ class Partitioner:
         ValueError: an argument is none of these.
         RuntimeError: this torch has no custom partitioners.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> partitioner = Partitioner(bits=4)
         >>> compiled = torch.compile(model, backend=partitioner.aot_eager())

@@ -1,6 +1,6 @@
 """What becomes of each tensor that a joint graph saves: what the policy decides, as far as a graph allows.
 
-The decisions are those of ``Policy.decide`` for the same :class:`Facts` as with hooks, in the order in which
+The decisions are those of ``Policy.decide`` for the same ``Facts`` as with hooks, in the order in which
 the model saves. What hooks ask of values cannot be asked of a graph: what may have infinities stays exact,
 floats with two values are not told from others, and a sum of lossy tensors is recomputed only if it is known
 that it does not cancel.

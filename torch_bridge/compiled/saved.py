@@ -1,4 +1,4 @@
-"""The tensors that autograd saves in a joint graph, and the :class:`Facts` of each, as hooks find them.
+"""The tensors that autograd saves in a joint graph, and the ``Facts`` of each, as hooks find them.
 
 The needs are those of ``facts/needs.py``. A node of the backward pass belongs to the formula of one
 operation. What it takes from the forward pass is an argument or a result of that operation, told by its
@@ -65,7 +65,7 @@ class Saved:
         node: of the forward pass.
         group: the operation; None if that is not known.
         saved_by: its name, or that of the formula that reads it.
-        slot, need: as of :class:`Facts`.
+        slot, need: as of ``Facts``.
         place: number or name of the argument that it is; None for a result, and of what was decomposed.
         users: nodes of the backward pass that read it.
         module: in whose forward pass it is saved.

@@ -1,7 +1,7 @@
 """What the backward passes of the kernels that people run need of the tensors that they save.
 
 PyTorch knows nothing of a custom ``autograd.Function`` but its name and what it saves. The kernels below were
-read: an entry of :data:`FUNCTIONS` gives the packages that they were read in and the tensors in the order of
+read: an entry of ``FUNCTIONS`` gives the packages that they were read in and the tensors in the order of
 ``save_for_backward``, and a comment the file. A Function that is not here, that saves another number of
 tensors, or whose class is defined in another package, is unknown: all it saves stays exact. So someone's own
 ``RMSNormFunction`` is not taken for PyTorch's. A copy of a kernel in another package is unknown as well: it

@@ -1,6 +1,6 @@
 """What the backward pass of each operation needs of each tensor that it saves.
 
-An allow-list: a tensor that is not in :data:`TABLE` has no known need, stays exact and is named as unknown.
+An allow-list: a tensor that is not in ``TABLE`` has no known need, stays exact and is named as unknown.
 The question asked of each formula is: if each value had noise of a few percent of its block's norm, would the
 gradient's relative error be as small? Then the need is VALUES; otherwise it names what must survive.
 
@@ -48,7 +48,7 @@ class Need(Enum):
     BITS = "a mask"
     """At most two values: one bit a value."""
     EXACT = "exact"
-    """Nothing may be lost; :func:`why` has the reason."""
+    """Nothing may be lost; ``why`` has the reason."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Normed:
 
 
 normed = cache(Normed)
-"""As :class:`Normed`; what is equal is the same object."""
+"""As ``Normed``; what is equal is the same object."""
 
 Arguments = Mapping[str, Any]
 Known = Need | Exact | Normed
@@ -549,7 +549,7 @@ def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None
 
 
 def why(op: str, overload: str, slot: str, arguments: Arguments) -> str:
-    """The reason for :func:`need`, in a few words for a report; "unknown operation" where there is none.
+    """The reason for ``need``, in a few words for a report; "unknown operation" where there is none.
 
     Examples:
         >>> why("native_layer_norm", "", "result2", {})

@@ -1,6 +1,6 @@
 """What is known of a storage: what wrote it, how it could be computed anew, and what is stored of it.
 
-An :class:`Origin` describes one state of a storage, from one write to the next, and hangs on the storage
+An ``Origin`` describes one state of a storage, from one write to the next, and hangs on the storage
 itself: it goes when the storage does, and no address is ever mistaken for another's.
 """
 

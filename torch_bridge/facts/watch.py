@@ -94,7 +94,7 @@ class Watch(TorchDispatchMode):
 
     Args:
         model: its parameters and buffers are known as such, and copies of them too.
-        records: also note how to do an operation again, for :attr:`Origin.recipe`.
+        records: also note how to do an operation again, for ``Origin.recipe``.
         products: which matrix products among these.
 
     Attributes:

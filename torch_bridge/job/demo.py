@@ -1,6 +1,6 @@
 """The whole bridge in one run: losses with and without compression, through the RTL too, and the ratios.
 
-Writes loss.png and summary.json. Takes minutes; :func:`demo` says what it does.
+Writes loss.png and summary.json. Takes minutes; ``demo`` says what it does.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def demo(
 
     Args:
         out: directory of loss.png and summary.json.
-        long: the training run, done with scheme "none" and with each of :data:`SCHEMES`.
+        long: the training run, done with scheme "none" and with each of ``SCHEMES``.
         short: the steps of each of these that go through ``hardware`` and through golden.
-        workload: what :func:`ratios` accounts.
+        workload: what ``ratios`` accounts.
         hardware: the backend that must agree with golden, bit for bit.
         memory: the backend that must agree with golden with the block numbers of regions, likewise.
 

@@ -92,7 +92,7 @@ class Timeline:
 
 
 def timeline(step: Callable[[], Iterator[Any]]) -> Timeline:
-    """Run a step on a CPU and record its memory; the step is as of :func:`measure`."""
+    """Run a step on a CPU and record its memory; the step is as of ``measure``."""
     middle, between = 0, None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         for between in step():  # noqa: B007

@@ -212,7 +212,7 @@ def run(
         of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether
         Ctrl-C ended it early, in which case the rest is what was done until then. Without compression raw
         and stored bytes are equal. With backend "memory" there are also "accelerator_bytes", "memory_bytes",
-        "cycles" and "cycles_without", of the last step, as of :class:`memory_system.Moved`, and "dram", what
+        "cycles" and "cycles_without", of the last step, as of ``memory_system.Moved``, and "dram", what
         the memory is like.
 
     Raises:

@@ -43,7 +43,7 @@ class Extents:
         return place
 
     def give(self, place: Place) -> None:
-        """A place is free. Without a lock: finalizers call this in any thread, within :meth:`take` too."""
+        """A place is free. Without a lock: finalizers call this in any thread, within ``take`` too."""
         self._given_back.append(place)
 
     def _merge(self, place: Place) -> None:

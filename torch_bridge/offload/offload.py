@@ -149,7 +149,7 @@ class Offload:
 
         What is being written or read is waited for; what has not begun to be written stays in memory. A
         backward pass that comes later finds what is in memory. What is in the file only is gone, and an
-        :class:`OffloadError` that names the tensor. So is a new step.
+        ``OffloadError`` that names the tensor. So is a new step.
         """
         self._transfers.close()
 

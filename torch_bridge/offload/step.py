@@ -14,7 +14,7 @@ from .transfers import Offloaded, Transfers
 
 
 class Step:
-    """One step's tensors, in the order in which they are saved; made by :meth:`Offload.begin`.
+    """One step's tensors, in the order in which they are saved; made by ``Offload.begin``.
 
     They are read ahead in the reverse order, and when none is left, those of the step whose backward pass
     comes next. Those that are back and not needed yet take no more memory than may be on its way, and than
@@ -105,7 +105,7 @@ class Step:
             self._next -= 1
 
     def get(self, number: int, item: Offloaded) -> torch.Tensor:
-        """The tensor with that number; errors are those of :meth:`Transfers.take`."""
+        """The tensor with that number; errors are those of ``Transfers.take``."""
         self._transfers.fetch(item, at_once=True)
         self._reached = min(self._reached, self._starts[number])
         self._next = min(self._next, number - 1)

@@ -30,7 +30,7 @@ IN_FLIGHT = 8 << 20
 
 
 class Offloaded:
-    """One tensor on its way out, away, or on its way back; only :class:`Transfers` changes it.
+    """One tensor on its way out, away, or on its way back; only ``Transfers`` changes it.
 
     Attributes:
         nbytes: of the tensor.
@@ -83,7 +83,7 @@ class Transfers:
 
     Args:
         file: None if there is only the host's memory.
-        host_bytes: of the host's memory, for the tensors of devices; see :class:`Offload`.
+        host_bytes: of the host's memory, for the tensors of devices; see ``Offload``.
         waits: whether to wait for the file, or to keep a tensor, when too much is on its way out.
         store_threads, load_threads: that write and read.
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 @contextmanager
 def kernels() -> Iterator[None]:
-    """Where modules call the operations that CUDA has, for a :class:`DryRun`."""
+    """Where modules call the operations that CUDA has, for a ``DryRun``."""
     attention = partial(_attention, functional.scaled_dot_product_attention)
     with (
         mock.patch.object(functional, "dropout", _dropout),

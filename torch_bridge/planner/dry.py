@@ -114,7 +114,7 @@ class DryRun(TorchDispatchMode):
     """The mode under which nothing is computed.
 
     Model, batch and optimizer are made under it as well. Hooks of the bridge have to run under it too: see
-    :func:`torch_bridge.internals.under_always`.
+    ``torch_bridge.internals.under_always``.
 
     Args:
         device: whose kernels' results and temporaries are counted, "cpu" or "cuda".
@@ -123,7 +123,7 @@ class DryRun(TorchDispatchMode):
         DryRunError: the size of an operation's result depends on values.
         MemoryError: the system gives no range of addresses as long as the largest tensor.
 
-    Example:
+    Examples:
         >>> with DryRun() as dry:
         ...     x = torch.randn(1 << 20, 1 << 20)
         >>> x.device.type, dry.number(x), dry.ledger.sizes

@@ -46,7 +46,7 @@ class Training:
         lora_layers: a shell pattern for the layers that have adapters.
         loss_chunk: tokens for which logits and loss are computed at a time, and anew in the backward pass;
             0 computes them for all at once, as transformers does.
-        min_values: as of :class:`Compressor`.
+        min_values: as of ``Compressor``.
 
     Raises:
         ValueError: an argument is none of these.

@@ -178,8 +178,8 @@ def plan(
         front_end: that makes the estimates: eager training by default.
 
     Raises:
-        ValueError: the reserve leaves nothing, or as of :func:`estimate`.
-        DryRunError: as of :func:`estimate`.
+        ValueError: the reserve leaves nothing, or as of ``estimate``.
+        DryRunError: as of ``estimate``.
     """
     if not 0 <= reserve < memory:
         raise ValueError(f"reserve must be less than the device's {memory:,} bytes, not {reserve!r}")

@@ -61,7 +61,7 @@ class SizesBackend(Backend):
 
 
 class SizesCodecs(Codecs):
-    """A :class:`SizesBackend` for each format."""
+    """A ``SizesBackend`` for each format."""
 
     def __init__(self, policy: Policy, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -98,10 +98,10 @@ class DryStore(Store):
 
 
 class DryCompressor(Compressor):
-    """A Compressor for a :class:`DryRun`; what it keeps has the sizes that a Compressor's has.
+    """A Compressor for a ``DryRun``; what it keeps has the sizes that a Compressor's has.
 
     Args:
-        model, options: as of :class:`Compressor`.
+        model, options: as of ``Compressor``.
     """
 
     make_store = DryStore

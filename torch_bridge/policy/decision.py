@@ -35,7 +35,7 @@ class Decision:
         finer: what takes the format's place where logits spread wider than a bound: bounds, which rise, and
             formats, None for none.
         unknown: whether that is because no table knows what saves them.
-        least: what is enough of a tensor that was stored for another node, see :func:`strength_of`.
+        least: what is enough of a tensor that was stored for another node, see ``strength_of``.
     """
 
     format: StashFormat | None = None

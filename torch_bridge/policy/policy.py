@@ -26,7 +26,7 @@ FINER_BITS = 12
 # Queries, keys and softmaxes, where attention is done again or the softmax recomputed.
 LOGIT_BITS = 4
 # A log-softmax of a byte's 256 classes is small and stays as it is. One of tens of thousands of tokens is a
-# sixth of all that GPT-2 saves: docs/training.md has the gradient error of its rate.
+# sixth of all that GPT-2 saves: docs/cost.md has the gradient error of its rate.
 LARGE = 1 << 20
 LOG_SOFTMAX_BITS = 12  # where no rule names the operation that made it; else FINE_BITS, and any size
 

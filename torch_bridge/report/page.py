@@ -36,7 +36,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a text under it, and what it shows: HTML from :func:`plot` or :func:`table`."""
+    """A heading, a text under it, and what it shows: HTML from ``plot`` or ``table``."""
 
     title: str
     text: str

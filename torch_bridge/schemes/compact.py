@@ -58,10 +58,10 @@ def convert(
 ) -> list[str]:
     """Make linear layers keep projections of their inputs, in place.
 
-    Each ``nn.Linear`` that is converted becomes a :class:`CompActLinear`, and each ``Conv1D``, of which
-    transformers makes its GPT-2, a :class:`CompActConv1D`. Its ``weight`` gets no gradient any more; a
+    Each ``nn.Linear`` that is converted becomes a ``CompActLinear``, and each ``Conv1D``, of which
+    transformers makes its GPT-2, a ``CompActConv1D``. Its ``weight`` gets no gradient any more; a
     parameter ``subspace`` beside it does, and that is what is clipped and what DDP reduces. It takes
-    :class:`CompActAdamW` to train the weight; other optimizers leave it as it is. The model's ``state_dict``
+    ``CompActAdamW`` to train the weight; other optimizers leave it as it is. The model's ``state_dict``
     stays that of the plain model. Convert before the model is wrapped for DDP, and with the same seed on
     all ranks, whose devices must be of one kind.
 
@@ -125,7 +125,7 @@ def convert(
 
 
 class CompActLayer(nn.Module):
-    """A linear layer whose weight moves in a subspace; made by :func:`convert`, not by hand.
+    """A linear layer whose weight moves in a subspace; made by ``convert``, not by hand.
 
     Attributes:
         weight: without a gradient.

@@ -41,9 +41,9 @@ def convert(
 ) -> list[str]:
     """Make layers keep pooled inputs, or bits, in place.
 
-    Each ``nn.Conv2d`` becomes a :class:`PooledConv2d`, each ``nn.ReLU`` a :class:`BitReLU`, and with
-    ``tokens`` each ``nn.Linear`` a :class:`PooledLinear`, each ``Conv1D``, of which transformers makes its
-    GPT-2, a :class:`PooledConv1D`; subclasses of these stay. Parameters, hooks and
+    Each ``nn.Conv2d`` becomes a ``PooledConv2d``, each ``nn.ReLU`` a ``BitReLU``, and with
+    ``tokens`` each ``nn.Linear`` a ``PooledLinear``, each ``Conv1D``, of which transformers makes its
+    GPT-2, a ``PooledConv1D``; subclasses of these stay. Parameters, hooks and
     the model's ``state_dict`` stay what they are. Functions such as ``torch.nn.functional.relu`` are not
     reached.
 
@@ -88,7 +88,7 @@ def convert(
 
 
 class PooledConv2d(nn.Conv2d):
-    """A convolution that keeps the means of ``pool`` x ``pool`` pixels of its input; made by :func:`convert`.
+    """A convolution that keeps the means of ``pool`` x ``pool`` pixels of its input; made by ``convert``.
 
     At the lower and right edge of sizes that ``pool`` does not divide they are means of fewer.
     """
@@ -118,7 +118,7 @@ class PooledConv2d(nn.Conv2d):
 
 
 class PooledLayer(nn.Module):
-    """A linear layer that keeps the means of ``pool`` tokens of its input; made by :func:`convert`.
+    """A linear layer that keeps the means of ``pool`` tokens of its input; made by ``convert``.
 
     The last of tokens that ``pool`` does not divide is a mean of fewer; no mean is of two sequences.
     """
@@ -150,7 +150,7 @@ def _of_conv1d(kind: Any) -> type[PooledLayer]:
 
 
 class BitReLU(nn.ReLU):
-    """A ReLU that keeps for each value whether it was positive; made by :func:`convert`."""
+    """A ReLU that keeps for each value whether it was positive; made by ``convert``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float[...] of any shape, what ``nn.ReLU`` computes, in place if it does; the gradient is exact."""

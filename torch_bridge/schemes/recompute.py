@@ -22,7 +22,7 @@ def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
     Blocks are the members of each ``nn.ModuleList`` that is in no block: the layers of a transformer. The
     forward pass goes inside; the backward pass may run inside or after, and leaves buffers, such as running
     statistics, as they are. A cache of keys and values, which blocks fill as they run, has to be off
-    (``use_cache=False``). Inside :func:`Compressor` what the blocks are given is compressed, or
+    (``use_cache=False``). Inside ``Compressor`` what the blocks are given is compressed, or
     offloaded.
 
     Args:

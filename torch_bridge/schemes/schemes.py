@@ -40,9 +40,9 @@ class Scheme:
             ``Policy.default(fmt)``.
         backend: of the codec.
         offload: where "offload" goes to.
-        rank: of "compact", as of :func:`compact.convert`.
+        rank: of "compact", as of ``compact.convert``.
         kernel: of "pool": pixels, and tokens of linear layers.
-        time: of a step, for matrix products that are done again, as of :class:`Compressor`.
+        time: of a step, for matrix products that are done again, as of ``Compressor``.
 
     Raises:
         ValueError: there is no such scheme, or it lacks what it needs.

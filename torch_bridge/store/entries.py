@@ -265,7 +265,7 @@ class Entry:
         filled: which time that its memory was made has its values.
         name: as given.
         facts: of the tensor that it was made for.
-        strength: of what is kept of the values, see :func:`strength_of`.
+        strength: of what is kept of the values, see ``strength_of``.
         is_alone: whether no other entry has a part of the tensor.
         sums: of its row in the report.
         original: bytes of it that the row counts.
@@ -424,7 +424,7 @@ class Joint(Entry):
     """A region that other entries have in parts; it stores nothing itself.
 
     Args:
-        source, region, values: as of :class:`Entry`.
+        source, region, values: as of ``Entry``.
         parts: entries, none of them a joint, and what of the region each has.
     """
 

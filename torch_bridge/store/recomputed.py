@@ -201,7 +201,7 @@ class Recomputed(Entry):
     """A region that is computed anew; it stores nothing itself.
 
     Args:
-        source, region, values: as of :class:`Entry`; the region is a run of memory.
+        source, region, values: as of ``Entry``; the region is a run of memory.
         redone: what makes all of it; the time that it takes is added to its row in the report.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Questions about the values of tensors, whose answers a device would have to be waited for.
 
 The first time that a question is asked of a place in the model the device is waited for. From then on the
-answer stands; whether it still holds is computed on the device and read when it is there (:class:`Flag`), and
+answer stands; whether it still holds is computed on the device and read when it is there (``Flag``), and
 until then nothing is let go of that would be needed if it did not.
 """
 

@@ -59,7 +59,7 @@ class System:
         last: those before.
 
     Raises:
-        FileNotFoundError, RuntimeError: see :class:`MemoryEngine`.
+        FileNotFoundError, RuntimeError: see ``MemoryEngine``.
     """
 
     def __init__(self, folder: Path, figures: DramFigures = DRAM) -> None:
@@ -146,14 +146,14 @@ def backend(fmt: Format) -> RegionBackend:
     """The backend ``memory``: one engine for all.
 
     Raises:
-        FileNotFoundError, RuntimeError: there is no library, see :class:`MemoryEngine`.
+        FileNotFoundError, RuntimeError: there is no library, see ``MemoryEngine``.
         ValueError: its engine has no such format.
     """
     return RegionBackend(fmt, system().store(fmt))
 
 
 def system() -> System:
-    """The engine that is trained through; raises as :func:`backend` does."""
+    """The engine that is trained through; raises as ``backend`` does."""
     return _system(library_path().parent.absolute())
 
 

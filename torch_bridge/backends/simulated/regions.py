@@ -105,7 +105,7 @@ class GoldenStore(Store):
 class RegionBackend(Backend):
     """Keeps the blocks of a format in a region.
 
-    What :meth:`compress` gives *is* the memory, and is to be decompressed there: not moved, nor copied.
+    What ``compress`` gives *is* the memory, and is to be decompressed there: not moved, nor copied.
     Tensors of other devices than the CPU, and numbers of blocks, are refused (ValueError).
     """
 
