@@ -21,6 +21,7 @@ from bitstash import HadamardFormat, Partitioner, PlaneFormat, Policy, Rule
 from torch_bridge.backends import GoldenBackend
 from torch_bridge.backends.rows import pad_rows, unpad_rows
 from torch_bridge.compiled import operators
+from torch_bridge.compiled.plan import LOGITS
 
 FMT = HadamardFormat(target=64)
 MIN_VALUES = 256
@@ -201,6 +202,12 @@ def agree_with_hooks(model):
     found = gradients(model)
     assert error(found, expected) < 1.2 * error(of_hooks, expected) < 0.3
     hooks, graph = kept(saver.report()), kept(call.report())
+    # Hooks ask values how far the logits of queries and keys spread, and store them; a graph cannot ask.
+    exact = sum(row.stored_bytes for row in call.report().rows if row.kept == LOGITS)
+    assert exact > 0
+    for ways in graph.values():
+        ways["compressed"] += ways.pop(LOGITS, 0)
+    graph = {key: +ways for key, ways in graph.items()}
     both = hooks.keys() & graph.keys()
     assert len(both) > 6
     assert {key: graph[key] for key in both} == {key: hooks[key] for key in both}
@@ -208,7 +215,7 @@ def agree_with_hooks(model):
     # Compiled, transformers repeats keys and values before attention; tables are computed anew.
     others = {key for key in big if key not in both and "attention" not in key[0]}
     assert {way for key in others for way in hooks.get(key, graph.get(key))} <= {"a table without gradient"}
-    assert call.report().stored_bytes <= 1.05 * saver.report().stored_bytes
+    assert call.report().stored_bytes - exact <= 1.05 * saver.report().stored_bytes
 
 
 def test_norm_statistics_and_log_sum_exps_stay_exact():
@@ -331,7 +338,7 @@ def test_gradients_agree(dtype):
     expected = step(model, around=autocast)
     call = compiled(model, fullgraph=True)
     assert error(step(model, call, around=autocast), expected) < 0.15
-    assert call.report().ratio > (8 if dtype == "fp32" else 3.5)
+    assert call.report().ratio > (8 if dtype == "fp32" else 3)
 
 
 def test_sizes_may_change():

@@ -22,7 +22,7 @@ from ..report.rows import RECOMPUTED
 from ..store.codecs import Codecs
 from . import operators  # noqa: F401  # graphs from a cache call them
 from .joint import Joint, geometry_of, is_tensor
-from .plan import Plan
+from .plan import Entry, Plan
 from .rewrite import Rewriter
 from .saved import saved_tensors
 
@@ -149,6 +149,7 @@ class Partitioner:
         for entry in plan.entries:
             if entry.kind in ("recomputed", "again"):
                 self._add(entry.facts, RECOMPUTED, _nbytes(entry.node), 0)
+        sizes: dict[Entry, int] = {}  # of a norm's input several tensors are kept
         out = forward.graph.find_nodes(op="output")[0].args[0]
         for node in dict.fromkeys(out[outputs:]):
             if not isinstance(node, Node) or not is_tensor(node):
@@ -158,11 +159,12 @@ class Partitioner:
                 facts = _facts_of_other(node, constants.get(node.name, ""))
                 self._add(facts, constants.get(node.name) or PARTITIONER, _nbytes(node), _nbytes(node))
             else:
-                self._add(found.facts, found.kept, _nbytes(found.node), _nbytes(node))
+                sizes[found] = sizes.get(found, 0) + _nbytes(node)
+        for entry, nbytes in sizes.items():
+            self._add(entry.facts, entry.kept, _nbytes(entry.node), nbytes)
 
     def _add(self, facts: Facts, kept: str, raw: int, nbytes: int) -> None:
-        sums = self._tally.sums(facts, facts.made_by, kept)
-        self._tally.add(sums, raw, nbytes, not facts.constant)
+        self._tally.add(facts, facts.made_by, kept, raw, nbytes)
 
 
 def _nbytes(node: Node) -> int:

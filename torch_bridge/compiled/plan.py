@@ -2,8 +2,8 @@
 
 The decisions are those of ``Policy.decide`` for the same ``Facts`` as with hooks, in the order in which
 the model saves. What hooks ask of values cannot be asked of a graph: what may have infinities stays exact,
-floats with two values are not told from others, and a sum of lossy tensors is recomputed only if it is known
-that it does not cancel.
+as do queries and keys, whose logits may spread widely; floats with two values are not told from others, and a
+sum of lossy tensors is recomputed only if it is known that it does not cancel.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..backends.dtypes import StashFormat
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
-from ..facts.needs import Need
+from ..facts.needs import Need, Normed
 from ..facts.recompute import RECOMPUTATIONS, Recomputation
 from ..policy import Decision, Policy
-from ..policy.decision import keeps_signs, strength_of
+from ..policy.decision import EXACT, Recompute, Strength, keeps_signs, strength_of
 from ..policy.policy import TABLE
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from ..store.attention import may_be_again
 from ..store.recomputed import MOST_OPERATIONS, MOST_WORK
 from ..store.store import INFINITIES, SHORT_ROWS, layer_of, row_of
 from .joint import Group, Joint, geometry_of, is_tensor
-from .saved import Saved, facts_of
+from .saved import Saved, facts_of, is_same
 from .sizes import is_static, otherwise
 
 CHANGING_ROWS = "rows whose length changes"
 OVERLAPS = "elements share memory"
 BEHIND = "made in the backward pass"
+LOGITS = "the spread of their logits is not known"
+NORMED = "a norm reads it in another shape or order"
 # The partitioner computes it anew where that is cheap.
 OF_INDICES = "made of indices"
 CHECKPOINTED = "recomputed by activation checkpointing"
@@ -50,7 +52,7 @@ _SMOOTH = (
     *(_ATEN.view.default, _ATEN.expand.default, _PRIMS.convert_element_type.default),
 )
 
-Kind = Literal["exact", "format", "bits", "recomputed", "again"]
+Kind = Literal["exact", "format", "bits", "copied", "recomputed", "again"]
 
 
 @dataclass(eq=False)
@@ -59,13 +61,14 @@ class Entry:
 
     Attributes:
         node: that has the memory, before views are made of it.
-        kind: how it is kept.
+        kind: how it is kept; what is copied is exact, and keeps no larger memory that it is a part of.
         facts: of the first that saved it.
         kept: what the report says.
         decision: its format, and what of the values goes into it.
         row: values of memory that share blocks, 0 where there are no rows.
         made_of: how it is recomputed.
         uses: whose backward formulas read it.
+        normed: the tensor that a norm reads, whose means are taken out; it has the node's memory.
     """
 
     node: Node
@@ -76,6 +79,7 @@ class Entry:
     row: int = 0
     made_of: Made | None = None
     uses: list[Saved] = field(default_factory=list)
+    normed: Node | None = None
 
     @property
     def format(self) -> StashFormat | None:
@@ -85,7 +89,7 @@ class Entry:
     def is_exact(self) -> bool:
         if self.kind in ("recomputed", "again"):
             return self.made_of is not None and self.made_of.is_exact
-        return self.kind in ("exact", "bits")
+        return self.kind in ("exact", "bits", "copied")
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,9 @@ class Plan:
         joint, node = self._joint, saved.node
         facts = facts_of(joint, saved, is_again=saved.group in self._again)
         decision = self._policy.decide(facts)
+        if decision.finer:
+            how: Recompute = "no" if decision.recompute == "no" else "exact"
+            decision = replace(decision, format=None, finer=(), recompute=how, least=EXACT, why=LOGITS)
         if facts.constant:
             self._add(saved, Entry(node, "exact", facts, decision.why))
             return
@@ -180,7 +187,7 @@ class Plan:
                 self.anew |= set(joint.chain(node))
             return
         held = self.holder(node)
-        if held is not None and self._serves(held, facts, decision):
+        if held is not None and self._serves(held, saved, facts, decision):
             self.outcome[saved] = held
             held.uses.append(saved)
             return
@@ -201,7 +208,7 @@ class Plan:
         self.entries.append(entry)
         self.outcome[saved] = entry
 
-    def _serves(self, entry: Entry, facts: Facts, decision: Decision) -> bool:
+    def _serves(self, entry: Entry, saved: Saved, facts: Facts, decision: Decision) -> bool:
         """Whether what is kept of a tensor is good enough for one more operation, or was made so."""
         if entry.is_exact:
             return True
@@ -209,16 +216,33 @@ class Plan:
             entry.kind, entry.kept = "exact", TABLE  # its error would be the same in all layers
             return True
         if entry.kind in ("recomputed", "again"):
-            return decision.recompute == "lossy" or not decision.least[0]
+            return decision.recompute == "lossy" or (not any(decision.least) and decision.normed is None)
         if decision.format is None:
             return False
-        has, wants = strength_of(entry.format), decision.least
-        if has[0] >= wants[0] and has[1] >= wants[1]:
+        has, wants = _strength(entry.decision), decision.least
+        before, normed = entry.decision.normed, decision.normed
+        if normed in (None, before) and has[0] >= wants[0] and has[1] >= wants[1]:
             return True
-        if facts.elements != entry.facts.elements:
+        if facts.elements != entry.facts.elements or (before is not None and before != normed):
             return False
+        if before is None and normed is not None:
+            if has > _strength(decision) or not self._may_be_normed(saved, entry.node, normed):
+                return False  # others need of it what it has
+            entry.normed = saved.node
         entry.decision = replace(decision, of=entry.decision.of)
         return self._fits(entry, geometry_of(entry.node))
+
+    def _may_be_normed(self, saved: Saved, node: Node, normed: Normed) -> bool:
+        """Whether the graph can take a norm's means out of a tensor, which lies as the norm reads it."""
+        values = (saved.node.meta["val"], node.meta["val"])
+        inputs = saved.group.inputs if saved.group is not None else ()
+        size = geometry_of(saved.node).size
+        is_input = any(
+            is_same(self._joint, one, saved.node) and geometry_of(one).size == size for one in inputs
+        )
+        if not is_input or (normed.groups and not is_static(values[0])):
+            return False
+        return all(one.is_contiguous() for one in values)
 
     def _entry(self, saved: Saved, facts: Facts, decision: Decision) -> Entry:
         """A new entry, as far as what was decided can be done."""
@@ -239,12 +263,18 @@ class Plan:
                 self.remade |= made.remade
                 return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
         if decision.format is None:
-            return exact
+            root = joint.root(node)
+            is_part = geometry_of(root).count > geometry_of(node).count and self.holder(root) is None
+            return replace(exact, kind="copied") if decision.why is LOGITS and is_part else exact
         if decision.finite:
             return replace(exact, kept=INFINITIES)
         if not is_dense:
             return replace(exact, kept=OVERLAPS)
+        if decision.normed is not None and not self._may_be_normed(saved, node, decision.normed):
+            return replace(exact, kept=NORMED)
         entry = Entry(node, "format", facts, COMPRESSED, decision)
+        if decision.normed is not None:
+            entry.normed = saved.node
         self._fits(entry, geometry_of(saved.node))
         return entry
 
@@ -424,6 +454,12 @@ class Plan:
             saturates=way.saturates,
             remade=frozenset({root}).union(*(part.remade for part in parts)),
         )
+
+
+def _strength(decision: Decision) -> Strength:
+    """What is kept of the values: without their means they have no sign of their own."""
+    keeps, bits = strength_of(decision.format)
+    return keeps and decision.normed is None, bits
 
 
 def _is_dense(node: Node) -> bool:

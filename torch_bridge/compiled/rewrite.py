@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from ..facts.recompute import RECOMPUTATIONS, Recomputation
 from ..internals import as_recorded
 from . import operators
 from .joint import Group, Joint, geometry_of
+from .norms import means_of, spreads_of, with_means, without_means
 from .plan import Entry, Plan
 
 _OPS = torch.ops.bitstash
@@ -77,7 +79,7 @@ class Rewriter:
             return self._result(node)
         if held.kind == "exact" if held is not None else root not in self._plan.remade:
             return node
-        if held is not None and held.kind in ("format", "bits") and held.node is node:
+        if held is not None and held.kind in ("format", "bits", "copied") and held.node is node:
             return self._decompressed(held)
         parent = joint.parent(node)
         if parent is not None:
@@ -98,9 +100,17 @@ class Rewriter:
     def _decompressed(self, entry: Entry) -> Node:
         node, (size, order) = entry.node, self._layout(entry.node)
         arguments: tuple[Any, ...] = ()
+        if entry.kind == "copied":
+            kwargs = {"memory_format": torch.contiguous_format}
+            stored = self._forward(node, torch.ops.aten.clone.default, (node,), kwargs)
+            stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            self.stored[stored] = entry
+            return stored
         if entry.kind == "bits":
             stored = self._forward(node, _OPS.pack_bits.default, (node,))
             made = _OPS.unpack_bits.default
+        elif entry.normed is not None:
+            return self._without_means(entry)
         else:
             assert entry.format is not None
             text = operators.text_of(entry.format)
@@ -110,6 +120,30 @@ class Rewriter:
         stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         self.stored[stored] = entry
         return self._backward(made, (stored, *arguments, size, order), node)
+
+    def _without_means(self, entry: Entry) -> Node:
+        """What a norm reads: compressed without its means, which are kept beside it and added again."""
+        node, read, normed = entry.node, entry.normed, entry.decision.normed
+        assert read is not None
+        assert normed is not None
+        assert entry.format is not None
+        behind = _Behind(self, read)
+        means = self._traced(partial(means_of, normed), (read,), read, behind)
+        spreads = []
+        if not normed.is_of_rows:
+            spreads = [self._traced(partial(spreads_of, normed), (read, means), read, behind)]
+        left = self._traced(partial(without_means, normed), (read, means, *spreads), read, behind)
+        arguments = (operators.text_of(entry.format), entry.decision.of, entry.row, self._backend)
+        stored = behind(_OPS.compress.default, (left, *arguments), left)
+        for one in (stored, means, *spreads):
+            one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            self.stored[one] = entry
+        size, order = self._layout(read)
+        made = self._backward(_OPS.decompress.default, (stored, *arguments, size, order), read)
+        whole = self._traced(partial(with_means, normed), (made, means, *spreads), read)
+        if node is read:
+            return whole
+        return self._backward(torch.ops.aten.view.default, (whole, self._layout(node)[0]), node)
 
     def _layout(self, node: Node) -> tuple[list[Any], list[int]]:
         """Sizes of a tensor, as nodes where they change, and its dimensions by falling strides."""
@@ -171,8 +205,15 @@ class Rewriter:
 
         return of
 
-    def _traced(self, compute: Callable[..., Any], arguments: Sequence[Any], like: Node) -> Node:
-        """The nodes of a computation on tensors."""
+    def _traced(
+        self,
+        compute: Callable[..., Any],
+        arguments: Sequence[Any],
+        like: Node,
+        insert: Callable[..., Node] | None = None,
+    ) -> Node:
+        """The nodes of a computation on tensors, in the backward pass if nothing else inserts them."""
+        insert = insert or self._backward
         nodes = [one for one in arguments if isinstance(one, Node)]
         values = [one.meta["val"] for one in nodes]
 
@@ -189,7 +230,7 @@ class Rewriter:
             if node.op == "call_function":
                 args = torch.fx.map_arg(node.args, copies.__getitem__)
                 kwargs = torch.fx.map_arg(node.kwargs, copies.__getitem__)
-                copies[node] = self._backward(node.target, args, like, kwargs)
+                copies[node] = insert(node.target, args, like, kwargs)
             elif node.op == "output":
                 result = copies[node.args[0]]
         assert result is not None
@@ -225,15 +266,22 @@ class Rewriter:
         node.meta["partitioner_tag"] = "must_be_in_backward"
         return node
 
-    def _forward(self, behind: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    def _forward(
+        self,
+        behind: Node,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        like: Node | None = None,
+    ) -> Node:
         """A node of the forward pass, as soon as a tensor is there."""
         if behind.op == "placeholder":
             context = self._graph.inserting_before(self._first)
         else:
             context = self._graph.inserting_after(behind)
         with context:
-            node = self._graph.call_function(target, args)
-        self._describe(node, behind)
+            node = self._graph.call_function(target, args, kwargs or {})
+        self._describe(node, like or behind)
         node.meta["partitioner_tag"] = "is_forward"
         return node
 
@@ -242,6 +290,19 @@ class Rewriter:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
         with _fake_mode(like), as_recorded():
             node.meta["val"] = cast(Callable[..., Any], node.target)(*args, **kwargs)
+
+
+class _Behind:
+    """Inserts nodes of the forward pass one behind the other, the first behind a tensor."""
+
+    def __init__(self, rewriter: Rewriter, node: Node) -> None:
+        self._rewriter, self._last = rewriter, node
+
+    def __call__(
+        self, target: Any, args: tuple[Any, ...], like: Node, kwargs: dict[str, Any] | None = None
+    ) -> Node:
+        self._last = self._rewriter._forward(self._last, target, args, kwargs, like)
+        return self._last
 
 
 def _fake_mode(node: Node) -> Any:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.fx import Node
 
 from ..facts.facts import Facts
-from ..facts.needs import Exact, Need
+from ..facts.needs import Exact, Known, Need, Normed, normed
 from ..facts.operations import Operation, operation
-from .joint import Group, Joint, geometry_of, module_of, original
+from ..facts.products import wide_input
+from .joint import Group, Joint, geometry_of, is_tensor, module_of, original
 
 # Entries of the table that look at arguments, which a decomposition does not have any more.
 DECOMPOSED = Exact("decomposed, and its arguments decide")
@@ -75,7 +77,7 @@ class Saved:
     group: Group | None
     saved_by: str
     slot: str
-    need: Need | Exact | None
+    need: Known | None
     place: int | str | None
     module: str
     users: list[Node] = field(default_factory=list)
@@ -124,18 +126,14 @@ def _order(joint: Joint, saved: Saved) -> tuple[int, bool, int]:
     return joint.place[first], is_result, joint.place[saved.node]
 
 
-def _match(
-    joint: Joint, group: Group, node: Node
-) -> tuple[str, Need | Exact | None, int | str | None] | None:
+def _match(joint: Joint, group: Group, node: Node) -> tuple[str, Known | None, int | str | None] | None:
     """Which tensor of an operation it is: slot, need, place among the arguments; None if it is none."""
     if group.is_whole:
         return _match_whole(joint, group, node)
     return _match_decomposed(joint, group, node)
 
 
-def _match_whole(
-    joint: Joint, group: Group, node: Node
-) -> tuple[str, Need | Exact | None, int | str | None] | None:
+def _match_whole(joint: Joint, group: Group, node: Node) -> tuple[str, Known | None, int | str | None] | None:
     base, op = group.nodes[0], group.op
     places: list[tuple[int | str, Any]] = [*enumerate(base.args), *base.kwargs.items()]
     found = []
@@ -154,16 +152,17 @@ def _match_whole(
     return None
 
 
-def _need(joint: Joint, op: Operation, slot: str, base: Node) -> Need | Exact | None:
+def _need(joint: Joint, op: Operation, slot: str, base: Node) -> Known | None:
     # Of a product with a log-softmax the table asks autograd's graph, which is not there.
     if op.in_table == "mul" and any(joint.is_log_softmax(one) for one in base.args):
         return Need.LOG_PROBABILITIES
-    return op.need(slot, base.args, dict(base.kwargs))
+    args, kwargs = torch.fx.map_arg((base.args, dict(base.kwargs)), lambda one: one.meta.get("val"))
+    return op.need(slot, args, kwargs)
 
 
 def _match_decomposed(
     joint: Joint, group: Group, node: Node
-) -> tuple[str, Need | Exact | None, int | str | None] | None:
+) -> tuple[str, Known | None, int | str | None] | None:
     saves, arguments = group.op.saves or {}, group.op.arguments
     if joint.root(node) in group.inside:
         slots = [slot for slot in saves if slot not in arguments]
@@ -176,15 +175,30 @@ def _match_decomposed(
         return None
     if not slots:
         return "", None, None
-    needs = [DECOMPOSED if callable(saves[slot]) else saves[slot] for slot in slots]
-    strictest = max(range(len(slots)), key=lambda one: _strictness(needs[one]))  # type: ignore[arg-type]
-    return slots[strictest], needs[strictest], None  # type: ignore[return-value]
+    needs = [_need_decomposed(joint, group, saves[slot], node) for slot in slots]
+    strictest = max(range(len(slots)), key=lambda one: _strictness(needs[one]))
+    return slots[strictest], needs[strictest], None
 
 
-def _strictness(need: Need | Exact | None) -> int:
+def _need_decomposed(joint: Joint, group: Group, need: Any, node: Node) -> Known:
+    """An entry of the table where the arguments are gone; a norm of rows is told by its statistics."""
+    if not callable(need):
+        return cast(Known, need)
+    size = geometry_of(node).size
+    is_of_rows = any(
+        one in joint.statistics and is_tensor(one) and geometry_of(one).size == (*size[:-1], 1)
+        for one in group.nodes
+    )
+    is_norm = isinstance(need({}), Normed) and need({}).is_of_rows
+    return normed((-1,)) if is_norm and is_of_rows else DECOMPOSED
+
+
+def _strictness(need: Known | None) -> int:
     """Of several needs of one tensor the strictest holds; a slot that is not in the table is not saved."""
     if need is None:
         return -1
+    if isinstance(need, Normed):
+        need = Need.VALUES
     return len(_STRICTNESS) if isinstance(need, Exact) else _STRICTNESS[need]
 
 
@@ -213,7 +227,17 @@ def facts_of(joint: Joint, saved: Saved, is_again: bool = False) -> Facts:
         is_statistic=joint.root(node) in joint.statistics or node in joint.statistics,
         is_table=is_table,
         is_again=is_again,
+        feeds_wide=_feeds_wide(saved),
     )
+
+
+def _feeds_wide(saved: Saved) -> bool:
+    """Whether it is what a wide matrix product is given."""
+    group = saved.group
+    if group is None or not group.is_whole or saved.place is None:
+        return False
+    args = torch.fx.map_arg(group.nodes[0].args, lambda one: one.meta.get("val"))
+    return wide_input(group.op.recomputation, args) == saved.place
 
 
 def _name(target: Any) -> str:

@@ -383,8 +383,7 @@ class Store:
         if (found := softmax_behind(origin, tensor)) is None:
             return
         softmax, values = found
-        sources = softmax.origin.sources or {}
-        source: Source | None = sources.get((softmax.version, softmax.dtype))
+        source: Source | None = softmax.origin.source(softmax.version, softmax.dtype)
         for entry in () if source is None else source.holding(softmax.geometry.region):
             if not _is_enough(entry, decision):
                 self._finer(entry, decision, values)
