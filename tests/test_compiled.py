@@ -21,6 +21,7 @@ from bitstash import HadamardFormat, Partitioner, PlaneFormat, Policy, Rule
 from torch_bridge.backends import GoldenBackend
 from torch_bridge.backends.rows import pad_rows, unpad_rows
 from torch_bridge.compiled import operators
+from torch_bridge.compiled.partitioner import PARTITIONER
 from torch_bridge.compiled.plan import LOGITS
 
 FMT = HadamardFormat(target=64)
@@ -203,14 +204,19 @@ def agree_with_hooks(model):
     assert error(found, expected) < 1.2 * error(of_hooks, expected) < 0.3
     hooks, graph = kept(saver.report()), kept(call.report())
     # Hooks ask values how far the logits of queries and keys spread, and store them; a graph cannot ask.
-    exact = sum(row.stored_bytes for row in call.report().rows if row.kept == LOGITS)
+    # The partitioner may keep all of a product for them.
+    exact = sum(row.stored_bytes for row in call.report().rows if row.kept in (LOGITS, PARTITIONER))
     assert exact > 0
     for ways in graph.values():
         ways["compressed"] += ways.pop(LOGITS, 0)
     graph = {key: +ways for key, ways in graph.items()}
     both = hooks.keys() & graph.keys()
     assert len(both) > 6
-    assert {key: graph[key] for key in both} == {key: hooks[key] for key in both}
+    ways = {key: hooks[key] for key in both}
+    for key in both:
+        if "attention" in key[0] and key[1] == "addmm":
+            assert graph[key] <= ways.pop(key)
+    assert {key: graph[key] for key in ways} == ways
     big = {key for key in hooks.keys() | graph.keys() if key[2] > 8 * MIN_VALUES}
     # Compiled, transformers repeats keys and values before attention; tables are computed anew.
     others = {key for key in big if key not in both and "attention" not in key[0]}

@@ -52,7 +52,7 @@ _SMOOTH = (
     *(_ATEN.view.default, _ATEN.expand.default, _PRIMS.convert_element_type.default),
 )
 
-Kind = Literal["exact", "format", "bits", "copied", "recomputed", "again"]
+Kind = Literal["exact", "format", "bits", "recomputed", "again"]
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Entry:
 
     Attributes:
         node: that has the memory, before views are made of it.
-        kind: how it is kept; what is copied is exact, and keeps no larger memory that it is a part of.
+        kind: how it is kept.
         facts: of the first that saved it.
         kept: what the report says.
         decision: its format, and what of the values goes into it.
@@ -89,7 +89,7 @@ class Entry:
     def is_exact(self) -> bool:
         if self.kind in ("recomputed", "again"):
             return self.made_of is not None and self.made_of.is_exact
-        return self.kind in ("exact", "bits", "copied")
+        return self.kind in ("exact", "bits")
 
 
 @dataclass(frozen=True)
@@ -263,9 +263,7 @@ class Plan:
                 self.remade |= made.remade
                 return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
         if decision.format is None:
-            root = joint.root(node)
-            is_part = geometry_of(root).count > geometry_of(node).count and self.holder(root) is None
-            return replace(exact, kind="copied") if decision.why is LOGITS and is_part else exact
+            return exact
         if decision.finite:
             return replace(exact, kept=INFINITIES)
         if not is_dense:

@@ -79,7 +79,7 @@ class Rewriter:
             return self._result(node)
         if held.kind == "exact" if held is not None else root not in self._plan.remade:
             return node
-        if held is not None and held.kind in ("format", "bits", "copied") and held.node is node:
+        if held is not None and held.kind in ("format", "bits") and held.node is node:
             return self._decompressed(held)
         parent = joint.parent(node)
         if parent is not None:
@@ -100,12 +100,6 @@ class Rewriter:
     def _decompressed(self, entry: Entry) -> Node:
         node, (size, order) = entry.node, self._layout(entry.node)
         arguments: tuple[Any, ...] = ()
-        if entry.kind == "copied":
-            kwargs = {"memory_format": torch.contiguous_format}
-            stored = self._forward(node, torch.ops.aten.clone.default, (node,), kwargs)
-            stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-            self.stored[stored] = entry
-            return stored
         if entry.kind == "bits":
             stored = self._forward(node, _OPS.pack_bits.default, (node,))
             made = _OPS.unpack_bits.default
