@@ -4,7 +4,7 @@ The small GPT-2, one step at a time, on a CPU with one thread: not compiled, wit
 checkpointing of each block; compiled by Inductor, with PyTorch's own ``activation_memory_budget``, and with
 :class:`bitstash.Partitioner`. All cases are compiled once and then timed in turns, so that what else runs on
 the machine is the same for all. ``--losses`` trains with the partitioner and with hooks. Rows go to
-docs/compiled.json, from which docs/compiled.md has its tables.
+docs/compiled.json, from which docs/guides/torch-compile.md has its table.
 """
 
 from __future__ import annotations
