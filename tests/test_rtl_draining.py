@@ -1,12 +1,14 @@
 """Regions that are disabled while bursts are under way, and errors of reads and writes at once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from golden.bursts import PAGE, Burst, Response
 from rtl.memory.registers.map import address_of
 
-from .memory_core import BUS, REGIONS, Bench
+from .memory_core import BUS, REGIONS, Bench, part
 
 
 async def take(bench, name: str, value: int, index: int = 0) -> None:
@@ -113,6 +115,33 @@ def test_a_region_is_disabled_though_its_answers_are_not_taken():
     bench.run(act)
 
 
+@pytest.mark.parametrize("moved", [{"stored": 12 * PAGE}, {"base": 12 * PAGE}, {"size": PAGE}])
+def test_a_region_that_was_changed_is_found_as_it_is(moved):
+    """Reads and writes come right before it is disabled and right after it is enabled again."""
+    bench, regions = Bench(16, seed=12), (REGIONS[2], replace(REGIONS[2], **moved))
+
+    async def act():
+        value = 0
+        for region in (*regions, *regions):
+            bench.model.disable(2)
+            await bench.put("REGION_CONTROL", 0, 2)
+            for name in ("base", "size", "stored"):
+                await bench.put(f"REGION_{name.upper()}", getattr(region, name) // PAGE, 2)
+            await bench.put("REGION_CONTROL", 1, 2)
+            bench.model.enable(2, region)
+            for page in (8, 9, 12, 13):
+                value += 1
+                await bench.write(*part(page * PAGE, value), bufferable=False)
+                await bench.settle()
+                await bench.read(part(page * PAGE)[0])
+            await bench.write(*part(region.base, value), bufferable=False)
+            await bench.settle()
+            await bench.read(part(region.base)[0])
+        assert (bench.dram.content == bench.model.dram.content).all()
+
+    bench.run(act)
+
+
 def test_a_burst_that_waits_for_a_slot_holds_up_no_region_for_ever():
     """All slots are those of open blocks of another region."""
     bench, other = Bench(16, seed=8, merging=False, buffers=4), REGIONS[0]
@@ -138,7 +167,7 @@ def test_errors_of_a_read_and_a_write_in_one_cycle_are_two():
     async def act():
         context, core = bench.context, bench.core
         for late in range(-3, 4):
-            for cycle in range(12):
+            for cycle in range(30):  # both search all regions
                 for name, when in (("s_axi_ar", 4), ("s_axi_aw", 4 + late)):
                     port = getattr(core, name)
                     context.set(port.payload, {"addr": nowhere, "size": 4, "burst": 1})
