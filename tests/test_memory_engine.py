@@ -1,11 +1,15 @@
 """The memory engine in Verilator: a small one behind a narrower memory, against the model."""
 
+import re
+
 import pytest
+from amaranth.back import rtlil
 
 from cocotb_tests.memory import engines as memory
 from cocotb_tests.memory.faults import FAULTS, changed
 from gen import diagrams, memories, memory_diagrams
 from gen.memory import PRESETS
+from gen.yosys import run_yosys
 from rtl.memory import MemoryEngine
 
 from .conftest import ROOT
@@ -54,6 +58,28 @@ def test_every_memory_has_a_port_of_each_kind_that_reads_with_the_clock(name):
     assert len(found) > 8
     for one in found:
         assert (one.reads, one.writes, one.synchronous) == (1, 1, True), one
+
+
+@pytest.mark.parametrize("style", ["distributed", "block"])
+def test_an_ecp5_holds_every_memory_in_ram_of_either_style(style, tmp_path):
+    """Yosys maps each one, and refuses one that has no place in RAM of the style that it is asked for."""
+    engine = MemoryEngine(memory.ENGINES["bypass"])
+    source = tmp_path / "engine.il"
+    source.write_text(rtlil.convert(engine, name="engine", emit_src=False))
+    printed = run_yosys(
+        [
+            f"read_rtlil {source}",
+            *("hierarchy -top engine", "proc", "flatten", "opt_expr", "opt_clean", "memory -nomap"),
+            f'setattr -set ram_style "{style}" t:$mem_v2',
+            "synth_ecp5 -top engine -run map_ram:map_ffram",
+            "select -assert-none t:$mem_v2",
+        ],
+        tmp_path / "yosys.log",
+    )
+    mapped = dict(re.findall(r"mapping memory engine\.(\S+) via (\S+)", printed))
+    kinds = {"distributed": {"$__TRELLIS_DPR16X4_"}, "block": {"$__DP16KD_", "$__PDPW16KD_"}}
+    assert len(mapped) == len(memories.memories_of(engine))
+    assert set(mapped.values()) <= kinds[style]
 
 
 def test_the_page_has_the_table_of_memories():
