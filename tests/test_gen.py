@@ -190,7 +190,7 @@ def test_a_memory_engine_has_its_files_and_its_place_in_the_manifest(tmp_path):
     assert preset["name"] == "gpt2-fp32-memory-16"
     assert entry["name"] == memory.slug(parameters)
     assert preset["engines"]["memory"]["uncompressed_bytes_per_cycle"] == [16, 51.2, 64]
-    assert preset["engines"]["memory"]["latency_cycles"] == [2, 9, 12]
+    assert preset["engines"]["memory"]["latency_cycles"] == [3, 8, 11]
 
 
 @pytest.mark.parametrize("fmt", SMALL.values(), ids=SMALL)

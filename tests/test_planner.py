@@ -117,7 +117,9 @@ def test_a_step_needs_what_was_planned(name, dtype):
             stored in (None, found.stored),
             planned == pytest.approx(real.peak, rel=TOLERANCE),
         )
-        if not (is_stored and is_peak and kept == pytest.approx(real.kept, abs=SCALARS)):
+        # How many checkpoints of an encoder with a decoder keep a state is known to one.
+        near = SCALARS + RANDOM_STATE * found.treatment.is_checkpointed
+        if not (is_stored and is_peak and kept == pytest.approx(real.kept, abs=near)):
             wrong.append(what)
     assert not wrong, wrong
 

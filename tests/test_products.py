@@ -451,7 +451,7 @@ def test_a_time_that_is_none_is_an_error(time):
 
 
 def test_a_time_for_a_policy_without_products_is_an_error():
-    with pytest.raises(ValueError, match=r"time must be None where no rule .*, not 1.2"):
+    with pytest.raises(ValueError, match="time must be None where no rule of the policy recomputes products"):
         Compressor(nn.Linear(2, 2), HEAD, time=1.2)
     with pytest.raises(ValueError, match="products must be False where nothing is recomputed, not True"):
         Rule("exact", products=True)
