@@ -172,7 +172,7 @@ def check(
             assert (run["losses"], run["more"]) == (plain["losses"], plain["more"]), name
             assert run["changed"] == 0, f"{name}: gradients or weights are not the plain run's"
     lossy = found["8x"]
-    assert found["exact"]["raw"] == found["exact"]["stored"] > 0
+    assert 0 < found["exact"]["raw"] <= found["exact"]["stored"]  # a slice holds all of its memory
     assert lossy["raw"] >= ratio * lossy["stored"], lossy["kept"]
     assert 0 < lossy["error"] < most_error
     for loss, expected in zip(lossy["losses"], plain["losses"], strict=True):
