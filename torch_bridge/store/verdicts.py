@@ -1,7 +1,7 @@
 """Questions about the values of tensors, whose answers a device would have to be waited for.
 
 The first time that a question is asked of a place in the model the device is waited for. From then on the
-answer stands; whether it still holds is computed on the device and read when it is there (``Flag``), and
+last answer stands; whether it still holds is computed on the device and read when it is there (``Flag``), and
 until then nothing is let go of that would be needed if it did not.
 """
 
@@ -63,26 +63,23 @@ class Verdicts:
     def holds(self, key: Hashable, compute: Callable[[], torch.Tensor]) -> tuple[bool, Flag | None]:
         """Whether something is true of values, and a flag that says it later where that is not known yet.
 
-        What once was not true is taken as not true from then on, and not computed any more.
+        What was not true the last time is taken as not true until the device says otherwise: a first pass may
+        run on memory that was never written, as pipelines run one to learn their shapes.
 
         Args:
             key: the question, and of which place in the model.
             compute: a tensor that has the answer.
         """
-        late = self._pending.get(key)
-        if late is not None and late.value is False:
-            self.note(key, False)
-        known = self._known.get(key)
-        if known is False:
-            return False, None
-        asked = compute()
-        if known is None:
+        late, asked = self._pending.pop(key, None), compute()
+        if late is not None and (value := late.value) is not None:
+            self.note(key, value)
+        if (known := self._known.get(key)) is None:
             return self.note(key, bool(asked)), None
         flag = Flag(asked)
         if (value := flag.value) is not None:
             return self.note(key, value), None
         self._pending[key] = flag
-        return True, flag
+        return known, flag if known else None
 
     def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
         """The answer to a question of quality: the present one where it is there, else the last one.
