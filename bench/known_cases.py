@@ -408,7 +408,38 @@ def means() -> Iterator[Row]:
             yield Row("J", what, "gradient error of the layer before, 4 bits", *errors)
 
 
-CASES = (gathered, attention, norms, softmaxes, families, others, gates, rotary_tables, widths, means)
+# K. Attention of single operations with much of a row in one place
+
+
+class Sink(nn.Module):
+    """Attention as torch.nn.functional's softmax and products give it, whose first token draws attention.
+
+    Args:
+        height: by how much the logits of the first token are above the others'.
+        spread: their standard deviation.
+    """
+
+    def __init__(self, height: float = 0.0, spread: float = 1.0) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(spread * random(1, 2, 256, 256, seed=1))
+        with torch.no_grad():
+            self.logits[..., 0] += height
+        self.values, self.target = random(1, 2, 256, 32, seed=2), random(1, 2, 256, 32, seed=3)
+
+    def forward(self) -> Tensor:
+        weights = (1 * self.logits).softmax(-1)
+        return (weights @ self.values * self.target).sum()
+
+
+def sinks() -> Iterator[Row]:
+    models = {f"a first token of {height} above the others": Sink(float(height)) for height in (0, 5, 8, 12)}
+    models |= {f"logits' deviation {spread}": Sink(spread=float(spread)) for spread in (9, 64)}
+    for name, model in models.items():
+        errors = both(model, model, HADAMARD, "logits")
+        yield Row("K", f"eager attention, {name}", "gradient error of the logits, 8x", *errors)
+
+
+CASES = (gathered, attention, norms, softmaxes, families, others, gates, rotary_tables, widths, means, sinks)
 
 
 def main() -> None:

@@ -136,8 +136,8 @@ def test_a_head_of_large_logits_is_seen_among_others():
     shape = 1, 8, 128, 32
     q = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     q[:, 3] *= 30
-    assert 25 < float(Logits([q, torch.ones(shape)]).spread) < 35
-    assert 25 < float(Logits([q.transpose(1, 2), torch.ones(shape).transpose(1, 2)]).spread) < 35
+    assert 25 < float(Logits([q, torch.ones(shape)]).spread()) < 35
+    assert 25 < float(Logits([q.transpose(1, 2), torch.ones(shape).transpose(1, 2)]).spread()) < 35
 
 
 def test_queries_are_finer_as_long_as_their_logits_spread():
@@ -175,7 +175,7 @@ class Eager(Trained):
     def forward(self, x):
         for projection in self.projections:
             q, k, v = (part.view(2, 96, 2, 32).transpose(1, 2) for part in projection(x).split(64, -1))
-            y = (4 * q @ (4 * k).transpose(-1, -2) / 32**0.5).softmax(-1) @ v
+            y = (3 * q @ (3 * k).transpose(-1, -2) / 32**0.5).softmax(-1) @ v
             x = x + y.transpose(1, 2).reshape(2, 96, 64)
         return x
 

@@ -42,6 +42,12 @@ def test_the_error_of_attention_has_a_bound_whatever_its_logits():
         assert row.bitstash < 0.4, row
 
 
+def test_a_softmax_with_nearly_all_in_one_place_costs_attention_no_precision():
+    rows = [*known_cases.sinks()]
+    assert max(row.blind for row in rows) > 10
+    assert all(row.bitstash < 0.25 for row in rows), rows
+
+
 def test_a_small_token_survives_beside_a_large_one_at_every_width():
     rows = [*known_cases.widths()]
     assert (

@@ -32,8 +32,8 @@ class Decision:
         products: whether matrix products may be among these operations, also those that are not wide.
         why: they stay exact, or have this format.
         normed: what a norm takes from it before it goes into the format, None if that is no norm's.
-        finer: what takes the format's place where logits spread wider than a bound: bounds, which rise, and
-            formats, None for none.
+        finer: what takes the format's place where logits spread wider than a bound, or a softmax amplifies
+            its error more: bounds, which rise, and formats, None for none.
         unknown: whether that is because no table knows what saves them.
         least: what is enough of a tensor that was stored for another node, see ``strength_of``.
     """
@@ -60,6 +60,16 @@ def widest(strength: Strength) -> float:
     """
     keeps, bits = strength
     return 2.0 ** (bits - 6) if keeps else 3 * 2.0 ** (bits - 4)
+
+
+def most_amplified(strength: Strength) -> float:
+    """The largest amplification of its error that a softmax of such a strength is good enough for.
+
+    The gradient of its logits has an error of at most a third then: 3 with 4 bits that mix the values of a
+    block, 5 with bit planes of 10 bits (``python -m bench.known_cases``, case K).
+    """
+    keeps, bits = strength
+    return 5 * 2.0 ** (bits - 10) if keeps else 3 * 2.0 ** (bits - 4)
 
 
 def strength_of(fmt: StashFormat | None) -> Strength:

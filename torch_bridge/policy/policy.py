@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,7 @@ from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
 from ..facts.needs import Exact, Need, Normed
-from .decision import Decision, Of, Recompute, keeps_signs, strength_of, widest
+from .decision import Decision, Of, Recompute, Strength, keeps_signs, most_amplified, strength_of, widest
 from .rules import Rule
 
 # What has to keep its sign, must not become 0, or has its exponential taken, has so many bits a value.
@@ -187,11 +187,13 @@ def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute
         recompute=_if(recompute, "lossy" if need in _RECOMPUTED and normed is None else "exact"),
         why=rule.why,
         normed=normed,
-        finer=_finer(chosen, fmt, facts) if need is Need.LOGITS else (),
+        finer=_finer(chosen, fmt, facts, _BOUNDS[need]) if need in _BOUNDS else (),
         least=_LEAST.get(need, strength_of(chosen)),
     )
 
 
+# How far an error may be amplified: by how widely logits spread, and by how peaked a softmax is.
+_BOUNDS = {Need.LOGITS: widest, Need.PROBABILITIES: most_amplified}
 # They have two values or three, of which one may be zero.
 _SIGNS = ("sign", "sgn")
 # What is enough if it is stored for another node; of other needs what they have by themselves.
@@ -231,15 +233,15 @@ def _format_for_need(
 
 
 def _finer(
-    chosen: StashFormat, fmt: StashFormat, facts: Facts
+    chosen: StashFormat, fmt: StashFormat, facts: Facts, bound: Callable[[Strength], float]
 ) -> tuple[tuple[float, StashFormat | None], ...]:
-    """What queries and keys are kept in where their logits spread too widely for a format."""
+    """What a tensor is kept in where its error is amplified too much for a format."""
     formats = [chosen]
     for bits in (FINE_BITS, FINER_BITS):
         planes = _planes(fmt, facts, bits)
         if strength_of(planes) > strength_of(formats[-1]):
             formats.append(planes)
-    bounds = [widest(strength_of(one)) for one in formats]
+    bounds = [bound(strength_of(one)) for one in formats]
     return tuple(zip(bounds, [*formats[1:], None], strict=True))
 
 

@@ -50,7 +50,6 @@ class Logits:
         self._tensors, self._scale = tensors, scale
         self._spread: torch.Tensor | None = None
 
-    @property
     def spread(self) -> torch.Tensor:
         """The largest head's, a number; computed once."""
         if self._spread is None:

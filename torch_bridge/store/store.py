@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -32,7 +33,7 @@ from .centred import Means
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
-from .softmaxes import softmax_behind
+from .softmaxes import amplification, softmax_behind
 from .verdicts import MOST_ANSWERS, Flag, Verdicts
 
 # What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
@@ -43,6 +44,8 @@ SHORT_ROWS = "rows of few values"
 REPEATED = "repeated values that a norm reads"
 # What it says of queries and keys that no format is fine enough for.
 SPREAD = "logits that spread too widely"
+# What it says of a softmax that no format is fine enough for.
+PEAKED = "a softmax with nearly all in one place"
 # What it says of what was copied so that others can be recomputed from it.
 INPUT = "recomputation input"
 
@@ -164,7 +167,7 @@ class Store:
             decision = replace(decision, format=None, finer=(), recompute="no", why=TABLE)
         doubt = None
         if decision.finer:
-            decision, doubt = self._for_logits(facts, decision, tensor)
+            decision, doubt = self._fine_enough(facts, decision, tensor)
         for entry in source.holding(region):
             if self._serves(entry, facts, decision, tensor) and self._may_doubt(entry, doubt, region, tensor):
                 if isinstance(entry, Recomputed):
@@ -362,21 +365,26 @@ class Store:
         values = tensor.as_strided(region.size, region.stride, region.offset)
         return self._verdicts.holds(("finite", facts), lambda: ~(values.abs() >= _AS_INFINITE).any())
 
-    def _for_logits(
+    def _fine_enough(
         self, facts: Facts, decision: Decision, tensor: torch.Tensor
     ) -> tuple[Decision, Flag | None]:
-        """What becomes of queries and keys by the spread of their logits, as far as that is known."""
-        logits = self.logits or Logits([tensor])
+        """What becomes of a tensor by how much its error would be amplified, as far as that is known."""
+        is_softmax = facts.need is Need.PROBABILITIES
         doubt, chosen = None, decision.format
+        measure: Callable[[], torch.Tensor]
+        if is_softmax:
+            measure = cache(partial(amplification, tensor))
+        else:
+            measure = (self.logits or Logits([tensor])).spread
         for bound, finer in decision.finer:
-            narrow = partial(_is_within, logits, bound)
-            holds, doubt = self._verdicts.holds(("spread", facts, bound), narrow)
+            holds, doubt = self._verdicts.holds((facts, bound), partial(_is_within, measure, bound))
             if holds:
                 break
             chosen = finer
         if chosen is decision.format:
             return decision, doubt
-        return replace(decision, format=chosen, least=strength_of(chosen), why=SPREAD), doubt
+        why = PEAKED if is_softmax else SPREAD
+        return replace(decision, format=chosen, least=strength_of(chosen), why=why), doubt
 
     def _refine_softmax(self, origin: Origin, tensor: torch.Tensor, decision: Decision) -> None:
         """Store a softmax anew, as finely as what numbers made of it."""
@@ -521,8 +529,8 @@ def _is_enough(entry: Entry, decision: Decision) -> bool:
     return entry.is_exact or (is_normed and has[0] >= wants[0] and has[1] >= wants[1])
 
 
-def _is_within(logits: Logits, bound: float) -> torch.Tensor:
-    return logits.spread <= bound
+def _is_within(measure: Callable[[], torch.Tensor], bound: float) -> torch.Tensor:
+    return measure() <= bound
 
 
 def _has_means(tensor: torch.Tensor, decision: Decision) -> bool:
