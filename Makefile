@@ -27,7 +27,7 @@ frameworks: compiler $(FRAMEWORKS)/.ready ## Train in DeepSpeed, Megatron, TRL a
 	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile --durations 15 tests/frameworks
 
 check: lint ## Lint, types, the golden models and a small bench of each format, in a minute or two
-	$(RUN) pytest -q -n 2 --dist worksteal tests/test_golden_*.py tests/test_format_doc*.py tests/test_rooms.py \
+	$(RUN) pytest -q -n 2 --dist worksteal tests/test_golden_*.py tests/test_format_doc*.py tests/test_packages.py \
 	  tests/test_hardware.py -k "not test_hardware or matches_the_golden_model and (fp16_n32_t37 or fp16_n64_t20_hadamard)"
 
 lint: setup

@@ -29,8 +29,8 @@ CLAIMS = (
         "The bytes and the values are golden's",
         "Whatever floats go in, what a compressor gives is to the last bit what [golden/](../golden) gives, "
         "and so is what a decompressor makes of stored bytes, behind any valid header whatever lies there. "
-        "Blocks are random floats of every exponent, hostile ones and activations of a GPT-2. The proof is "
-        "of decompress(compress(x)) for every block x, against a description of the format without bytes, "
+        "Blocks are random floats of every exponent, adversarial ones and activations of a GPT-2. The proof "
+        "is of decompress(compress(x)) for every block x, against a description of the format without bytes, "
         "stages or trees (`gen/formal/plain.py`); of the Hadamard format, of tiny blocks, the decompressor "
         "for every two, the transform and the aligner for those that are 0 but in one or two places "
         "(`gen/formal/hadamard.py`).",

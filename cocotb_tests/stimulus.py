@@ -1,4 +1,4 @@
-"""Tensors to put through the engines: random floats, hostile blocks and real activations."""
+"""Tensors to put through the engines: random floats, adversarial blocks and real activations."""
 
 from __future__ import annotations
 

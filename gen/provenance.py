@@ -42,8 +42,8 @@ def read(report: Path) -> dict[str, Any]:
 def sources() -> str:
     """A hash of what is verified and of what verifies it: rtl/, golden/, the benches and the proofs."""
     kinds = ("*.py", "*.cpp", "*.h")
-    rooms = [_ROOT / name for name in ("rtl", "golden", "cocotb_tests", "gen/formal")]
-    paths = sorted(path for room in rooms for kind in kinds for path in room.rglob(kind))
+    packages = [_ROOT / name for name in ("rtl", "golden", "cocotb_tests", "gen/formal")]
+    paths = sorted(path for package in packages for kind in kinds for path in package.rglob(kind))
     words = [
         word for path in paths for word in (path.relative_to(_ROOT).as_posix().encode(), path.read_bytes())
     ]

@@ -201,11 +201,11 @@ def describe_ports(component: wiring.Component) -> Ports:
     return {"clk": clock, "rst": clock | {"note": "synchronous, active high"}} | found
 
 
-def digest(config: object, rooms: Sequence[str] = ("golden", "rtl", "gen")) -> str:
+def digest(config: object, packages: Sequence[str] = ("golden", "rtl", "gen")) -> str:
     """Changes whenever the Verilog of a configuration may: what is built from it can be kept until then."""
     root = Path(__file__).resolve().parent.parent
     kinds = ("*.py", "*.cpp", "*.h")
-    sources = sorted(path for room in rooms for kind in kinds for path in (root / room).rglob(kind))
+    sources = sorted(path for package in packages for kind in kinds for path in (root / package).rglob(kind))
     text = [repr(config), amaranth.__version__, *(path.read_text() for path in sources)]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 

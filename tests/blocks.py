@@ -144,13 +144,13 @@ class Maker:
         return self.rng.choice(specials(self.dtype), self.n)
 
 
-def hostile(fmt, blocks, seed):
+def adversarial(fmt, blocks, seed):
     """Bit patterns of ``blocks`` blocks of mixed recipes: uint[blocks, N]."""
-    return _hostile(fmt.dtype, fmt.block, blocks, seed).copy()
+    return _adversarial(fmt.dtype, fmt.block, blocks, seed).copy()
 
 
 @lru_cache(maxsize=64)
-def _hostile(dtype, block, blocks, seed):
+def _adversarial(dtype, block, blocks, seed):
     """They are made one by one: the same ones serve several formats."""
     maker = Maker(dtype, block, seed)
     return np.array([maker.block() for _ in range(blocks)], UINTS[dtype]).reshape(blocks, block)
@@ -170,9 +170,9 @@ def formats(draw, modes=("fixed", "lossless"), roundings=ROUNDINGS):
 
 @st.composite
 def blocks_of(draw, fmt, most=4):
-    """Bit patterns of 1 to ``most`` blocks of a format: hostile ones, or a few listed values and zeros."""
+    """Bit patterns of 1 to ``most`` blocks of a format: adversarial ones, or a few values and zeros."""
     if draw(st.booleans()):
-        return hostile(fmt, draw(st.integers(1, most)), draw(st.integers(0, 2**32 - 1)))
+        return adversarial(fmt, draw(st.integers(1, most)), draw(st.integers(0, 2**32 - 1)))
     width = parameters(fmt).width
     value = st.integers(0, 2**width - 1) | st.sampled_from(specials(fmt.dtype))
     listed = draw(st.lists(value, min_size=1, max_size=fmt.block))

@@ -17,7 +17,7 @@ from gen.board.check import Found, check_compression, check_decompression
 from gen.board.device import About, Device
 from gen.board.files import Compressed, compress_array, decompress_array, read_array, read_compressed
 from gen.board.link import Link, LinkError, Request, open_port
-from gen.board.selftest import hostile, selftest, spoil
+from gen.board.selftest import adversarial, selftest, spoil
 from gen.board.signature import signature_of
 from golden import HadamardFormat, PlaneFormat
 from golden.floats import FLOAT_TYPES
@@ -132,7 +132,7 @@ def test_a_signature_is_the_words_as_a_polynomial_modulo_that_of_crc_32():
 @pytest.mark.parametrize("fmt", [PLANES, HADAMARD], ids=lambda fmt: fmt.scheme)
 def test_blocks_that_no_encoder_produces_are_zeros_with_errors_on_the_board(device, fmt, monkeypatch):
     rng = np.random.default_rng(4)
-    values = hostile(fmt.float_type, 8 * fmt.block, rng)
+    values = adversarial(fmt.float_type, 8 * fmt.block, rng)
     stored, refused = spoil(fmt, fmt.compress(values), rng)
     assert refused.sum() == 1
     for index, block in enumerate(stored):
@@ -229,9 +229,9 @@ def test_formats_that_the_board_has_not_are_named(device, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_hostile_values_are_of_every_class(dtype):
+def test_adversarial_values_are_of_every_class(dtype):
     float_type = FLOAT_TYPES[dtype]
-    bits = hostile(float_type, 32_768, np.random.default_rng(0)).view(float_type.bits)
+    bits = adversarial(float_type, 32_768, np.random.default_rng(0)).view(float_type.bits)
     exponents = bits >> float_type.mantissa_bits & float_type.exponent_max
     mantissas = bits & float_type.mantissa_mask
     for is_class in (exponents == 0, exponents == float_type.exponent_max):

@@ -16,7 +16,7 @@ from torch_bridge.backends import instructions, threads
 from torch_bridge.backends.dtypes import TORCH_DTYPES, format_for
 from torch_bridge.backends.simulated.verilated import library_path
 
-from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+from .blocks import BLOCKS, DTYPES, ROUNDINGS, adversarial, target_range
 
 FAST = ("cpu", "torch")
 
@@ -28,8 +28,8 @@ def spread_of_targets(dtype, block):
     return sorted({low, low + 1, low + plane, low + 2 * plane, high * 5 // 16, high // 2 + 1, high - 1, high})
 
 
-def hostile_tensor(fmt, blocks, seed):
-    words = np.asarray(hostile(fmt, blocks, seed)).astype(fmt.float_type.bits).reshape(-1)
+def adversarial_tensor(fmt, blocks, seed):
+    words = np.asarray(adversarial(fmt, blocks, seed)).astype(fmt.float_type.bits).reshape(-1)
     return torch.from_numpy(words.view(np.uint8)).view(TORCH_DTYPES[fmt.dtype])
 
 
@@ -53,7 +53,7 @@ def test_fast_backends_make_the_same_bytes_and_values_as_golden(dtype, block, ro
     for target in spread_of_targets(dtype, block):
         fmt = PlaneFormat(dtype, block, target, rounding)
         golden, ours = backends.get("golden", fmt), backends.get(name, fmt)
-        values = hostile_tensor(fmt, 300, seed=block)[: -block // 3]
+        values = adversarial_tensor(fmt, 300, seed=block)[: -block // 3]
         stored = golden.compress(values)
         found = ours.compress(values)
         assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
@@ -111,7 +111,7 @@ def test_fast_backends_reject_the_headers_that_golden_rejects(fmt, name):
     generator = torch.Generator().manual_seed(0)
     headers = torch.randint(256, (4000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
     headers[:2000] &= torch.randint(256, (2000, fmt.header_bytes), generator=generator, dtype=torch.uint8)
-    valid = backends.get(name, fmt).compress(hostile_tensor(fmt, 500, 1))[:, : fmt.header_bytes]
+    valid = backends.get(name, fmt).compress(adversarial_tensor(fmt, 500, 1))[:, : fmt.header_bytes]
     cleared = torch.zeros((7, fmt.header_bytes), dtype=torch.uint8)
     headers = torch.cat([cleared, headers, valid, valid ^ 1])
     expected = fmt.check_headers(headers.numpy())
@@ -334,7 +334,7 @@ def test_verilated_makes_the_same_bytes_and_values_as_golden(verilated_library, 
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
     fmt = PlaneFormat("fp32", 64, 80)
     golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
-    values = hostile_tensor(fmt, 500, seed=3)[:-5]
+    values = adversarial_tensor(fmt, 500, seed=3)[:-5]
     stored = golden.compress(values)
     assert torch.equal(ours.compress(values), stored)
     assert same_bits(ours.decompress(stored, len(values)), golden.decompress(stored, len(values)))
@@ -348,7 +348,7 @@ def test_verilated_makes_goldens_bytes_of_blocks_with_numbers(verilated_library,
     monkeypatch.setenv("BITSTASH_LIBRARIES", str(verilated_library))
     fmt = HadamardFormat()
     golden, ours = backends.get("golden", fmt), backends.get("verilated", fmt)
-    values = hostile_tensor(fmt, 60, seed=3)[:-5]
+    values = adversarial_tensor(fmt, 60, seed=3)[:-5]
     for first in (0, 1, 77, (1 << 32) - 2):
         stored = golden.compress(values, first)
         assert torch.equal(ours.compress(values, first), stored)

@@ -12,7 +12,7 @@ from torch_bridge import backends
 from torch_bridge.backends import threads
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 
-from .blocks import DTYPES, UINTS, as_values, as_words, hostile
+from .blocks import DTYPES, UINTS, adversarial, as_values, as_words
 from .hadamard_blocks import BLOCKS, FIRSTS, blocks_of, target_range
 
 FAST = ("cpu", "torch")  # Triton's kernels have tests of their own
@@ -30,7 +30,11 @@ def same_bits(a, b):
 
 def hard_values(fmt, first, count, seed):
     """Blocks of all recipes, as many with specials, and the tail of a third kind of block."""
-    words = [blocks_of(fmt, first, count, seed), hostile(fmt, count, seed), blocks_of(fmt, first, 1, seed)]
+    words = [
+        blocks_of(fmt, first, count, seed),
+        adversarial(fmt, count, seed),
+        blocks_of(fmt, first, 1, seed),
+    ]
     return as_tensor(fmt, np.concatenate(words))[: -fmt.block // 3]
 
 
@@ -127,7 +131,7 @@ def unusual_settings(autocast):
 @pytest.mark.parametrize(("dtype", "other"), [("fp16", "bf16"), ("bf16", "fp16"), ("fp32", "bf16")])
 def test_neither_settings_of_torch_nor_strides_change_a_byte(dtype, other, name):
     fmt = HadamardFormat(dtype, 128, 50)
-    words = np.concatenate([hostile(fmt, 40, seed=1), blocks_of(fmt, 7, 40, seed=1)])
+    words = np.concatenate([adversarial(fmt, 40, seed=1), blocks_of(fmt, 7, 40, seed=1)])
     stored = torch.from_numpy(fmt.compress(as_values(fmt, words), 7))
     values = as_tensor(fmt, as_words(fmt.decompress(stored.numpy(), words.size, 7)))
     strided = as_tensor(fmt, words.reshape(-1).repeat(2))[::2]

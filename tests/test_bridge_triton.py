@@ -14,7 +14,7 @@ from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 
 from . import hadamard_blocks
-from .blocks import BLOCKS, DTYPES, ROUNDINGS, hostile, target_range
+from .blocks import BLOCKS, DTYPES, ROUNDINGS, adversarial, target_range
 from .test_bridge_hadamard import any_rows, decoded_by_golden, hard_values
 
 # The interpreter warns of what is meant to: a value too large for a float becomes infinite, and then finite.
@@ -96,7 +96,7 @@ def test_the_bytes_and_values_are_goldens(dtype, block, rounding):
     for target in spread_of_targets(dtype, block):
         fmt = PlaneFormat(dtype, block, target, rounding)
         golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
-        values = as_tensor(fmt, hostile(fmt, 60, seed=target))[: -block // 3]
+        values = as_tensor(fmt, adversarial(fmt, 60, seed=target))[: -block // 3]
         stored = golden.compress(values)
         found = compress(ours, values)
         assert torch.equal(found, stored), (fmt, "blocks", (found != stored).any(1).nonzero()[:3])
@@ -160,7 +160,7 @@ def test_any_bytes_decode_as_golden_does_or_are_refused_as_it_does(dtype, block)
 
 @pytest.mark.parametrize("fmt", [PlaneFormat("fp32", 32, 60), PlaneFormat("fp16", 128, 96)])
 def test_programs_side_by_side_make_what_one_makes(fmt):
-    values = as_tensor(fmt, hostile(fmt, 300, seed=0))[:-1]
+    values = as_tensor(fmt, adversarial(fmt, 300, seed=0))[:-1]
     golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
     stored = golden.compress(values)
     assert torch.equal(compress(ours, values), stored)
@@ -175,7 +175,7 @@ def test_every_payload_behind_a_valid_header_decodes_as_golden_does(dtype, block
     for target in (low, high // 2):
         fmt = PlaneFormat(dtype, block, target)
         golden, ours = backends.get("golden", fmt), TritonBackend(fmt)
-        stored = golden.compress(as_tensor(fmt, hostile(fmt, 60, seed=target)))
+        stored = golden.compress(as_tensor(fmt, adversarial(fmt, 60, seed=target)))
         payload = stored[:, fmt.header_bytes :]
         payload.copy_(torch.randint(256, payload.shape, generator=generator, dtype=torch.uint8))
         count = len(stored) * block
@@ -196,7 +196,7 @@ def test_tails_and_empty_tensors_keep_their_length(count, block):
 @pytest.mark.parametrize("fmt", [PlaneFormat("bf16", 64, 41), HadamardFormat("bf16", 64, 23)])
 def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(fmt, monkeypatch):
     ours = TritonBackend(fmt)
-    values = as_tensor(fmt, hostile(fmt, 5, seed=2))[:-30].to(DEVICE)
+    values = as_tensor(fmt, adversarial(fmt, 5, seed=2))[:-30].to(DEVICE)
     stored = ours.compress(values)
     decoded = ours.decompress(stored, len(values))
     among_others = torch.cat([values, values, -values])[len(values) : 2 * len(values)]
@@ -229,7 +229,7 @@ def test_what_lies_beside_a_tensor_is_neither_used_nor_changed(fmt, monkeypatch)
 )
 def test_the_headers_that_golden_rejects_are_rejected(fmt):
     generator = torch.Generator().manual_seed(0)
-    valid = backends.get("golden", fmt).compress(as_tensor(fmt, hostile(fmt, 60, seed=1)))
+    valid = backends.get("golden", fmt).compress(as_tensor(fmt, adversarial(fmt, 60, seed=1)))
     # Each header with one bit of it turned over, and headers of random bytes.
     places = torch.arange(len(valid)) % (8 * fmt.header_bytes)
     turned = valid.clone()

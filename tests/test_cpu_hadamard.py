@@ -8,7 +8,7 @@ from golden import HadamardFormat
 from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
 
-from .blocks import DTYPES, as_values, as_words, hostile
+from .blocks import DTYPES, adversarial, as_values, as_words
 from .hadamard_blocks import blocks_of
 
 
@@ -34,7 +34,7 @@ def assert_decodes_alike(fmt, rows, first=0):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_number_of_blocks_is_alike(dtype):
     fmt = HadamardFormat(dtype, 128, 37)
-    words = np.concatenate([blocks_of(fmt, 9, 17, seed=1), hostile(fmt, 17, seed=2)])
+    words = np.concatenate([blocks_of(fmt, 9, 17, seed=1), adversarial(fmt, 17, seed=2)])
     for count in range(1, len(words) + 1):
         assert_decodes_alike(fmt, assert_same_bytes(fmt, words[:count], 9), 9)
     for count in range(1, len(words) + 1):

@@ -40,8 +40,8 @@ def test_links_lead_somewhere(page):
             assert place in {anchor(heading) for heading in headings}, f"{target} is no heading"
 
 
-# What stands under a room in CONTRIBUTING.md's table.
-IN_ROOMS = ("", "rtl")
+# What stands under a package in CONTRIBUTING.md's table.
+IN_PACKAGES = ("", "rtl")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -55,6 +55,8 @@ def test_files_and_folders_that_a_page_names_are_there(page):
             r"\b[A-Z]{2,}\b|_[A-Z]{2,}\b", path
         ):  # made, or a placeholder
             continue
-        if not any((folder / path).exists() for folder in (page.parent, *(ROOT / room for room in IN_ROOMS))):
+        if not any(
+            (folder / path).exists() for folder in (page.parent, *(ROOT / package for package in IN_PACKAGES))
+        ):
             missing.append(path)
     assert missing == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from golden import Account, PlaneFormat
 
-from .blocks import DTYPES, as_values, formats_and_blocks, hostile, parameters
+from .blocks import DTYPES, adversarial, as_values, formats_and_blocks, parameters
 
 
 def counted(fmt, stored):
@@ -84,7 +84,7 @@ def test_ratios_are_original_bits_over_stored_bits_with_headers_and_padding(case
 
 def test_the_whole_ratio_of_a_fixed_target_is_the_raw_block_over_the_target():
     for fmt in PlaneFormat("fp32", 64, 80), PlaneFormat("bf16", 64, 64), PlaneFormat("fp16", 128, 41):
-        account = fmt.account(as_values(fmt, hostile(fmt, 30, seed=6)))
+        account = fmt.account(as_values(fmt, adversarial(fmt, 30, seed=6)))
         assert account.ratio["whole"] == pytest.approx(fmt.raw_bytes / fmt.target, rel=1e-12), fmt
 
 
@@ -92,7 +92,7 @@ def test_the_whole_ratio_of_a_fixed_target_is_the_raw_block_over_the_target():
 @given(formats_and_blocks(), st.integers(0, 2**32 - 1))
 def test_accounts_of_whole_blocks_add_up(case, seed):
     fmt, words = case
-    more = hostile(fmt, 2, seed)
+    more = adversarial(fmt, 2, seed)
     apart = fmt.account(as_values(fmt, words)) + fmt.account(as_values(fmt, more))
     assert apart == fmt.account(as_values(fmt, np.concatenate([words, more])))
 
@@ -110,7 +110,7 @@ def test_a_tail_counts_as_the_block_it_is_padded_to(target):
 def test_a_long_array_is_counted_whole():
     """Also where golden cuts it into pieces of 2**16 values."""
     fmt = PlaneFormat("fp16", 16, None)
-    words = hostile(fmt, 40, seed=8)
+    words = adversarial(fmt, 40, seed=8)
     once, often = fmt.account(as_values(fmt, words)), fmt.account(as_values(fmt, np.tile(words, (250, 1))))
     assert often.values == 250 * once.values
     assert often.stored == {part: 250 * bits for part, bits in once.stored.items()}

@@ -12,6 +12,7 @@ from .blocks import (
     BLOCKS,
     DTYPES,
     UINTS,
+    adversarial,
     as_values,
     as_words,
     assert_same_words,
@@ -19,7 +20,6 @@ from .blocks import (
     every_format,
     formats,
     formats_and_blocks,
-    hostile,
     parameters,
     specials,
 )
@@ -52,10 +52,10 @@ def test_golden_and_the_page_agree_on_any_block(case):
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_golden_and_the_page_agree_at_every_target(dtype, block):
-    """A few hostile blocks, other ones for each target; of the largest block one, in either rounding."""
+    """A few adversarial blocks, other ones for each target; of the largest block one, in either rounding."""
     for seed, fmt in enumerate(every_format([dtype], [block])):
         if block < 128 or seed % 4 in (0, 3):
-            assert_same_bytes(fmt, hostile(fmt, 2 if block < 64 else 1, seed))
+            assert_same_bytes(fmt, adversarial(fmt, 2 if block < 64 else 1, seed))
 
 
 @settings(deadline=None, max_examples=300)
@@ -92,7 +92,7 @@ def test_nans_infinities_and_signs_at_tiny_targets_agree_with_the_page(dtype, sl
 def test_a_block_does_not_depend_on_its_neighbours(dtype, target):
     """Also where golden cuts a long array into pieces, and with a tail at the end of the last piece."""
     fmt = PlaneFormat(dtype, 16, target and 17)
-    words = np.tile(hostile(fmt, 60, seed=1), (140, 1)).reshape(-1)[:-5]  # over 2 pieces of 2**16 values
+    words = np.tile(adversarial(fmt, 60, seed=1), (140, 1)).reshape(-1)[:-5]  # over 2 pieces of 2**16 values
     stored = fmt.compress(as_values(fmt, words))
     assert len(stored) == 60 * 140
     alone = [row.tobytes() for row in fmt.compress(as_values(fmt, words[: 60 * 16]))]
@@ -112,7 +112,7 @@ def formats_with_tails():
 @pytest.mark.parametrize("fmt", list(formats_with_tails()), ids=str)
 def test_a_tail_is_a_block_padded_with_zeros(fmt):
     block = fmt.block
-    words = hostile(fmt, 2, seed=block).reshape(-1)
+    words = adversarial(fmt, 2, seed=block).reshape(-1)
     for tail in range(1, block):
         short = words[: block + tail]
         padded = np.pad(short, (0, block - tail))
@@ -136,7 +136,7 @@ def test_an_empty_array_has_no_blocks_and_comes_back_empty(shape, fmt):
 
 @each_kind()
 def test_values_are_taken_in_row_major_order_whatever_the_strides(fmt):
-    cube = as_values(fmt, hostile(fmt, 12, seed=3)).reshape(8, 8, 12)
+    cube = as_values(fmt, adversarial(fmt, 12, seed=3)).reshape(8, 8, 12)
     for name, view in {
         "transpose": cube.T,
         "reversed": cube[::-1, ::-1],
@@ -153,7 +153,7 @@ def test_values_are_taken_in_row_major_order_whatever_the_strides(fmt):
 
 @each_kind()
 def test_neither_direction_changes_its_argument(fmt):
-    values = as_values(fmt, hostile(fmt, 20, seed=4))
+    values = as_values(fmt, adversarial(fmt, 20, seed=4))
     values.flags.writeable = False
     stored = fmt.compress(values)
     data = stored if fmt.target else stored.data

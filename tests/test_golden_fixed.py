@@ -12,13 +12,13 @@ from .blocks import (
     DTYPES,
     ROUNDINGS,
     UINTS,
+    adversarial,
     as_values,
     as_words,
     assert_holds,
     assert_same_words,
     every_format,
     formats,
-    hostile,
     parameters,
     specials,
     target_range,
@@ -89,14 +89,14 @@ def assert_promises(fmt, words):
 @given(st.data())
 def test_promises_hold_for_any_block(data):
     fmt = data.draw(formats(modes=("fixed",)))
-    assert_promises(fmt, hostile(fmt, 32, data.draw(st.integers(0, 2**32 - 1))))
+    assert_promises(fmt, adversarial(fmt, 32, data.draw(st.integers(0, 2**32 - 1))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_promises_hold_at_every_target(dtype):
     for seed, fmt in enumerate(every_format([dtype])):
         if seed % 3 == 0 or fmt.slots < 5:
-            assert_promises(fmt, hostile(fmt, 8, seed))
+            assert_promises(fmt, adversarial(fmt, 8, seed))
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -115,7 +115,7 @@ def test_promises_hold_for_edge_values_alone_and_in_pairs(dtype, block, rounding
 
 def test_a_block_is_exactly_target_bytes_whatever_it_holds():
     for fmt in every_format(roundings=["nearest"], blocks=[32]):
-        stored, _ = through(fmt, hostile(fmt, 5, fmt.target))
+        stored, _ = through(fmt, adversarial(fmt, 5, fmt.target))
         assert stored.shape == (5, fmt.target), fmt
         assert stored.dtype == np.uint8
 
@@ -124,7 +124,7 @@ def test_a_block_is_exactly_target_bytes_whatever_it_holds():
 @given(st.data())
 def test_nearest_is_never_farther_off_than_truncation(data):
     fmt = data.draw(formats(modes=("fixed",), roundings=["nearest"]))
-    words = hostile(fmt, 32, data.draw(st.integers(0, 2**32 - 1)))
+    words = adversarial(fmt, 32, data.draw(st.integers(0, 2**32 - 1)))
     before = Values(fmt, words)
     decoded = through(fmt, words)[1]
     nearest = Values(fmt, decoded)
@@ -171,7 +171,7 @@ def test_nearest_gives_the_nearest_mantissa_that_the_stored_planes_can_express(d
     So the error is at most half the step, unless the next multiple up cannot be expressed.
     """
     fmt = data.draw(formats(modes=("fixed",), roundings=["nearest"]))
-    words = hostile(fmt, 8, data.draw(st.integers(0, 2**32 - 1)))
+    words = adversarial(fmt, 8, data.draw(st.integers(0, 2**32 - 1)))
     stored, decoded = through(fmt, words)
     for row, exact, result in zip(stored, quieted(fmt, words), decoded, strict=True):
         for group, weights, lost in lose_bits(fmt, exact, row):
@@ -199,7 +199,7 @@ def test_nearest_gives_the_nearest_mantissa_that_the_stored_planes_can_express(d
 def test_only_values_far_below_the_largest_are_flushed(data):
     """Below 2**(2 - 2**room) times the largest's power of two; and none where the exponents fit."""
     fmt = data.draw(formats(modes=("fixed",)))
-    words = hostile(fmt, 16, data.draw(st.integers(0, 2**32 - 1)))
+    words = adversarial(fmt, 16, data.draw(st.integers(0, 2**32 - 1)))
     stored, decoded = through(fmt, words)
     before, after = Values(fmt, words), Values(fmt, decoded)
     room = fmt.slots - before.sign.max(axis=1) - before.nan.max(axis=1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from golden import HadamardFormat
 
 from . import hadamard_reference as reference
-from .blocks import DTYPES, UINTS, as_values, as_words, assert_same_words, hostile, specials
+from .blocks import DTYPES, UINTS, adversarial, as_values, as_words, assert_same_words, specials
 from .hadamard_blocks import (
     BLOCKS,
     FIRSTS,
@@ -54,7 +54,7 @@ def test_golden_and_the_page_agree_on_any_block(case):
 @given(formats(), firsts(), st.data())
 def test_golden_and_the_page_agree_on_any_bit_patterns(fmt, first, data):
     """Those that are hard on planes, most of them with specials."""
-    assert_same_bytes(fmt, hostile(fmt, 2, data.draw(st.integers(0, 2**32 - 1))), first)
+    assert_same_bytes(fmt, adversarial(fmt, 2, data.draw(st.integers(0, 2**32 - 1))), first)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -65,7 +65,7 @@ def test_golden_and_the_page_agree_at_every_target(dtype, block):
         fmt = HadamardFormat(dtype, block, target)
         first = FIRSTS[target % len(FIRSTS)]
         assert_same_bytes(fmt, blocks_of(fmt, first, 1, target), first)
-        assert_same_bytes(fmt, hostile(fmt, 1, target), first)
+        assert_same_bytes(fmt, adversarial(fmt, 1, target), first)
 
 
 @pytest.mark.parametrize("target", [8, 16, 24, 32])
@@ -211,7 +211,7 @@ def test_an_invalid_block_is_named_by_its_place_in_a_long_array():
 def test_a_long_array_is_numbered_through():
     """A block's bytes depend on its number, not on how golden cuts the array into pieces of 2**16 values."""
     fmt = HadamardFormat("bf16", 64, 16)
-    words = np.tile(hostile(fmt, 60, seed=1), (50, 1)).reshape(-1)[:-5]
+    words = np.tile(adversarial(fmt, 60, seed=1), (50, 1)).reshape(-1)[:-5]
     first = 2**32 - 1500
     stored = fmt.compress(as_values(fmt, words), first)
     decoded = as_words(fmt.decompress(stored, words.shape, first))

@@ -7,7 +7,7 @@ import pytest
 from golden import HadamardFormat
 from golden.hadamard import transform
 
-from .blocks import ARRAYS, DTYPES, as_values, as_words, hostile
+from .blocks import ARRAYS, DTYPES, adversarial, as_values, as_words
 from .hadamard_blocks import BLOCKS, blocks_of, parameters, target_range
 
 BITS = [1, 1.5, 2, 2.5, 3, 4]
@@ -221,7 +221,7 @@ def test_one_number_has_the_pattern_without_a_flip(block):
 def test_blocks_can_be_compressed_and_decompressed_apart(dtype, first):
     """compress(x)[k:] is compress(x[k * N:], first=k), also where the numbers go on at 0."""
     fmt = HadamardFormat(dtype, 64, 20)
-    values = as_values(fmt, hostile(fmt, 9, seed=2)).reshape(-1)[:-3]
+    values = as_values(fmt, adversarial(fmt, 9, seed=2)).reshape(-1)[:-3]
     stored = fmt.compress(values, first)
     decoded = as_words(fmt.decompress(stored, values.shape, first))
     for k in range(9):

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from golden import PlaneFormat, RaggedBlocks
 
 from . import reference
-from .blocks import BLOCKS, DTYPES, UINTS, as_values, blocks_of, formats, hostile, parameters, target_range
+from .blocks import (
+    BLOCKS,
+    DTYPES,
+    UINTS,
+    adversarial,
+    as_values,
+    blocks_of,
+    formats,
+    parameters,
+    target_range,
+)
 
 
 def header_formats(dtype):
@@ -221,7 +231,7 @@ def test_a_header_of_zeros_is_never_produced_and_only_accepted_in_fixed_mode(dty
         fmt = PlaneFormat(dtype, block, target)
         p = parameters(fmt)
         assert fmt.check_headers(np.zeros((1, p.header), np.uint8)).all() == (target is None)
-        for words in hostile(fmt, 50, seed=target or 0), np.zeros((1, block), UINTS[dtype]):
+        for words in adversarial(fmt, 50, seed=target or 0), np.zeros((1, block), UINTS[dtype]):
             for row in fmt.compress(as_values(fmt, words)):
                 assert row[: p.header].any(), fmt
 

@@ -9,11 +9,11 @@ from golden import PlaneFormat, RaggedBlocks
 from .blocks import (
     BLOCKS,
     DTYPES,
+    adversarial,
     as_values,
     as_words,
     assert_same_words,
     formats_and_blocks,
-    hostile,
     specials,
 )
 
@@ -60,7 +60,7 @@ def test_signalling_nans_payloads_infinities_subnormals_and_signed_zeros_come_ba
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_block_takes_the_bytes_its_header_asks_for_and_all_blocks_lie_end_to_end(dtype, block):
     fmt = PlaneFormat(dtype, block, None)
-    stored = assert_comes_back(fmt, hostile(fmt, 100, seed=block))
+    stored = assert_comes_back(fmt, adversarial(fmt, 100, seed=block))
     header = {"fp32": 5, "bf16": 3, "fp16": 3}[dtype]
     assert len(stored) == 100
     assert stored.offsets[0] == 0

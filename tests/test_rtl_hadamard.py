@@ -9,7 +9,7 @@ from golden import HadamardFormat
 from rtl.hadamard import HadamardCompressor, HadamardDecompressor
 from rtl.ports import RuntimeCompressor
 
-from .blocks import as_values, hostile
+from .blocks import adversarial, as_values
 from .hadamard_blocks import blocks_of
 
 ENGINES = [
@@ -26,7 +26,7 @@ every_engine = pytest.mark.parametrize(
 def tensors(fmt, first):
     """Values of three tensors: blocks of all kinds, a tail, and specials."""
     blocks = as_values(fmt, blocks_of(fmt, first, 5, seed=1)).reshape(-1)
-    rough = as_values(fmt, hostile(fmt, 2, seed=2)).reshape(-1)
+    rough = as_values(fmt, adversarial(fmt, 2, seed=2)).reshape(-1)
     return [blocks, blocks[: fmt.block + 5], rough]
 
 

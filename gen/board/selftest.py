@@ -40,7 +40,7 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
             count = min(batch_blocks(device, fmt), blocks - done)
             first = int(rng.integers(1 << 32))
             if batch % _SENT == 0:
-                values = hostile(fmt.float_type, count * fmt.block, rng)
+                values = adversarial(fmt.float_type, count * fmt.block, rng)
                 check_compression(device, fmt, values, Place.RAW, of_format, first=first)
                 stored, refused = spoil(fmt, np.asarray(fmt.compress(values, first)), rng)
                 check_decompression(device, fmt, stored, first, of_format, refused)
@@ -105,7 +105,7 @@ def _kinds(float_type: FloatType) -> Iterator[tuple[int, int]]:
         yield mask, ones
 
 
-def hostile(float_type: FloatType, count: int, rng: np.random.Generator) -> np.ndarray:
+def adversarial(float_type: FloatType, count: int, rng: np.random.Generator) -> np.ndarray:
     """Values of all sizes in one block, with zeros, subnormals, infinities and NaNs among them."""
     most = float_type.bias // 2
     values = rng.standard_normal(count) * np.exp2(

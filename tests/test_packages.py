@@ -1,4 +1,4 @@
-"""The rooms of the house: who imports whom, late imports included, and that there are no circles."""
+"""The packages: who imports whom, late imports included, and that there are no circles."""
 
 import ast
 import shutil
@@ -14,8 +14,8 @@ import golden
 import torch_bridge
 
 ROOT = Path(__file__).parent.parent
-# What each room may import of the house; its own parts aside.
-ROOMS = {
+# What each package may import of this project; its own parts aside.
+PACKAGES = {
     "golden": set(),
     "rtl.arith": set(),
     "rtl.stream": {"golden", "rtl.arith"},
@@ -29,28 +29,32 @@ ROOMS = {
     "torch_bridge.internals": set(),
     "torch_bridge.keep": set(),
 }
-ROOMS["torch_bridge.store"] = {room for room in ROOMS if room.startswith("torch_bridge.")} - {
+PACKAGES["torch_bridge.store"] = {package for package in PACKAGES if package.startswith("torch_bridge.")} - {
     "torch_bridge.keep"
 }
-ROOMS["torch_bridge.compressor"] = {room for room in ROOMS if not room.startswith("rtl")}
-ROOMS["torch_bridge.compiled"] = {*ROOMS["torch_bridge.store"], "golden", "torch_bridge.store"}
-for _room in ("calibration", "schemes", "trainers"):
-    ROOMS[f"torch_bridge.{_room}"] = {*ROOMS["torch_bridge.compressor"], "torch_bridge.compressor"}
-ROOMS["torch_bridge.planner"] = {*ROOMS["torch_bridge.schemes"], "torch_bridge.schemes"}
-ROOMS["torch_bridge.job"] = {room for room in ROOMS if not room.startswith("rtl")}
-ROOMS["torch_bridge"] = {room for room in ROOMS if not room.startswith("rtl")}
-ROOMS["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}
-ROOMS["rtl.memory"] = {*ROOMS["rtl.ports"], "rtl.ports"}
-ROOMS["rtl.selftest"] = {*ROOMS["rtl.ports"], "rtl.ports"}
-ROOMS["rtl"] = {room for room in ROOMS if room.startswith("rtl.")}
-ROOMS["bitstash"] = {"golden", "torch_bridge", "torch_bridge.job"}
-ROOMS["gen"] = {"golden", "torch_bridge.backends", *(room for room in ROOMS if room.startswith("rtl"))}
-HOUSE = {*(room.partition(".")[0] for room in ROOMS), "cocotb_tests", "tests", "bench"}
+PACKAGES["torch_bridge.compressor"] = {package for package in PACKAGES if not package.startswith("rtl")}
+PACKAGES["torch_bridge.compiled"] = {*PACKAGES["torch_bridge.store"], "golden", "torch_bridge.store"}
+for _package in ("calibration", "schemes", "trainers"):
+    PACKAGES[f"torch_bridge.{_package}"] = {*PACKAGES["torch_bridge.compressor"], "torch_bridge.compressor"}
+PACKAGES["torch_bridge.planner"] = {*PACKAGES["torch_bridge.schemes"], "torch_bridge.schemes"}
+PACKAGES["torch_bridge.job"] = {package for package in PACKAGES if not package.startswith("rtl")}
+PACKAGES["torch_bridge"] = {package for package in PACKAGES if not package.startswith("rtl")}
+PACKAGES["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}
+PACKAGES["rtl.memory"] = {*PACKAGES["rtl.ports"], "rtl.ports"}
+PACKAGES["rtl.selftest"] = {*PACKAGES["rtl.ports"], "rtl.ports"}
+PACKAGES["rtl"] = {package for package in PACKAGES if package.startswith("rtl.")}
+PACKAGES["bitstash"] = {"golden", "torch_bridge", "torch_bridge.job"}
+PACKAGES["gen"] = {
+    "golden",
+    "torch_bridge.backends",
+    *(package for package in PACKAGES if package.startswith("rtl")),
+}
+PROJECT = {*(package.partition(".")[0] for package in PACKAGES), "cocotb_tests", "tests", "bench"}
 
 
 def modules():
-    """The modules of the rooms: by their names, and with whether a package."""
-    for folder in sorted({room.partition(".")[0] for room in ROOMS}):
+    """The modules of the packages: by their names, and with whether they are packages."""
+    for folder in sorted({package.partition(".")[0] for package in PACKAGES}):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             is_package = parts[-1] == "__init__"
@@ -74,22 +78,24 @@ def imports(name, is_package, path):
             found = [part if part in known else base for part in parts]
         else:
             continue
-        yield from (one for one in found if one.partition(".")[0] in HOUSE and one != name)
+        yield from (one for one in found if one.partition(".")[0] in PROJECT and one != name)
 
 
-def room_of(module):
-    return max((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), key=len, default=module)
+def package_of(module):
+    return max(
+        (package for package in PACKAGES if f"{module}.".startswith(f"{package}.")), key=len, default=module
+    )
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_arrows_point_downward_only(room):
-    own = [module for module in MODULES if room_of(module[0]) == room]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_arrows_point_downward_only(package):
+    own = [module for module in MODULES if package_of(module[0]) == package]
     assert own
     wrong = [
         f"{module[0]} imports {other}"
         for module in own
         for other in imports(*module)
-        if room_of(other) not in {room, *ROOMS[room]}
+        if package_of(other) not in {package, *PACKAGES[package]}
     ]
     assert wrong == []
 
@@ -107,8 +113,8 @@ def test_there_are_no_circles_of_imports():
 def test_the_one_import_has_everything_public_and_no_more():
     assert {*bitstash.__all__} == {*golden.__all__, *torch_bridge.__all__}
     for name in bitstash.__all__:
-        homes = [room for room in (golden, torch_bridge) if name in room.__all__]
-        assert [getattr(bitstash, name) is getattr(room, name) for room in homes] == [True] * len(homes)
+        homes = [package for package in (golden, torch_bridge) if name in package.__all__]
+        assert [getattr(bitstash, name) is getattr(package, name) for package in homes] == [True] * len(homes)
     shown = {"Compressor", "attach", "keep_activations", "calibrate", "Policy", "Rule", "Offload"}
     assert {*bitstash.__all__} >= {*shown, "PlaneFormat", "HadamardFormat"}
 
@@ -122,8 +128,8 @@ def test_the_one_import_needs_its_dependencies_only(absent):
 def test_the_wheel_has_the_import_with_its_types_and_no_hardware(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for room in HOUSE:
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PROJECT:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
