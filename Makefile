@@ -92,7 +92,7 @@ release: setup ## All that a chip project takes, as one archive, in build/releas
 train: setup ## Train the small GPT-2; ARGS="--help" says how
 	$(RUN) torch_bridge train $(ARGS)
 
-rok: setup ## Memory and time of every scheme: recompute, offload, keep, compress (15 minutes)
+rok: setup ## Memory and time of every scheme: checkpointing, offload, compression (15 minutes)
 	$(RUN) torch_bridge compare $(ARGS)
 
 convergence: setup ## Losses by scheme and bits, five seeds: hours, goes on where it stopped (ARGS="--jobs 2")

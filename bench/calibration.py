@@ -38,10 +38,10 @@ def main() -> None:
 
     def gradient(policy: Format | Policy) -> tuple[torch.Tensor, int]:
         torch.manual_seed(5)
-        with Compressor(model, policy) as stash:
+        with Compressor(model, policy) as saver:
             loss = model(**batch(seed=1)).loss
         found = torch.autograd.grad(loss, list(model.parameters()))
-        return torch.cat([one.flatten() for one in found]), stash.stored_bytes
+        return torch.cat([one.flatten() for one in found]), saver.stored_bytes
 
     exact, raw = gradient(Policy([]))
     rows = []

@@ -31,7 +31,7 @@ from sklearn.datasets import load_digits
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, backends
-from torch_bridge.backends.dtypes import StashFormat
+from torch_bridge.backends.dtypes import AnyFormat
 from torch_bridge.calibration.capture import Saved, visit
 from torch_bridge.job import train
 
@@ -145,7 +145,7 @@ def main() -> None:
     print(f"written to {OUTPUT}")
 
 
-def everything(fmt: StashFormat) -> Policy:
+def everything(fmt: AnyFormat) -> Policy:
     """What the default policy keeps in a format, nothing recomputed, and what attention has finer by default.
 
     So it befits a study of formats. It does not befit models that were trained for long, whose attention
@@ -187,7 +187,7 @@ def tensors(model: torch.nn.Module, forward: Loss) -> dict[str, list[np.ndarray]
     return kinds
 
 
-def quality(fmt: StashFormat, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+def quality(fmt: AnyFormat, kinds: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
     """By operation: effective bits of each 64 values, NaN where they do not vary."""
     found, backend = {}, backends.get("auto", fmt)
     for op, blocks in kinds.items():
@@ -206,7 +206,7 @@ def mean(found: dict[str, np.ndarray]) -> float:
     return float(np.nanmean(np.concatenate(list(found.values()))))
 
 
-def gradient(model: torch.nn.Module, batch: Batch, fmt: StashFormat | None) -> torch.Tensor:
+def gradient(model: torch.nn.Module, batch: Batch, fmt: AnyFormat | None) -> torch.Tensor:
     if fmt is None:
         loss = loss_of(model, batch)
     else:

@@ -39,7 +39,7 @@ from golden import HadamardFormat, PlaneFormat
 from golden.hadamard import ALIGNED_BITS, FRACTION_BITS, HEADER_BITS, LEVELS, THRESHOLDS
 from torch_bridge import backends
 from torch_bridge.backends.base import Backend
-from torch_bridge.backends.dtypes import StashFormat
+from torch_bridge.backends.dtypes import AnyFormat
 from torch_bridge.job import train
 
 from . import effective_bits
@@ -223,7 +223,7 @@ def simulated(variant: Variant) -> Iterator[None]:
     """The variant in place of every Hadamard format."""
     get = backends.get
 
-    def stand_in(name: str, fmt: StashFormat) -> Backend:
+    def stand_in(name: str, fmt: AnyFormat) -> Backend:
         return Simulated(variant) if isinstance(fmt, HadamardFormat) else get(name, fmt)
 
     with mock.patch.object(backends, "get", stand_in):
@@ -261,8 +261,7 @@ REASONS = {
     "… with a mean": "Not taken: its ten bits cost the other blocks more than those with a mean gain.",
     "… with a mean by a flag": (
         "Not taken: a block would have two layouts, and the compressor would add up values that are not "
-        "aligned yet. What has a mean is above all GELU's `1 + tanh`, which the default policy does not "
-        "store but derive."
+        "aligned yet. What has a mean is above all GELU's `1 + tanh`, which the default policy recomputes."
     ),
     "… with a second mode for sparse blocks": (
         "Not taken: nothing shows for it. Masks, which are sparse, the policy keeps as bits."
@@ -374,7 +373,7 @@ def document(rows: list[Row]) -> None:
         if runs:
             cells[f"{title}, {bits:g} bits"] = [
                 str(len(runs)),
-                _added(runs, small["none"]),
+                _added(runs, small["baseline"]),
                 "" if title == "the format" else _added(runs, trained["the format", bits]),
             ]
     headings = ["", "seeds", "validation loss, less that without compression", "less the format's"]

@@ -34,7 +34,7 @@ from bitstash import HadamardFormat, PlaneFormat, Policy, Rule
 from tests import kernels
 from tests.families import FAMILIES, loss_of
 from torch_bridge import backends
-from torch_bridge.backends.dtypes import StashFormat, float_name, format_for
+from torch_bridge.backends.dtypes import AnyFormat, float_name, format_for
 
 OUTPUT = Path("build/bench/known_cases.json")
 HADAMARD, PLANES = HadamardFormat(target=64), PlaneFormat("fp32", block=64, target=80)
@@ -64,7 +64,7 @@ class Row:
 
 
 def blind(
-    model: nn.Module, fmt: StashFormat, least: int = LEAST, *, tables_only: bool = False
+    model: nn.Module, fmt: AnyFormat, least: int = LEAST, *, tables_only: bool = False
 ) -> AbstractContextManager[Any]:
     """Hooks that compress whatever they are given, but for parameters and what is small.
 
@@ -110,9 +110,7 @@ def error_of(model: nn.Module, run: Callable[[], Tensor], around: Around, parts:
     return float((found - exact).norm() / exact.norm())
 
 
-def both(
-    model: nn.Module, run: Callable[[], Tensor], fmt: StashFormat, parts: str = ""
-) -> tuple[float, float]:
+def both(model: nn.Module, run: Callable[[], Tensor], fmt: AnyFormat, parts: str = "") -> tuple[float, float]:
     """The errors with blind hooks and with bitstash."""
     return (
         error_of(model, run, lambda model: blind(model, fmt), parts),
@@ -314,7 +312,7 @@ def families() -> Iterator[Row]:
             yield Row("E", f"{name}, {dtype}", "gradient error, 3.2x in fp32", *errors[name])
 
 
-def _family(name: str, dtype: str, fmt: StashFormat = PLANES) -> tuple[float, float]:
+def _family(name: str, dtype: str, fmt: AnyFormat = PLANES) -> tuple[float, float]:
     model = FAMILIES[name].build(FAMILIES[name].attentions[0])
 
     def run() -> Tensor:

@@ -2,7 +2,7 @@
 
 It is a sixth of all that the 124M GPT-2 saves. For each rate, the gradient error
 ``||g - g_exact|| / ||g_exact||`` over all parameters, with the log-softmax alone compressed, then with
-everything at 3.2x, and the ratio of the whole stash with the log-softmax at this rate. Rows go to
+everything at 3.2x, and the ratio of the all that is saved with the log-softmax at this rate. Rows go to
 build/bench/log_softmax.json.
 """
 
@@ -37,10 +37,10 @@ def main() -> None:
     )
 
     def gradients(rules: list[Rule]) -> tuple[torch.Tensor, float]:
-        with Compressor(model, Policy(rules)) as stash:
+        with Compressor(model, Policy(rules)) as saver:
             loss = train.loss_of(model, OPTIONS, tokens)
         found = torch.autograd.grad(loss, list(model.parameters()))
-        return torch.cat([gradient.flatten() for gradient in found]), stash.report().ratio
+        return torch.cat([gradient.flatten() for gradient in found]), saver.report().ratio
 
     def error(found: torch.Tensor) -> float:
         return float((found - exact).norm() / exact.norm())

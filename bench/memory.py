@@ -1,8 +1,8 @@
-"""GPT-2's stash and the memory's bandwidth, with and without the memory engine: ``python -m bench.memory``.
+"""Saved activations and the memory's bandwidth, with and without the engine: ``python -m bench.memory``.
 
-A training step of the small GPT-2 goes through the simulated engine; what its stash wrote and read is then
-replayed behind memories of several bandwidths, in the formats and in bypass, with each engine that was built
-(``python -m gen library --preset NAME``). Writes docs/memory.json and docs/memory.png.
+A training step of the small GPT-2 goes through the simulated engine; what its saved tensors wrote and
+read is then replayed behind memories of several bandwidths, in the formats and in bypass, with
+each engine that is built (``python -m gen library --preset NAME``). Writes docs/memory.json and memory.png.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     accesses = memory_system.system().last
     built = [name for name in ENGINES if library_path(name).exists()]
     rows = [row for name in built for row in measure(name, accesses)]
-    table = Table(title="writing and reading back the stash of a step")
+    table = Table(title="writing and reading back a step's saved tensors")
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right", no_wrap=name == "engine")
     for row in rows:
@@ -94,7 +94,9 @@ def plot(rows: list[dict[str, Any]], moved: int, path: Path) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("bandwidth of the memory (bytes a cycle); the accelerator's port has 64")
     axes.set_ylabel("million cycles")
-    axes.set_title(f"GPT-2's stash of a step written and read back, {moved / 1e6:.1f} MB", fontsize=11)
+    axes.set_title(
+        f"A step's saved tensors of GPT-2, written and read back, {moved / 1e6:.1f} MB", fontsize=11
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
     figure.tight_layout()

@@ -169,12 +169,12 @@ def row(
     optimizer.zero_grad(set_to_none=True)
     batch = torch.arange(given.batch)
     peak = measure(lambda: step(batch), DEVICE).peak
-    with Compressor(model, Policy([])) as stash:
+    with Compressor(model, Policy([])) as saver:
         next(step(batch))
     measured = {
         "accuracy": curve,
         "seconds_per_epoch": statistics.median(seconds),
-        "kept_bytes": stash.raw_bytes,
+        "kept_bytes": saver.raw_bytes,
         "peak_bytes": resting + peak,
     }
     return measured, found

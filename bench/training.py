@@ -2,15 +2,15 @@
 
 Trains GPT-2, the small default and the 124M one, each as Hugging Face has it and with GELU as one operation,
 which saves less by itself ("fused"), without compression, with the plane format at 3.2x, the
-same with checksums, with the default policy of the Hadamard format at 8x, which derives, with
+same with checksums, with the default policy of the Hadamard format at 8x, which recomputes, with
 ``torch.utils.checkpoint`` for each block, and with ``torch.autograd.graph.save_on_cpu``. Each row runs in a
 process of its own, in several rounds over all schemes, so that a machine whose speed changes is unjust to
 none. Memory is measured: on a CPU by PyTorch's allocator, whose every allocation the profiler reports, in a
 step that is not timed; on a GPU by ``torch.cuda.max_memory_allocated``.
 
 Columns: seconds of a step (median); MB that are alive when the forward pass ends, over those before, as
-predicted by the stash's report and as measured; the peak of the whole step, gradients included; the peak of
-the process's resident memory. Rows go to build/bench/training.json.
+predicted by the Compressor's report and as measured; the peak of the whole step, gradients included; the peak
+of the process's resident memory. Rows go to build/bench/training.json.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from golden import HadamardFormat
 from torch_bridge import Compressor, Policy
 from torch_bridge.job import peak, train
 
-SCHEMES = ("none", "planes", "planes_verify", "derive", "checkpoint", "save_on_cpu")
+SCHEMES = ("baseline", "planes", "planes_verify", "recomputed", "checkpointing", "save_on_cpu")
 MODELS = {
     "small": train.Options(config="small", batch=8, steps=2, recompute=False),
     "small-fused": train.Options(config="small", batch=8, steps=2, recompute=False, fused=True),
@@ -52,13 +52,13 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     options = MODELS[name]
     device = options.torch_device
     model, forward = train.warmed_up(options)
-    if scheme == "checkpoint":
+    if scheme == "checkpointing":
         model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
     def around() -> AbstractContextManager[Compressor | None]:
         if scheme.startswith("planes"):
             return Compressor(model, options.policy, verify=scheme == "planes_verify")
-        if scheme == "derive":
+        if scheme == "recomputed":
             return Compressor(model, HadamardFormat("fp32", 128, 64))
         if scheme == "save_on_cpu":
             return torch.autograd.graph.save_on_cpu(device.type == "cuda")
@@ -66,16 +66,16 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
 
     def step() -> Iterator[Compressor | None]:
         """Yields between the passes."""
-        with around() as stash:
+        with around() as saver:
             loss = forward()
-        yield stash
+        yield saver
         loss.backward()
 
     seconds = []
     for _ in range(steps + 1):  # the first to warm up
         model.zero_grad(set_to_none=True)
         start = time.perf_counter()
-        for _stash in step():
+        for _saver in step():
             pass
         _wait(device)
         seconds.append(time.perf_counter() - start)
@@ -83,9 +83,9 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
 
     model.zero_grad(set_to_none=True)
     found = peak.measure(step, device)
-    with Compressor(model, Policy([])) as raw:
+    with Compressor(model, Policy([])) as exact:
         forward()
-    predicted = raw.raw_bytes if scheme == "none" else found.between and found.between.stored_bytes
+    predicted = exact.raw_bytes if scheme == "baseline" else found.between and found.between.stored_bytes
     return {
         "model": name,
         "scheme": scheme,
@@ -145,11 +145,11 @@ def _show(rows: list[dict[str, Any]], rounds: int) -> None:
     table = Table(
         "model", "scheme", title=f"a training step on {rows[0]['device']}, median of {rounds} rounds"
     )
-    for heading in ("seconds", "of none", "predicted MB", "kept MB", "peak MB", "resident MB"):
+    for heading in ("seconds", "of baseline", "predicted MB", "kept MB", "peak MB", "resident MB"):
         table.add_column(heading, justify="right")
-    none = {row["model"]: row["seconds_per_step"] for row in rows if row["scheme"] == "none"}
+    baseline = {row["model"]: row["seconds_per_step"] for row in rows if row["scheme"] == "baseline"}
     for row in rows:
-        times = f"{row['seconds_per_step'] / none[row['model']]:.2f}" if row["model"] in none else "-"
+        times = f"{row['seconds_per_step'] / baseline[row['model']]:.2f}" if row["model"] in baseline else "-"
         sizes = [row[f"{what}_bytes"] for what in ("predicted", "kept", "peak", "resident")]
         cells = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
         table.add_row(row["model"], row["scheme"], f"{row['seconds_per_step']:.3f}", times, *cells)

@@ -4,7 +4,7 @@
 
 Every rank writes FOLDER/RANK.json: for each parallelism and each kind of hooks the losses of some steps, the
 bytes of two matrices between the last forward and backward pass, and the rows of the bridge's last report;
-as "gathered" what derive_from_gathered found, and as "tensor parallel" what train_split found.
+as "gathered" what recompute_from_gathered found, and as "tensor parallel" what train_split found.
 """
 
 import json
@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_bridge import Compressor, Policy, Rule
 
-from .plain_stash import COARSE, is_log_softmax, reference, stored, untouched
+from .plain_hooks import COARSE, is_log_softmax, reference, stored, untouched
 
 STEPS, BATCH, LENGTH, WIDTH, HEADS, CLASSES = 4, 3, 40, 64, 4, 33
 
@@ -79,7 +79,7 @@ def is_exact(tensor: torch.Tensor) -> bool:
     return is_log_softmax(tensor) or tensor.shape[-1:] == (1,) or tensor.shape == (BATCH, HEADS, LENGTH)
 
 
-# Derives what it can, and keeps the rest as it is.
+# Recomputes what it can, and keeps the rest as it is.
 FIXED = [rule for rule in stored(COARSE).rules if rule.keep == "exact"]
 EXACT = Policy([Rule("recompute", op="*attention*"), *FIXED, Rule("recompute")])
 
@@ -87,7 +87,7 @@ HOOKS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
     "bridge": lambda model: Compressor(model, stored(COARSE), min_values=2),
     "reference": lambda model: reference(model, COARSE, is_exact, min_values=2),
     "exact": lambda model: untouched(),
-    "derived": lambda model: Compressor(model, EXACT, min_values=2),
+    "recomputed": lambda model: Compressor(model, EXACT, min_values=2),
 }
 
 
@@ -104,24 +104,24 @@ def train(parallel: str, hooks: str) -> dict[str, Any]:
     for _ in range(STEPS):
         weights.clear()
         tokens = torch.randint(CLASSES, (BATCH, LENGTH), generator=batches)
-        with HOOKS[hooks](model) as stash:
+        with HOOKS[hooks](model) as saver:
             loss = model(tokens)
         bytes_between = sum(storage.nbytes() for storage in weights)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    rows = [asdict(row) for row in stash.report().rows] if hooks in ("bridge", "derived") else []
+    rows = [asdict(row) for row in saver.report().rows] if hooks in ("bridge", "recomputed") else []
     return {"losses": losses, "rows": rows, "bytes_between": bytes_between}
 
 
-def derive_from_gathered(gathered_before: bool) -> list[list[float]]:
+def recompute_from_gathered(gathered_before: bool) -> list[list[float]]:
     """A layer's norm comes last and the next layer saves it: needed when its weights are freed again.
 
-    The loss and the gradients' norms: without hooks, then derived.
+    The loss and the gradients' norms: without hooks, then recomputed.
     """
     found = []
-    for hooks in ("exact", "derived"):
+    for hooks in ("exact", "recomputed"):
         torch.manual_seed(0)
         model = shard(Net(norm_first=False))
         if gathered_before:
@@ -159,7 +159,7 @@ def split(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def local_reference(model: nn.Module) -> torch.autograd.graph.saved_tensors_hooks:
-    """The plain stash of what this rank has of DTensors."""
+    """The plain hooks for what this rank has of DTensors."""
     weights = nn.ParameterList([nn.Parameter(local(parameter)) for parameter in model.parameters()])
     plain = reference(weights, COARSE, lambda tensor: tensor.shape[-1] == 1, min_values=2)
 
@@ -189,19 +189,19 @@ def train_split() -> dict[str, Any]:
         torch.manual_seed(0)
         model = split(nn.Sequential(Feedforward(), Feedforward()), mesh)
         x = distribute_tensor(torch.randn(BATCH, LENGTH, WIDTH), mesh, [Shard(1)])
-        with local_reference(model) if hooks == "reference" else HOOKS[hooks](model) as stash:
+        with local_reference(model) if hooks == "reference" else HOOKS[hooks](model) as saver:
             loss = model(x).redistribute(placements=[Replicate()]).to_local().square().mean()
         loss.backward()
         found[hooks] = [local(parameter.grad).flatten().tolist() for parameter in model.parameters()]
         if hooks == "bridge":
-            found["rows"] = [asdict(row) for row in stash.report().rows]
+            found["rows"] = [asdict(row) for row in saver.report().rows]
     return found
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     results = {p: {h: train(p, h) for h in HOOKS} for p in PARALLEL}
-    results["gathered"] = [derive_from_gathered(gathered_before) for gathered_before in (False, True)]
+    results["gathered"] = [recompute_from_gathered(gathered_before) for gathered_before in (False, True)]
     results["tensor parallel"] = train_split()
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Jobs for the page: a small model with something to derive, to compress and to keep; and what is none."""
+"""Jobs for the page: a small model with something to recompute, to compress and to keep; and what is none."""
 
 import torch
 from torch import nn

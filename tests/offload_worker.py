@@ -38,7 +38,7 @@ EXACT, LOSSY = Policy([]), Policy.default(HadamardFormat(target=64))
 
 # The policy, whether it is offloaded and how much, and whether the disk becomes full in mid-run.
 METHODS: dict[str, tuple[Policy | None, Any, bool]] = {
-    "keep": (None, None, False),
+    "baseline": (None, None, False),
     "offload": (EXACT, "all", False),
     "adaptive": (EXACT, "adaptive", False),
     "full disk": (EXACT, "all", True),

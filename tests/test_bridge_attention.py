@@ -20,7 +20,7 @@ from torch_bridge.store.recomputed import Recomputed
 
 from . import kernels
 from .overwriting import Sine
-from .plain_stash import NOTHING
+from .plain_hooks import NOTHING
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 TWO_BITS = HadamardFormat("fp32", 128, 32)
@@ -50,12 +50,12 @@ def inputs(dtype=torch.float32):
 
 
 def gradient(model, policy, dtype=torch.float32):
-    """Of a model's parameters, flat, and a stash."""
+    """Of a model's parameters, flat, and the Compressor."""
     around = nullcontext() if policy is None else Compressor(model, policy)
-    with around as stash:
+    with around as saver:
         loss = model(inputs(dtype)).float().square().mean()
     found = torch.autograd.grad(loss, list(model.parameters()))
-    return torch.cat([part.flatten().float() for part in found]), stash
+    return torch.cat([part.flatten().float() for part in found]), saver
 
 
 def error(model, policy, dtype=torch.float32):
@@ -64,17 +64,17 @@ def error(model, policy, dtype=torch.float32):
     return float((found - exact).norm() / exact.norm())
 
 
-def kept(stash):
-    return {row.op: row.kept for row in stash.report().rows}
+def kept(saver):
+    return {row.op: row.kept for row in saver.report().rows}
 
 
 @pytest.mark.parametrize("options", [{}, CAUSAL], ids=["full", "causal"])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_large_logits_survive_few_bits(fmt, options):
     policy = Policy.default(fmt)
-    found, stash = gradient(Trained(**options), policy)
+    found, saver = gradient(Trained(**options), policy)
     exact, _ = gradient(Trained(**options), None)
-    assert kept(stash)[FLASH] == kept(stash)[f"{FLASH}.1"] == "recomputed"
+    assert kept(saver)[FLASH] == kept(saver)[f"{FLASH}.1"] == "recomputed"
     assert (found - exact).norm() < 2.5 * exact.norm()
     plain = Policy([Rule(fmt, saved_by="*attention*.[!l]*", unchecked=True), Rule(fmt)])
     assert not error(Trained(**options), plain) < 1.05  # infinite for some
@@ -180,23 +180,23 @@ class Eager(Trained):
         return x
 
 
-@pytest.mark.parametrize("derive", [True, False])
+@pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("fmt", [TWO_BITS, QuantFormat("fp32", 2)], ids=str)
-def test_probabilities_of_eager_attention_are_finer(fmt, derive):
+def test_probabilities_of_eager_attention_are_finer(fmt, recompute):
     model = Eager()
 
     def of_queries_and_keys(policy):
-        found, stash = gradient(model, policy)
-        return found.view(2, -1)[:, : 128 * 64], stash  # rows of the projections' weights
+        found, saver = gradient(model, policy)
+        return found.view(2, -1)[:, : 128 * 64], saver  # rows of the projections' weights
 
     exact, _ = of_queries_and_keys(None)
-    found, stash = of_queries_and_keys(Policy.default(fmt, recompute=derive))
-    (row,) = [row for row in stash.report().rows if row.op == "_softmax"]
-    bits = 4 if derive else 10
-    padded = 128 / 96 if derive else 1  # rows of 96 values in blocks of their own
+    found, saver = of_queries_and_keys(Policy.default(fmt, recompute=recompute))
+    (row,) = [row for row in saver.report().rows if row.op == "_softmax"]
+    bits = 4 if recompute else 10
+    padded = 128 / 96 if recompute else 1  # rows of 96 values in blocks of their own
     assert bits / 32 <= row.stored_bytes / row.raw_bytes / padded < (bits + 0.5) / 32
     coarse, _ = of_queries_and_keys(
-        Policy([Rule(fmt, op="_softmax", unchecked=True), *Policy.default(fmt, recompute=derive).rules])
+        Policy([Rule(fmt, op="_softmax", unchecked=True), *Policy.default(fmt, recompute=recompute).rules])
     )
     assert (found - exact).norm() < 0.8 * (coarse - exact).norm()
 
@@ -204,9 +204,9 @@ def test_probabilities_of_eager_attention_are_finer(fmt, derive):
 @pytest.mark.parametrize("after", [torch.sum, lambda y: nn.Linear(32, 8)(y).sum()], ids=["sum", "linear"])
 def test_attention_is_done_again_once(after):
     x = torch.randn(2, 2, 96, 32, requires_grad=True)
-    with Compressor(NOTHING, TWO_BITS) as stash:
+    with Compressor(NOTHING, TWO_BITS) as saver:
         loss = after(functional.scaled_dot_product_attention(x * 1, x * 2, x * 3))
-    assert kept(stash)[FLASH] == "recomputed"
+    assert kept(saver)[FLASH] == "recomputed"
     with profile() as found:
         loss.backward()
     assert [event.count for event in found.key_averages() if event.key == f"aten::{FLASH}"] == [1]
@@ -215,14 +215,14 @@ def test_attention_is_done_again_once(after):
 def test_sums_that_are_under_the_size_floor_go_with_the_outputs():
     model = Trained()
     assert 2 * 2 * 96 < 1024
-    _, stash = gradient(model, Policy.default(TWO_BITS))
-    assert kept(stash)[f"{FLASH}.1"] == "recomputed"
+    _, saver = gradient(model, Policy.default(TWO_BITS))
+    assert kept(saver)[f"{FLASH}.1"] == "recomputed"
 
 
 @pytest.mark.parametrize("rule", [{"op": FLASH}, {"op": f"{FLASH}.1"}, {"most": 384}], ids=str)
 def test_where_a_rule_keeps_a_result_queries_and_keys_are_finer(rule):
-    _, stash = gradient(Trained(), Policy([Rule("exact", **rule), *Policy.default(TWO_BITS).rules]))
-    by_rate = {row.stored_bytes / row.raw_bytes for row in stash.report().rows if row.op == "mul"}
+    _, saver = gradient(Trained(), Policy([Rule("exact", **rule), *Policy.default(TWO_BITS).rules]))
+    by_rate = {row.stored_bytes / row.raw_bytes for row in saver.report().rows if row.op == "mul"}
     assert max(by_rate) == 10 / 32
 
 
@@ -231,12 +231,12 @@ def relative(found, exact):
 
 
 def step(policy, forward, *shape):
-    """A gradient of what is given a tensor of normal values, and the stash."""
+    """A gradient of what is given a tensor of normal values, and the Compressor."""
     x = torch.randn(*shape or (2, 2, 96, 32), generator=torch.Generator().manual_seed(0)).requires_grad_()
     around = nullcontext() if policy is None else Compressor(NOTHING, policy)
-    with around as stash:
+    with around as saver:
         loss = forward(x)
-    return torch.autograd.grad(loss, x)[0], stash
+    return torch.autograd.grad(loss, x)[0], saver
 
 
 EXACT = Policy([Rule("recompute"), Rule("exact")])
@@ -254,8 +254,8 @@ def test_its_results_are_made_of_what_its_own_node_holds(fmt):
         return functional.scaled_dot_product_attention(x * 8, context, v).square().sum()
 
     exact, _ = step(None, forward)
-    found, stash = step(Policy.default(fmt), forward)
-    assert kept(stash)[FLASH] == "recomputed"
+    found, saver = step(Policy.default(fmt), forward)
+    assert kept(saver)[FLASH] == "recomputed"
     assert relative(found, exact) < 3
 
 
@@ -269,20 +269,20 @@ def test_it_is_done_again_whatever_keeps_the_outputs_as_well(after):
 
     target = torch.randn(2, 2, 96, 32, generator=torch.Generator().manual_seed(1)) / 2
     exact, _ = step(None, forward)
-    found, stash = step(Policy.default(FORMATS[1]), forward)
-    assert kept(stash)[f"{FLASH}.1"] == "recomputed"
+    found, saver = step(Policy.default(FORMATS[1]), forward)
+    assert kept(saver)[f"{FLASH}.1"] == "recomputed"
     assert relative(found, exact) < 0.25
 
 
-def test_values_that_are_derived_take_part():
+def test_values_that_are_recomputed_take_part():
     def forward(x):
         v = functional.rms_norm(x, (32,)) * x.sigmoid()
         return functional.scaled_dot_product_attention(6 * x, 7 * x, v).square().sum()
 
     exact, _ = step(None, forward)
     assert torch.equal(step(EXACT, forward)[0], exact)
-    found, stash = step(Policy.default(FORMATS[1]), forward)
-    assert kept(stash)[f"{FLASH}.1"] == "recomputed"
+    found, saver = step(Policy.default(FORMATS[1]), forward)
+    assert kept(saver)[f"{FLASH}.1"] == "recomputed"
     assert relative(found, exact) < 0.5
 
 
@@ -303,13 +303,13 @@ def test_attention_without_a_node_is_no_link_in_a_chain():
         return (h * one).sum() + (h.cos() * two).sum() + h.sin().sum()
 
     exact, _ = step(None, forward)
-    found, stash = step(EXACT, forward)
+    found, saver = step(EXACT, forward)
     assert torch.equal(found, exact)
-    assert kept(stash)["mul"] == "exact"
+    assert kept(saver)["mul"] == "exact"
 
 
-@pytest.mark.parametrize("derive", [True, False])
-def test_a_bias_that_the_step_made_is_finer(derive):
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_bias_that_the_step_made_is_finer(recompute):
     slopes = 2.0 ** -(2 * torch.arange(1.0, 5))
 
     def forward(x):
@@ -320,7 +320,7 @@ def test_a_bias_that_the_step_made_is_finer(derive):
         return y.square().sum()
 
     exact, _ = step(None, forward, 2, 4, 96, 16)
-    found, _ = step(Policy.default(TWO_BITS, recompute=derive), forward, 2, 4, 96, 16)
+    found, _ = step(Policy.default(TWO_BITS, recompute=recompute), forward, 2, 4, 96, 16)
     assert relative(found, exact) < 0.6
 
 
@@ -363,10 +363,10 @@ def test_attention_with_dropout_is_not_done_again():
 def test_a_rule_names_one_of_what_an_operation_saves():
     x = torch.randn(64, 64, requires_grad=True)
     rules = [Rule("exact", saved_by="mul.other", why="the second"), Rule(PlaneFormat("fp32", 64, 80))]
-    with Compressor(NOTHING, Policy(rules)) as stash:
+    with Compressor(NOTHING, Policy(rules)) as saver:
         y = (x.sin() * x.cos()).sum()
     y.backward()
-    found = {row.op: row.kept for row in stash.report().rows}
+    found = {row.op: row.kept for row in saver.report().rows}
     assert (found["sin"], found["cos"]) == ("compressed", "the second")
 
 
@@ -374,11 +374,14 @@ def test_a_rule_names_one_of_what_an_operation_saves():
     ("saved_by", "fits"),
     [(FLASH, "012"), ("*attention*.[qk]*", "01"), ("*attention*.[!q]*", "12"), ("*.key", "1")],
 )
-@pytest.mark.parametrize("derive", [True, False])
-def test_a_rule_about_attention_fits_it_done_again_or_not(saved_by, fits, derive):
-    rules = [Rule("exact", saved_by=saved_by, why="mine"), *Policy.default(TWO_BITS, recompute=derive).rules]
-    _, stash = step(Policy(rules), lambda x: attend(x.sin(), x.cos(), x.tan()))
-    mine = {row.op for row in stash.report().rows if row.kept == "mine"}
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_rule_about_attention_fits_it_done_again_or_not(saved_by, fits, recompute):
+    rules = [
+        Rule("exact", saved_by=saved_by, why="mine"),
+        *Policy.default(TWO_BITS, recompute=recompute).rules,
+    ]
+    _, saver = step(Policy(rules), lambda x: attend(x.sin(), x.cos(), x.tan()))
+    mine = {row.op for row in saver.report().rows if row.kept == "mine"}
     assert mine - {FLASH, f"{FLASH}.1"} == {("sin", "cos", "tan")[int(place)] for place in fits}
 
 
@@ -391,14 +394,14 @@ def test_queries_that_are_the_keys_as_well():
 
     def found(views, policy=FORMATS[1]):
         x = torch.randn(2, 2, 96, 32, generator=torch.Generator().manual_seed(3)).requires_grad_()
-        with Compressor(nn.Module(), policy) as stash:
+        with Compressor(nn.Module(), policy) as saver:
             y = x * 1
             q, k = (y.view(y.shape), y.view(y.shape)) if views else (y, y)
             loss = functional.scaled_dot_product_attention(q, k, x * 2).square().mean()
-        return torch.autograd.grad(loss, x)[0], stash
+        return torch.autograd.grad(loss, x)[0], saver
 
-    (one, stash), (other, _) = found(True), found(False)
+    (one, saver), (other, _) = found(True), found(False)
     assert torch.equal(one, other)
     exact, _ = found(False, Policy([]))
     assert (one - exact).norm() < 0.3 * exact.norm()
-    assert {row.kept for row in stash.report().rows if row.saved_by == FLASH} == {"compressed", "recomputed"}
+    assert {row.kept for row in saver.report().rows if row.saved_by == FLASH} == {"compressed", "recomputed"}

@@ -1,4 +1,4 @@
-"""Checksums of stashed blocks name the tensor and the block that was changed."""
+"""Checksums of compressed blocks name the tensor and the block that was changed."""
 
 import contextlib
 import gc
@@ -29,16 +29,16 @@ def entries():
     return [entry for entry in found if isinstance(entry.stored, torch.Tensor)]
 
 
-def stashed(**options):
+def compressed(**options):
     x = leaf(100, 64)
-    with Compressor(NOTHING, FMT, **options) as stash:
+    with Compressor(NOTHING, FMT, **options) as saver:
         loss = torch.nn.functional.dropout((x * 2).sin(), 0.5).sum()
-    return loss, stash
+    return loss, saver
 
 
 def test_every_flipped_bit_names_tensor_and_block():
     for bit in range(8):
-        loss, _ = stashed(verify=True)
+        loss, _ = compressed(verify=True)
         [entry] = [entry for entry in entries() if entry.stored.shape[1] == 80]
         entry.stored[37, 11 * bit] ^= 1 << bit
         with pytest.raises(CorruptionError, match=r"block 37 of 100 of the tensor mul, 100 x 64, float32"):
@@ -47,7 +47,7 @@ def test_every_flipped_bit_names_tensor_and_block():
 
 
 def test_masks_are_verified_as_well():
-    loss, _ = stashed(verify=True)
+    loss, _ = compressed(verify=True)
     [entry] = [entry for entry in entries() if entry.stored.shape[1] == 64]
     entry.stored[3, 5] ^= 4
     with pytest.raises(CorruptionError, match=r"block 3 of 13 of the tensor div_, 100 x 64"):
@@ -55,7 +55,7 @@ def test_masks_are_verified_as_well():
 
 
 def test_without_verification_only_an_invalid_header_is_an_error():
-    loss, _ = stashed()
+    loss, _ = compressed()
     [entry] = [entry for entry in entries() if entry.stored.shape[1] == 80]
     entry.stored[37, 40] ^= 1
     loss.backward(retain_graph=True)
@@ -86,11 +86,11 @@ def test_checksums_do_not_go_to_the_default_device():
 
 def test_checksums_are_counted_and_change_nothing_else():
     torch.manual_seed(0)
-    loss, checked = stashed(verify=True)
+    loss, checked = compressed(verify=True)
     torch.manual_seed(0)
-    same, stash = stashed()
+    same, saver = compressed()
     assert torch.equal(loss, same)
-    assert checked.stored_bytes == stash.stored_bytes + 4 * (100 + 13)
+    assert checked.stored_bytes == saver.stored_bytes + 4 * (100 + 13)
     loss.backward()
 
 

@@ -1,4 +1,4 @@
-"""The bridge beside what else makes a training step; gradients are those of a plain stash in its place."""
+"""The bridge beside what else makes a training step; gradients are those of plain hooks in its place."""
 
 import gc
 import resource
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_bridge import Compressor
 
-from .plain_stash import COARSE, FMT, gradients, is_log_softmax, reference, stored, unequal, untouched
+from .plain_hooks import COARSE, FMT, gradients, is_log_softmax, reference, stored, unequal, untouched
 
 
 def bridge(model, fmt=COARSE):
@@ -41,7 +41,7 @@ def batch(seed=0):
 
 
 def agree(step):
-    """A step, from a kind of hooks to gradients, gives what the plain stash gives, and not the exact ones."""
+    """A step, from a kind of hooks to gradients, gives what the plain hooks give, and not the exact ones."""
     found = step(bridge)
     assert unequal(found, step(plain)) == []
     assert unequal(found, step(exact)) != []
@@ -67,11 +67,11 @@ def test_tied_weights():
     tokens = torch.randint(50, (4, 20))
 
     def step(hooks):
-        with hooks(model) as stash:
+        with hooks(model) as saver:
             loss = model(tokens)
         loss.backward()
         if hooks is bridge:
-            (row,) = [row for row in stash.report().rows if row.shape == (32, 50)]
+            (row,) = [row for row in saver.report().rows if row.shape == (32, 50)]
             assert (row.kept, row.counted) == ("parameter", False)
         return gradients(model)
 
@@ -84,11 +84,11 @@ def test_frozen_layers_save_nothing_more():
     def step(hooks, frozen=True):
         model = mlp()
         model[:3].requires_grad_(not frozen)
-        with hooks(model) as stash:
+        with hooks(model) as saver:
             loss = model(batch()).square().mean()
         loss.backward()
         if hooks is bridge:
-            raw_bytes.append(stash.raw_bytes)
+            raw_bytes.append(saver.raw_bytes)
         found = gradients(model)
         assert len(found) == (2 if frozen else 6)
         return found
@@ -158,12 +158,12 @@ def test_checkpointing_inside(use_reentrant, backward):
 
     def step(hooks, checkpointed=True):
         x = batch().requires_grad_()
-        with hooks(model) as stash:
+        with hooks(model) as saver:
             middle = model[:4]
             h = checkpoint(middle, x, use_reentrant=use_reentrant) if checkpointed else middle(x)
             loss = model[4](h).square().mean()
             if hooks is bridge:
-                raw_bytes[checkpointed] = stash.raw_bytes
+                raw_bytes[checkpointed] = saver.raw_bytes
             if backward == "inside":
                 loss.backward()
         if backward == "after":
@@ -172,7 +172,7 @@ def test_checkpointing_inside(use_reentrant, backward):
 
     agree(step)
     step(bridge, checkpointed=False)
-    # What the checkpoint was given is stashed, and nothing that it will compute anew.
+    # What the checkpoint was given is saved, and nothing that it will compute anew.
     assert raw_bytes == {True: 4 * 40 * (32 + 64 + 32), False: 4 * 40 * (32 + 64 + 64 + 64 + 32)}
 
 
@@ -207,13 +207,13 @@ def test_save_on_cpu_inside_takes_what_it_covers():
     model = mlp()
 
     def step(hooks):
-        with hooks(model) as stash:
+        with hooks(model) as saver:
             with save_on_cpu():
                 h = model[:4](batch())
             loss = model[4](h).square().mean()
         loss.backward()
         if hooks is bridge:
-            assert stash.raw_bytes == 4 * 40 * (64 + 32)
+            assert saver.raw_bytes == 4 * 40 * (64 + 32)
         return gradients(model)
 
     agree(step)
@@ -290,11 +290,11 @@ def compiled_step(model, backend):
     compiled = torch.compile(model, backend=backend, dynamic=False)
 
     def step(hooks):
-        with hooks(model) as stash:
+        with hooks(model) as saver:
             loss = compiled(batch()).square().mean()
         loss.backward()
         if hooks is bridge:
-            assert stash.report().ratio > 7
+            assert saver.report().ratio > 7
         return gradients(model)
 
     return step
@@ -318,10 +318,10 @@ def test_the_size_floor_keeps_the_statistics_of_norms_in_fused_kernels():
     compiled = torch.compile(model, dynamic=False)
     kept = []
     for floor in (0, 41):  # there are 40 rows
-        with Compressor(model, COARSE, min_values=floor) as stash:
+        with Compressor(model, COARSE, min_values=floor) as saver:
             loss = compiled(batch()).square().mean()
         loss.backward()
-        statistics = [row for row in stash.report().rows if row.shape == (40, 1)]
+        statistics = [row for row in saver.report().rows if row.shape == (40, 1)]
         kept.append({row.kept for row in statistics})
     assert kept == [{"unknown operation"}, {"under 41 values"}]
 

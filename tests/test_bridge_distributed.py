@@ -1,4 +1,4 @@
-"""Training on two ranks: what the bridge does to it is what a plain stash does, and weights stay exact."""
+"""Training on two ranks: what the bridge does to it is what plain hooks do, and weights stay exact."""
 
 import json
 
@@ -27,24 +27,24 @@ def test_losses_equal_those_of_the_reference(ranks, parallel):
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_what_is_derived_from_exact_tensors_changes_no_loss(ranks, parallel):
+def test_what_is_recomputed_from_exact_tensors_changes_no_loss(ranks, parallel):
     for rank in ranks:
         runs = rank[parallel]
-        assert runs["derived"]["losses"] == runs["exact"]["losses"]
-        derived = {row["op"] for row in runs["derived"]["rows"] if row["kept"] == "recomputed"}
+        assert runs["recomputed"]["losses"] == runs["exact"]["losses"]
+        recomputed = {row["op"] for row in runs["recomputed"]["rows"] if row["kept"] == "recomputed"}
         attention = "_scaled_dot_product_flash_attention_for_cpu"
-        assert derived == {"native_layer_norm", attention, f"{attention}.1"}  # a ReLU's input is not saved
+        assert recomputed == {"native_layer_norm", attention, f"{attention}.1"}  # a ReLU's input is not saved
 
 
 @pytest.mark.parametrize("gathered_before", [False, True])
-def test_what_is_derived_does_not_need_what_fsdp_freed(ranks, gathered_before):
+def test_what_is_recomputed_does_not_need_what_fsdp_freed(ranks, gathered_before):
     for rank in ranks:
-        exact, derived = rank["gathered"][gathered_before]
-        assert derived == exact
+        exact, recomputed = rank["gathered"][gathered_before]
+        assert recomputed == exact
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_weights_are_not_stashed(ranks, parallel):
+def test_weights_are_not_compressed(ranks, parallel):
     # Matrices that are not parameters have a row for each of the 120 tokens.
     for rank in ranks:
         rows = rank[parallel]["bridge"]["rows"]
@@ -63,7 +63,7 @@ def test_weights_are_freed_between_forward_and_backward_where_fsdp_frees_them(ra
             if parallel in PARALLEL
         }
         assert kept == {
-            parallel: runs["derived"]["bytes_between"]
+            parallel: runs["recomputed"]["bytes_between"]
             for parallel, runs in rank.items()
             if parallel in PARALLEL
         }
@@ -76,7 +76,7 @@ def test_weights_are_freed_between_forward_and_backward_where_fsdp_frees_them(ra
         assert kept["ddp"] == kept["fsdp, kept after forward"] == 2 * 4 * 64 * 96
 
 
-def test_activations_are_stashed_alike(ranks):
+def test_activations_are_compressed_alike(ranks):
     def activations(parallel):
         rows = ranks[0][parallel]["bridge"]["rows"]
         return {(tuple(row["shape"]), row["kept"], row["stored_bytes"]) for row in rows if row["counted"]}
@@ -85,7 +85,7 @@ def test_activations_are_stashed_alike(ranks):
     assert any(kept == "compressed" for _, kept, _ in activations("ddp"))
 
 
-def test_of_a_tensor_parallel_model_each_rank_stashes_what_it_has(ranks):
+def test_of_a_tensor_parallel_model_each_rank_compresses_what_it_has(ranks):
     for rank in ranks:
         found = rank["tensor parallel"]
         assert found["bridge"] == found["reference"]

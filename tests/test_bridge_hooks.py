@@ -17,7 +17,7 @@ from torch_bridge.backends import AutoBackend
 from torch_bridge.offload import Handle
 from torch_bridge.store.entries import Entry
 
-from .plain_stash import COARSE, FMT, NOTHING, reference, stored, untouched
+from .plain_hooks import COARSE, FMT, NOTHING, reference, stored, untouched
 
 FINE = PlaneFormat("fp32", 64, 160)
 HADAMARD = HadamardFormat("fp32", 128, 64)
@@ -102,19 +102,19 @@ def test_unpacking_restores_size_stride_and_dtype(view):
 
 def test_a_broadcast_tensor_is_not_blown_up():
     x = leaf(1, 64)
-    with ours() as stash:
+    with ours() as saver:
         y = (x * 1).expand(10_000, 64)
         y * y
-    assert stash.raw_bytes == 256
-    assert stash.stored_bytes == 80
+    assert saver.raw_bytes == 256
+    assert saver.stored_bytes == 80
 
 
-def test_a_storage_is_stashed_once_for_all_views():
+def test_a_storage_is_compressed_once_for_all_views():
     x = leaf(64, 64)
-    with ours() as stash:
+    with ours() as saver:
         h = x * 2  # saves neither factor's memory but x's
         outputs = [h.sin(), h.t().exp() * h.t(), h.view(-1)[:3000].cos(), h[5:7].sin()]
-    row = next(row for row in stash.report().rows if row.op == "mul")
+    row = next(row for row in saver.report().rows if row.op == "mul")
     assert (row.tensors, row.raw_bytes) == (1, 64 * 64 * 4)
     assert len(outputs) == 4
 
@@ -136,12 +136,12 @@ def test_what_a_view_leaves_out_is_in_no_block_of_it(cut):
         x = leaf(64, 80)
         large = torch.full((64, 80), 1e6)
         cut(large).fill_(1)
-        with ours() as stash:
+        with ours() as saver:
             h = x * large
             y = cut(h).clone() if as_copy else cut(h)
-            before = stash.stored_bytes
+            before = saver.stored_bytes
             loss = y.sin().sum()
-            stored = stash.stored_bytes - before
+            stored = saver.stored_bytes - before
         loss.backward()
         return x.grad, stored
 
@@ -151,87 +151,87 @@ def test_what_a_view_leaves_out_is_in_no_block_of_it(cut):
     assert stored == blocks
 
 
-def saved_of(stash, *tensors):
-    """Raw and stored bytes that a stash counts for saving these, in their order, while all are needed."""
+def saved_of(saver, *tensors):
+    """Original and stored bytes that a Compressor counts for saving these, in order, while all are needed."""
     found, needed = [], []
     for tensor in tensors:
-        before = stash.raw_bytes, stash.stored_bytes
+        before = saver.raw_bytes, saver.stored_bytes
         needed.append(tensor.sin())
-        found.append((stash.raw_bytes - before[0], stash.stored_bytes - before[1]))
+        found.append((saver.raw_bytes - before[0], saver.stored_bytes - before[1]))
     return found
 
 
 def test_two_halves_cost_what_the_whole_does():
-    with ours() as stash:
+    with ours() as saver:
         h = leaf(64, 256) * 2
         left, right = h.chunk(2, 1)
         halves, others = [(64 * 128 * 4, 128 * 80)] * 2, [(0, 0)] * 3
-        assert saved_of(stash, left, right, h, left.t(), h[3:50, 7:250]) == halves + others
+        assert saved_of(saver, left, right, h, left.t(), h[3:50, 7:250]) == halves + others
 
 
-def test_parts_of_a_fused_projection_are_stashed_once_in_whatever_shape():
-    with ours() as stash:
+def test_parts_of_a_fused_projection_are_compressed_once_in_whatever_shape():
+    with ours() as saver:
         fused = leaf(4, 16, 3 * 64) * 2
         q, k, v = fused.split(64, 2)
         heads = [part.view(4, 16, 4, 16).transpose(1, 2) for part in (q, k, v)]
         again = [q, k.transpose(0, 1), v[None].expand(3, 4, 16, 64), heads[0].mT, heads[1][:, :2], q[:, ::2]]
-        assert saved_of(stash, *heads, *again) == [(4 * 16 * 64 * 4, 64 * 80)] * 3 + [(0, 0)] * 6
+        assert saved_of(saver, *heads, *again) == [(4 * 16 * 64 * 4, 64 * 80)] * 3 + [(0, 0)] * 6
 
 
-def test_of_views_that_overlap_only_the_rest_is_stashed():
-    with ours() as stash:
+def test_of_views_that_overlap_only_the_rest_is_compressed():
+    with ours() as saver:
         h = leaf(65, 64) * 2
-        assert saved_of(stash, h[1:], h[:-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 80), (0, 0)]
-    with ours(min_values=100) as stash:
+        assert saved_of(saver, h[1:], h[:-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 80), (0, 0)]
+    with ours(min_values=100) as saver:
         h = leaf(64, 65) * 2
         # A column is under the floor, and is copied.
-        assert saved_of(stash, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
+        assert saved_of(saver, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
 
 
 def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_raw():
-    with Compressor(NOTHING, Policy([]), min_values=0) as stash:
+    with Compressor(NOTHING, Policy([]), min_values=0) as saver:
         h = leaf(65, 65) * 2
-        found = saved_of(stash, h[1:], h[:-1], h[:, :3], h, h)
+        found = saved_of(saver, h[1:], h[:-1], h[:, :3], h, h)
     raw = [4 * count for count in (64 * 65, 65, 0, 0, 0)]
     held = [4 * 65 * 65, 0, 0, 0, 0]  # the first holds all of the storage
     assert found == list(zip(raw, held, strict=True))
-    assert stash.report().raw_bytes == stash.report().stored_bytes == 4 * 65 * 65
+    assert saver.report().raw_bytes == saver.report().stored_bytes == 4 * 65 * 65
 
 
 def test_a_slice_that_stays_as_it_is_counts_all_that_it_keeps_alive():
-    with Compressor(NOTHING, Policy([]), min_values=0) as stash:
+    with Compressor(NOTHING, Policy([]), min_values=0) as saver:
         h = leaf(1000, 64) * 2
         loss = h[:100].sin().sum()
     storage = StorageWeakRef(h.untyped_storage())
     del h
     assert not storage.expired()
-    (row,) = [row for row in stash.report().rows if row.saved_by == "sin"]
+    (row,) = [row for row in saver.report().rows if row.saved_by == "sin"]
     assert (row.raw_bytes, row.stored_bytes) == (4 * 100 * 64, 4 * 1000 * 64)
     loss.backward()
 
 
 @pytest.mark.parametrize(("rows", "is_shared"), [(79, False), (80, True)])
 def test_a_part_is_shared_from_an_eighth_on(rows, is_shared):
-    with ours() as stash:
+    with ours() as saver:
         h = leaf(640, 64) * 2
         new = 640 - rows * is_shared
-        assert saved_of(stash, h[:rows], h)[1] == (new * 64 * 4, new * 80)
+        assert saved_of(saver, h[:rows], h)[1] == (new * 64 * 4, new * 80)
 
 
 def test_a_part_in_another_format_is_not_shared():
     with Compressor(
         NOTHING, Policy([Rule(COARSE, most=3000, unchecked=True), Rule(FMT)]), min_values=0
-    ) as stash:
+    ) as saver:
         h = leaf(64, 64) * 2
-        found = saved_of(stash, h[:32], h, h[:40])
+        found = saved_of(saver, h[:32], h, h[:40])
     assert found == [(32 * 64 * 4, 32 * 4 * 9), (64 * 64 * 4, 64 * 80), (0, 0)]
 
 
 @pytest.mark.parametrize("keep", [FMT, "exact"], ids=["compressed", "exact"])
 def test_a_view_is_kept_as_what_it_is_part_of(keep):
-    with Compressor(NOTHING, Policy([Rule(keep, least=2048), Rule(COARSE)]), min_values=0) as stash:
+    with Compressor(NOTHING, Policy([Rule(keep, least=2048), Rule(COARSE)]), min_values=0) as saver:
         h = leaf(64, 64) * 2
-        saved = saved_of(stash, h, h[:16], h[:, :8])
+        saved = saved_of(saver, h, h[:16], h[:, :8])
     assert saved == [(64 * 64 * 4, 64 * 80 if keep is FMT else 64 * 64 * 4), (0, 0), (0, 0)]
 
 
@@ -423,13 +423,13 @@ def test_operators_that_take_functions(policy):
 
 def test_a_compressor_does_not_keep_the_model():
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.BatchNorm1d(64))
-    with Compressor(model, FMT) as stash:
+    with Compressor(model, FMT) as saver:
         loss = model(torch.randn(64, 64)).sum()
     loss.backward()
     parts = [weakref.ref(part) for part in (*model.parameters(), *model.modules())]
     del model, loss
     gc.collect()
-    assert stash.report().ratio > 1
+    assert saver.report().ratio > 1
     assert not any(part() is not None for part in parts)
 
 
@@ -489,7 +489,7 @@ def test_of_nested_contexts_the_innermost_wins():
     assert inner.stored_bytes == 256 * 9
 
 
-def test_as_a_decorator_every_call_has_its_own_stash():
+def test_as_a_decorator_every_call_is_a_step_of_its_own():
     x = leaf(64, 64)
 
     @ours(fmt=COARSE)
@@ -506,7 +506,7 @@ def test_nothing_leaks_when_backward_never_runs():
     model = torch.nn.Linear(64, 64)
     before = len(entries())
     kept = []
-    with ours(model) as stash:
+    with ours(model) as saver:
         x = leaf(64, 64)
         h = torch.log_softmax(model(x.sin()).exp(), 1)
         kept += [StorageWeakRef(t.untyped_storage()) for t in (x, h)]
@@ -514,7 +514,7 @@ def test_nothing_leaks_when_backward_never_runs():
     del x, h
     assert len(entries()) == before
     assert all(storage.expired() for storage in kept)
-    assert stash.report().rows
+    assert saver.report().rows
 
 
 def test_nothing_leaks_when_forward_or_backward_fails():
@@ -620,16 +620,16 @@ def test_parameters_and_their_views_are_exact():
 
     def gradient(context):
         x = leaf(64, 64)
-        with context as stash:
+        with context as saver:
             weight = model.weight
             # Each product also saves x, but only the weight reaches x's gradient.
             y = x @ weight + x @ weight.t() + x * weight.view(-1)[:64] + x * weight[3].expand(64, 64)
         y.sum().backward()
-        return x.grad, stash
+        return x.grad, saver
 
     expected, _ = gradient(torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t))
-    found, stash = gradient(ours(model, COARSE))
-    rows = [row for row in stash.report().rows if row.kept == "parameter"]
+    found, saver = gradient(ours(model, COARSE))
+    rows = [row for row in saver.report().rows if row.kept == "parameter"]
     assert rows
     assert not any(row.counted for row in rows)
     assert torch.equal(found, expected)
@@ -643,10 +643,10 @@ def test_what_is_made_of_an_expanded_parameter_is_no_copy_of_it(before):
         return model[0].expand(16, 8, 64).contiguous()
 
     made = repeated() if before else None
-    with ours(model, FMT) as stash:
+    with ours(model, FMT) as saver:
         loss = (repeated() if made is None else made).square().sum()
     loss.backward()
-    assert [(row.kept, row.raw_bytes) for row in stash.report().rows if row.counted] == [
+    assert [(row.kept, row.raw_bytes) for row in saver.report().rows if row.counted] == [
         ("compressed", 16 * 8 * 64 * 4)
     ]
 
@@ -659,15 +659,15 @@ def test_autocast_copies_of_parameters_are_exact(dtype):
         x = leaf(64, 64)
         with torch.autocast("cpu", dtype):
             model(x)  # fills autocast's cache with copies made before the context is entered
-            with context as stash:
+            with context as saver:
                 loss = model(x).float().sum()
         loss.backward()
-        return x.grad, stash
+        return x.grad, saver
 
     expected, _ = gradient(torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t))
-    found, stash = gradient(ours(model, COARSE))
+    found, saver = gradient(ours(model, COARSE))
     assert torch.equal(found, expected)
-    kept = {row.kept for row in stash.report().rows if row.shape == (64, 64) and not row.counted}
+    kept = {row.kept for row in saver.report().rows if row.shape == (64, 64) and not row.counted}
     assert kept == {"parameter copy"}
 
 
@@ -675,95 +675,95 @@ def test_buffers_are_exact():
     model = torch.nn.Module()
     model.register_buffer("scale", torch.randn(64, 64))
     x = leaf(64, 64)
-    with ours(model, COARSE) as stash:
+    with ours(model, COARSE) as saver:
         y = x * model.scale
     y.sum().backward()
     assert torch.equal(x.grad, model.scale)
-    assert stash.raw_bytes == 0
+    assert saver.raw_bytes == 0
 
 
 def test_log_softmax_is_told_by_its_operation():
     x = leaf(64, 64)
     targets = torch.arange(64)
-    with Compressor(NOTHING, COARSE, min_values=0) as stash:
+    with Compressor(NOTHING, COARSE, min_values=0) as saver:
         loss = torch.nn.functional.cross_entropy(x, targets)
     loss.backward()
     y = leaf(64, 64)
     torch.nn.functional.cross_entropy(y, targets).backward()
     assert torch.equal(x.grad, y.grad)
 
-    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as stash:
+    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as saver:
         z = torch.log_softmax(leaf(64, 64), 1)
         z.sin()  # saves the same tensor, which is still a log-softmax
         (z * 1).sin()  # of the same shape, but any tensor
-    kept = [(row.op, row.kept) for row in stash.report().rows]
+    kept = [(row.op, row.kept) for row in saver.report().rows]
     assert ("_log_softmax", "log-softmax") in kept
     assert ("mul", "compressed") in kept
 
 
 def test_log_sum_exp_of_attention_is_told_by_its_operation():
     q = leaf(2, 4, 64, 32)
-    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as stash:
+    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as saver:
         y = torch.nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, is_causal=True)
         like = y[..., 0].contiguous()
         like.sin()
-    rows = {(row.shape, row.kept) for row in stash.report().rows}
+    rows = {(row.shape, row.kept) for row in saver.report().rows}
     assert ((2, 4, 64), "log-sum-exp") in rows
     assert ((2, 4, 64), "compressed") in rows
 
 
 def test_norm_statistics_are_told_by_their_operation():
     x = leaf(2000, 8)
-    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as stash:
+    with Compressor(NOTHING, Policy.default(FMT, recompute=False), min_values=0) as saver:
         torch.nn.functional.layer_norm(x, (8,))
         torch.nn.functional.group_norm(x.view(500, 4, 8), 2)
         torch.nn.functional.batch_norm(x.t(), None, None, training=True)
         (x * torch.rsqrt((x * x).mean(1, keepdim=True))).sin()
-    kept = [row.op for row in stash.report().rows if row.kept == "norm statistics"]
+    kept = [row.op for row in saver.report().rows if row.kept == "norm statistics"]
     assert {f"native_{kind}_norm.{i}" for kind in ("layer", "group", "batch") for i in (1, 2)} <= set(kept)
     assert "rsqrt" in kept
 
 
 def test_boolean_masks_and_indices_are_exact():
     x = leaf(64, 64)
-    with ours(fmt=COARSE) as stash:
+    with ours(fmt=COARSE) as saver:
         y, mask = torch.native_dropout(x, 0.5, True)
         z = y.gather(1, torch.arange(64).expand(64, 64)) + y.masked_fill(x > 0, 0)
     z.sum().backward()
     assert torch.equal(x.grad, mask * 2.0 * (1.0 + (x <= 0)))
-    assert {"bits", "not floating point"} <= {row.kept for row in stash.report().rows}
+    assert {"bits", "not floating point"} <= {row.kept for row in saver.report().rows}
 
 
 def test_the_size_floor_keeps_small_tensors_exact():
     x = leaf(10, 10)
-    with ours(fmt=COARSE, min_values=101) as stash:
+    with ours(fmt=COARSE, min_values=101) as saver:
         y = x * x
     assert y.grad_fn._saved_self.data_ptr() == x.data_ptr()  # not a copy
     y.sum().backward()
     assert torch.equal(x.grad, 2 * x)
-    assert stash.report().rows[0].kept == "under 101 values"
+    assert saver.report().rows[0].kept == "under 101 values"
 
 
 def test_strided_nested_tensors_stay_raw():
     def gradients(context):
         x, y = leaf(40, 64), leaf(30, 64, seed=1)
-        with context as stash:
+        with context as saver:
             loss = torch.nested.as_nested_tensor([x, y]).relu().to_padded_tensor(0).sin().sum()
         loss.backward()
-        return (x.grad, y.grad), stash
+        return (x.grad, y.grad), saver
 
     exact, _ = gradients(untouched())
-    found, stash = gradients(ours(fmt=PlaneFormat("fp32", 64, 256)))
+    found, saver = gradients(ours(fmt=PlaneFormat("fp32", 64, 256)))
     assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
-    (row,) = [row for row in stash.report().rows if row.kept == "not a plain strided tensor"]
+    (row,) = [row for row in saver.report().rows if row.kept == "not a plain strided tensor"]
     assert (row.shape, row.raw_bytes) == ((70 * 64,), row.tensors * 70 * 64 * 4)
 
 
 def test_float64_stays_raw():
     x = leaf(64, 64).double()
-    with ours() as stash:
+    with ours() as saver:
         x.sin()
-    assert stash.report().rows[0].kept == "no format for float64"
+    assert saver.report().rows[0].kept == "no format for float64"
 
 
 def test_the_forward_pass_is_not_changed():
@@ -870,11 +870,11 @@ def test_a_bad_argument_is_an_error_at_once(tmp_path):
 
 def test_the_report_adds_up_and_prints():
     model = torch.nn.Linear(64, 64)
-    with Compressor(model, FMT) as stash:
+    with Compressor(model, FMT) as saver:
         model(leaf(64, 64)).sin().log_softmax(1)
-    report = stash.report()
-    assert report.raw_bytes == stash.raw_bytes == 3 * 64 * 64 * 4
-    assert report.stored_bytes == stash.stored_bytes == 2 * 64 * 80 + 64 * 64 * 4
+    report = saver.report()
+    assert report.raw_bytes == saver.raw_bytes == 3 * 64 * 64 * 4
+    assert report.stored_bytes == saver.stored_bytes == 2 * 64 * 80 + 64 * 64 * 4
     assert report.ratio == report.raw_bytes / report.stored_bytes
     text = str(report)
     for word in ("log-softmax", "compressed", "64 x 64", "float32", "total"):

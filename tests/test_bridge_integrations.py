@@ -15,7 +15,7 @@ from torch_bridge.backends import GoldenBackend
 from torch_bridge.trainers.lightning import Callback
 
 from .launch import TORCHRUN, python
-from .plain_stash import COARSE, untouched
+from .plain_hooks import COARSE, untouched
 
 STEPS, RATE = 4, 0.1
 
@@ -99,19 +99,19 @@ def huggingface(kind, folder, options=None, **arguments):
 
 
 def every_option(folder):
-    """Of Compressor, but for the policy; each leaves its trace in the stash."""
+    """Of Compressor, but for the policy; each leaves its trace in it."""
     disk = Offload(folder, amount="all")
     return {"backend": "golden", "min_values": 4096, "verify": True, "offload": disk}
 
 
-def check_options(stash, plain):
+def check_options(saver, plain):
     """Only the first two activations are large enough, each 64 x 64 values in 256 blocks of 9 and 4 bytes."""
-    rows = [row for row in stash.report().rows if row.counted]
+    rows = [row for row in saver.report().rows if row.counted]
     found = {(row.module.removeprefix("regression."), row.kept): row.stored_bytes for row in rows}
     assert found["net.1", "compressed, offloaded"] == found["net.3", "compressed, offloaded"] == 256 * (9 + 4)
     assert found["net.0", "under 4096 values"] == 64 * 32 * 4
-    assert stash.offloaded_bytes == 2 * 256 * 9
-    assert isinstance(stash._codecs.get(COARSE), GoldenBackend)
+    assert saver.offloaded_bytes == 2 * 256 * 9
+    assert isinstance(saver._codecs.get(COARSE), GoldenBackend)
     assert "compressed, offloaded" not in {row.kept for row in plain.report().rows}
 
 
@@ -146,7 +146,7 @@ def test_huggingface_evaluation_is_left_alone(tmp_path):
         assert found == pytest.approx(trainer.model(data())["loss"].item())
 
 
-def test_huggingface_trainer_with_autocast_stashes_bf16(tmp_path):
+def test_huggingface_trainer_with_autocast_compresses_bf16(tmp_path):
     trainer, saver = huggingface(PlainTrainer, tmp_path, bf16=True)
     trainer.train()
     kept = {row.dtype for row in saver.report().rows if row.kept == "compressed"}
@@ -224,7 +224,7 @@ def test_no_step_waits_for_a_report(tmp_path, monkeypatch):
     assert other.state.log_history[0]["activation_ratio"] > 2
 
 
-def test_lightning_with_autocast_stashes_bf16():
+def test_lightning_with_autocast_compresses_bf16():
     callback = Callback(COARSE)
     fit(Automatic(), callback, precision="bf16-mixed")
     kept = {row.dtype for row in callback.saver.report().rows if row.kept == "compressed"}

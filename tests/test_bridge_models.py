@@ -1,4 +1,4 @@
-"""One training step of the models that people train: gradients equal those of a plain stash."""
+"""One training step of the models that people train: gradients equal those of plain hooks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import nn
 from golden import PlaneFormat
 from torch_bridge import Compressor, Policy, Rule
 
-from .plain_stash import (
+from .plain_hooks import (
     COARSE,
     FMT,
     gradients,
@@ -185,7 +185,7 @@ def step(task, model, context, autocast=None, scale=1.0):
     """Gradients of one training step, and what the context gave."""
     torch.manual_seed(1)  # the same batch and the same dropout masks every time
     inputs = task.inputs()
-    with context as stash, torch.autocast("cpu", autocast, enabled=autocast is not None):
+    with context as saver, torch.autocast("cpu", autocast, enabled=autocast is not None):
         loss = model(**inputs).loss
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
@@ -194,7 +194,7 @@ def step(task, model, context, autocast=None, scale=1.0):
     found = gradients(model)
     assert found
     assert all(gradient.isfinite().all() for gradient in found.values())
-    return found, stash
+    return found, saver
 
 
 def check(task, model, fmt=FMT, *, min_values=2, **how):
@@ -202,8 +202,8 @@ def check(task, model, fmt=FMT, *, min_values=2, **how):
 
     A single value is what the loss is divided by.
     """
-    found, stash = step(task, model, Compressor(model, stored(fmt), min_values=min_values), **how)
-    assert stash.report().ratio > (1.4 if how.get("autocast") else 2), str(stash.report())
+    found, saver = step(task, model, Compressor(model, stored(fmt), min_values=min_values), **how)
+    assert saver.report().ratio > (1.4 if how.get("autocast") else 2), str(saver.report())
 
     expected, _ = step(task, model, reference(model, fmt, is_exact, min_values=min_values), **how)
     assert unequal(found, expected) == []
@@ -249,19 +249,19 @@ def test_a_format_that_loses_nothing_changes_nothing(name, attention):
     model = task.build(attention, dropout=0.1)
     exact, _ = step(task, model, untouched(), autocast=autocast)
     lossless = PlaneFormat("fp32", block=64, target=256)
-    found, stash = step(task, model, Compressor(model, stored(lossless)), autocast=autocast)
-    assert any(row.kept == "compressed" for row in stash.report().rows)
+    found, saver = step(task, model, Compressor(model, stored(lossless)), autocast=autocast)
+    assert any(row.kept == "compressed" for row in saver.report().rows)
     assert unequal(found, exact) == []
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "attention"), VARIANTS)
-def test_what_is_derived_from_exact_tensors_changes_nothing(name, attention, autocast):
+def test_what_is_recomputed_from_exact_tensors_changes_nothing(name, attention, autocast):
     task = TASKS[name]
     model = task.build(attention, dropout=0.1)
     exact, _ = step(task, model, untouched(), autocast=autocast)
     fixed = [rule for rule in stored(FMT).rules if rule.keep in ("raw", "bits")]
     policy = Policy([*fixed, Rule("recompute")])
-    found, stash = step(task, model, Compressor(model, policy, min_values=2), autocast=autocast)
-    assert stash.report().recomputed_bytes > 0
+    found, saver = step(task, model, Compressor(model, policy, min_values=2), autocast=autocast)
+    assert saver.report().recomputed_bytes > 0
     assert unequal(found, exact) == []

@@ -119,7 +119,7 @@ MODELS = {
 
 
 def gradient(model, policy, dtype=torch.float32):
-    """Of the layer before the norm, flat, and a stash."""
+    """Of the layer before the norm, flat, and the Compressor."""
     saver = Compressor(model, policy)
     with saver, torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         loss = model()

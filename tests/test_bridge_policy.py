@@ -19,8 +19,8 @@ def leaf(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 
-def kept(stash):
-    return {row.kept for row in stash.report().rows}
+def kept(saver):
+    return {row.kept for row in saver.report().rows}
 
 
 # Masks as bits
@@ -58,45 +58,45 @@ def test_a_dropout_mask_is_kept_as_bits_and_exact(dtype):
     def gradient(policy):
         torch.manual_seed(0)
         x = leaf(100, 100).to(dtype).detach().requires_grad_()
-        with Compressor(NOTHING, policy) as stash:
+        with Compressor(NOTHING, policy) as saver:
             loss = torch.nn.functional.dropout(x, 0.3).sum()
         loss.backward()
-        return x.grad, stash
+        return x.grad, saver
 
     exact, _ = gradient(Policy([]))
-    grad, stash = gradient(COARSE)
+    grad, saver = gradient(COARSE)
     assert torch.equal(grad, exact)
-    assert kept(stash) == {"bits"}
-    assert stash.stored_bytes == -(-10_000 // 512) * 64
+    assert kept(saver) == {"bits"}
+    assert saver.stored_bytes == -(-10_000 // 512) * 64
 
 
 def test_quotients_of_16_bytes_stay_raw():
     def gradient(context):
         x = torch.randn(40, 40, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
         x.requires_grad_()
-        with context as stash:
+        with context as saver:
             loss = (x * 2).div_(3).square().abs().sum()
         loss.backward()
-        return x.grad, stash
+        return x.grad, saver
 
-    found, stash = gradient(Compressor(NOTHING, FMT))
+    found, saver = gradient(Compressor(NOTHING, FMT))
     assert torch.equal(found, gradient(contextlib.nullcontext())[0])
-    assert "not floating point" in kept(stash)
+    assert "not floating point" in kept(saver)
 
 
 def test_a_quotient_is_no_mask():
-    with Compressor(NOTHING, FMT) as stash:
+    with Compressor(NOTHING, FMT) as saver:
         (leaf(64, 64) * 2).div_(3).sin()
-    assert kept(stash) == {"compressed"}
+    assert kept(saver) == {"compressed"}
 
 
 def test_boolean_masks_take_a_bit():
     x = leaf(64, 64)
-    with Compressor(NOTHING, COARSE) as stash:
+    with Compressor(NOTHING, COARSE) as saver:
         y = torch.where(x > 0, x, 2 * x)
     y.sum().backward()
     assert torch.equal(x.grad, torch.where(x > 0, 1.0, 2.0))
-    assert stash.stored_bytes == 64 * 64 // 8
+    assert saver.stored_bytes == 64 * 64 // 8
 
 
 # Rules
@@ -106,10 +106,10 @@ def test_the_first_rule_that_fits_holds():
     policy = Policy(
         [Rule("exact", op="sin", why="a test"), Rule(COARSE, op="ad*", unchecked=True), Rule(FMT)]
     )
-    with Compressor(NOTHING, policy) as stash:
+    with Compressor(NOTHING, policy) as saver:
         x = leaf(64, 64) * 1
         (x.sin().cos(), (x + 1).cos(), (x * 2).cos())
-    rows = {(row.op, row.saved_by): (row.kept, row.stored_bytes) for row in stash.report().rows}
+    rows = {(row.op, row.saved_by): (row.kept, row.stored_bytes) for row in saver.report().rows}
     assert rows["sin", "cos"] == ("a test", 64 * 64 * 4)
     assert rows["add", "cos"] == ("compressed", 64 * 64 // 16 * 9)
     assert rows["mul", "sin"] == rows["mul", "cos"] == ("compressed", 64 * 80)
@@ -124,7 +124,7 @@ def test_rules_by_size_and_dtype():
             Rule(FMT),
         ]
     )
-    with Compressor(NOTHING, policy) as stash:
+    with Compressor(NOTHING, policy) as saver:
         for rows, dtype in (
             (31, torch.float32),
             (32, torch.float32),
@@ -132,7 +132,7 @@ def test_rules_by_size_and_dtype():
             (64, torch.bfloat16),
         ):
             leaf(rows, 64).to(dtype).sin()
-    assert [row.kept for row in stash.report().rows] == ["small", "compressed", "large", "short"]
+    assert [row.kept for row in saver.report().rows] == ["small", "compressed", "large", "short"]
 
 
 class Broken(torch.nn.Module):
@@ -147,58 +147,58 @@ def test_rules_by_module_also_after_one_has_failed():
     policy = Policy(
         [Rule("exact", module="1.*", why="inner"), Rule("exact", module="", why="outside"), Rule(FMT)]
     )
-    with Compressor(model, policy) as stash:
+    with Compressor(model, policy) as saver:
         x = model[0](leaf(64, 64))
         with pytest.raises(RuntimeError, match="broken"):
             model[1](x)
         x = model[2](x)
         x.sin()
-    kept_in = [(row.module, row.kept) for row in stash.report().rows]
+    kept_in = [(row.module, row.kept) for row in saver.report().rows]
     assert kept_in == [("0", "compressed"), ("1.0", "inner"), ("2", "compressed"), ("", "outside")]
     assert not torch.nn.modules.module._global_forward_hooks
-    with Compressor(model, policy) as stash:
+    with Compressor(model, policy) as saver:
         leaf(64, 64).sin()
-    assert kept(stash) == {"outside"}
+    assert kept(saver) == {"outside"}
 
 
 def test_each_node_has_what_it_needs_of_a_tensor_that_several_save():
     model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(64, 64))
     for first, then, expected in (("exact", FMT, ["exact"]), (FMT, "exact", ["compressed", "exact"])):
-        with Compressor(model, Policy([Rule(first, module="0"), Rule(then)])) as stash:
+        with Compressor(model, Policy([Rule(first, module="0"), Rule(then)])) as saver:
             model(leaf(64, 64))
-        assert [row.kept for row in stash.report().rows if row.counted] == expected
+        assert [row.kept for row in saver.report().rows if row.counted] == expected
 
 
 def test_a_tensor_that_a_later_node_needs_finer_is_stored_once():
-    with Compressor(NOTHING, HadamardFormat(target=32)) as stash:
+    with Compressor(NOTHING, HadamardFormat(target=32)) as saver:
         y = leaf(64, 64) * 1
         one, two = torch.nn.functional.silu(y), torch.ones_like(y) / y
-    assert [row.stored_bytes for row in stash.report().rows if row.op == "mul"] == [64 * 80]
+    assert [row.stored_bytes for row in saver.report().rows if row.op == "mul"] == [64 * 80]
     exact = y.detach()
     assert (two.grad_fn._saved_other / exact - 1).abs().max() < 0.05
     assert torch.equal(one.grad_fn._saved_self, two.grad_fn._saved_other)
 
 
 def test_bits_fall_through_where_there_are_more_values():
-    with Compressor(NOTHING, Policy([Rule("bits"), Rule(FMT)])) as stash:
+    with Compressor(NOTHING, Policy([Rule("bits"), Rule(FMT)])) as saver:
         leaf(64, 64).sin()
         (leaf(64, 64) > 0).float().requires_grad_().sin()
-    assert [row.kept for row in stash.report().rows] == ["compressed", "bits"]
+    assert [row.kept for row in saver.report().rows] == ["compressed", "bits"]
 
 
 def test_without_a_rule_all_stays_raw():
-    with Compressor(NOTHING, Policy([])) as stash:
+    with Compressor(NOTHING, Policy([])) as saver:
         leaf(64, 64).sin()
-    assert stash.raw_bytes == stash.stored_bytes
-    assert kept(stash) == {"no rule"}
+    assert saver.raw_bytes == saver.stored_bytes
+    assert kept(saver) == {"no rule"}
 
 
 def test_a_large_log_softmax_has_a_rate_of_its_own():
     rows, classes = 64, 16_384
-    with Compressor(NOTHING, FMT) as stash:
+    with Compressor(NOTHING, FMT) as saver:
         leaf(rows, classes).log_softmax(1)
         leaf(rows, 100).log_softmax(1)
-    large, small = stash.report().rows
+    large, small = saver.report().rows
     assert (large.kept, large.stored_bytes) == ("compressed", rows * classes // 64 * 96)
     assert (small.kept, small.stored_bytes) == ("log-softmax", rows * 100 * 4)
 
@@ -254,7 +254,7 @@ def test_modules_have_the_names_of_named_modules_where_they_are_shared():
             return self.second(self.first(x))
 
     model = Shared()
-    with Compressor(model, FMT, "golden") as stash:
+    with Compressor(model, FMT, "golden") as saver:
         model(torch.randn(4096, requires_grad=True)).sum()
     names = {name for name, part in model.named_modules() if not list(part.children())}
-    assert {row.module for row in stash.report().rows} == names == {"first.0.0.0", "first.1"}
+    assert {row.module for row in saver.report().rows} == names == {"first.0.0.0", "first.1"}

@@ -97,10 +97,10 @@ def gradient(function, policy=None, positive=False):
     if policy is None:
         function(x).sum().backward()
         return x.grad, None
-    with Compressor(torch.nn.Module(), policy, "golden") as stash:
+    with Compressor(torch.nn.Module(), policy, "golden") as saver:
         y = function(x).sum()
     y.backward()
-    return x.grad, stash
+    return x.grad, saver
 
 
 def error(found, exact):
@@ -111,9 +111,9 @@ def error(found, exact):
 def test_what_backward_formulas_compare_or_divide_by_keeps_sign_and_zeros(name):
     positive = name.startswith(POSITIVE)
     exact, _ = gradient(NEEDY[name], None, positive)
-    found, stash = gradient(NEEDY[name], FMT, positive)
+    found, saver = gradient(NEEDY[name], FMT, positive)
     assert found.isfinite().all()
-    assert error(found, exact) < 0.12, stash.report()  # planes at ten bits: a clamp at 0.5 opens a few gates
+    assert error(found, exact) < 0.12, saver.report()  # planes at ten bits: a clamp at 0.5 opens a few gates
 
 
 HALVED = {
@@ -183,12 +183,12 @@ COMPARED = {
 @pytest.mark.parametrize("fmt", [FMT, PlaneFormat("fp32", 64, 80), QuantFormat("fp32", 8)], ids=str)
 def test_what_backward_formulas_look_for_among_the_inputs_is_there_in_every_format(fmt, name):
     exact, _ = gradient(COMPARED[name])
-    found, stash = gradient(COMPARED[name], Policy.default(fmt))
-    assert error(found, exact) < 0.1, stash.report()
+    found, saver = gradient(COMPARED[name], Policy.default(fmt))
+    assert error(found, exact) < 0.1, saver.report()
 
 
 @pytest.mark.parametrize("name", NEEDY)
-def test_training_through_it_is_as_without_a_stash(name):
+def test_training_through_it_is_as_without_it(name):
     expected = losses_through(name)
     assert (losses_through(name, FMT) - expected).abs().mean() < 0.06 * (expected.max() - expected.min())
 
@@ -204,11 +204,11 @@ def test_without_these_rules_the_gradient_is_wrong(name):
     "function", [torch.nn.GELU(), torch.nn.SiLU(), torch.square, lambda x: x**3, torch.nn.Mish()]
 )
 def test_smooth_functions_stay_in_few_bits(function):
-    _, stash = gradient(function, FMT)
-    assert stash.ratio == pytest.approx(16, rel=0.01), stash.report()
+    _, saver = gradient(function, FMT)
+    assert saver.ratio == pytest.approx(16, rel=0.01), saver.report()
 
 
-def test_a_divisor_shares_nothing_with_what_was_stashed_before():
+def test_a_divisor_shares_nothing_with_what_was_compressed_before():
     """The same tensor is first saved by a product, which may have it in two bits a value."""
 
     def function(x):
@@ -216,36 +216,36 @@ def test_a_divisor_shares_nothing_with_what_was_stashed_before():
         return 1e-6 * (y * torch.ones_like(y)) + torch.ones_like(y) / y
 
     exact, _ = gradient(function)
-    found, stash = gradient(function, FMT)
-    assert error(found, exact) < 0.12, stash.report()
+    found, saver = gradient(function, FMT)
+    assert error(found, exact) < 0.12, saver.report()
 
 
-def test_a_saved_tensor_is_stashed_as_soon_as_the_operation_that_saves_it_begins():
+def test_a_saved_tensor_is_compressed_as_soon_as_the_operation_that_saves_it_begins():
     """No more than the inputs of one operation wait undecided: the forward pass keeps no raw tensors."""
-    with Compressor(torch.nn.Module(), FMT, "golden") as stash:
+    with Compressor(torch.nn.Module(), FMT, "golden") as saver:
         x = torch.randn(4096, requires_grad=True)
         for _ in range(6):
             x = torch.nn.functional.silu(x * 1.5)
-            assert len(stash._watch.thread.waiting) <= 2
-    assert not stash._watch.thread.waiting
+            assert len(saver._watch.thread.waiting) <= 2
+    assert not saver._watch.thread.waiting
     x.sum().backward()
 
 
 def test_a_result_that_its_operation_saves_is_stored_before_the_next_one_runs():
-    with Compressor(torch.nn.Module(), Policy([Rule(FMT, unchecked=True)]), "golden") as stash:
+    with Compressor(torch.nn.Module(), Policy([Rule(FMT, unchecked=True)]), "golden") as saver:
         y = torch.randn(4096, requires_grad=True).sigmoid()
-        assert len(stash._watch.thread.waiting) == 1
+        assert len(saver._watch.thread.waiting) == 1
         z, memory = y * 2, weakref.ref(y.untyped_storage())  # a product with a number saves nothing
-        assert not stash._watch.thread.waiting
+        assert not saver._watch.thread.waiting
         del y
         assert memory() is None
     z.sum().backward()
 
 
 def test_what_is_saved_last_is_decided_by_the_end_of_the_context():
-    with Compressor(torch.nn.Module(), FMT, "golden") as stash:
+    with Compressor(torch.nn.Module(), FMT, "golden") as saver:
         y = torch.randn(4096, requires_grad=True).tanh()
-        assert stash.ratio == pytest.approx(3.2, rel=0.01)
+        assert saver.ratio == pytest.approx(3.2, rel=0.01)
     y.sum().backward()
 
 
@@ -253,11 +253,11 @@ def test_nothing_waits_for_the_garbage_collector():
     gc.collect()
     gc.disable()
     try:
-        with Compressor(torch.nn.Module(), FMT, "golden") as stash:
+        with Compressor(torch.nn.Module(), FMT, "golden") as saver:
             y = torch.randn(4096, requires_grad=True).exp().log().sum()
         y.backward()
-        gone = weakref.ref(stash)
-        del stash, y
+        gone = weakref.ref(saver)
+        del saver, y
         assert gone() is None
     finally:
         gc.enable()
@@ -267,11 +267,11 @@ def test_a_mask_that_attention_adds_is_kept_as_bits():
     q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     mask = torch.ones(2, 1, 40, 40, dtype=torch.bool).tril()
     mask[0, :, :, 30:] = False
-    with Compressor(torch.nn.Module(), FMT, min_values=2) as stash:
+    with Compressor(torch.nn.Module(), FMT, min_values=2) as saver:
         loss = functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).square().mean()
     loss.backward()
     assert q.grad.isfinite().all()
-    assert "bits" in {row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)}
+    assert "bits" in {row.kept for row in saver.report().rows if row.shape[-2:] == (40, 40)}
 
 
 def causal(length):
@@ -312,20 +312,20 @@ def by_sums(q, mask):
 
 
 def trained(attention, make_mask, policy):
-    """Losses of some steps, the first gradient, and a stash."""
+    """Losses of some steps, the first gradient, and the Compressor."""
     q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0)).mul_(0.3).requires_grad_()
     goal = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(1))
     losses, gradients = [], []
     for _ in range(4):
         q.grad = None
-        with nullcontext() if policy is None else Compressor(torch.nn.Module(), policy) as stash:
+        with nullcontext() if policy is None else Compressor(torch.nn.Module(), policy) as saver:
             loss = (attention(q, make_mask(40)) - goal).square().mean()
         loss.backward()
         losses.append(loss.item())
         gradients.append(q.grad)
         with torch.no_grad():
             q.sub_(q.grad, alpha=40)
-    return torch.tensor(losses), gradients[0], stash
+    return torch.tensor(losses), gradients[0], saver
 
 
 @pytest.mark.parametrize("attention", [flash, eager, by_sums])
@@ -340,18 +340,18 @@ def test_masks_with_biases_and_infinities_made_in_the_step_keep_them(name, atten
 
 @pytest.mark.parametrize("name", ["add", "where", "masked_fill", "least number"])
 def test_the_report_names_infinities(name):
-    _, _, stash = trained(flash, MASKS[name], Policy([Rule(FMT, unchecked=True)]))
-    assert [row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)] == [INFINITIES]
+    _, _, saver = trained(flash, MASKS[name], Policy([Rule(FMT, unchecked=True)]))
+    assert [row.kept for row in saver.report().rows if row.shape[-2:] == (40, 40)] == [INFINITIES]
 
 
 def test_a_mask_of_two_numbers_is_kept_as_bits():
-    _, _, stash = trained(flash, MASKS["-1e4"], Policy([Rule(FMT)]))
-    assert [row.kept for row in stash.report().rows if row.shape[-2:] == (40, 40)] == ["bits"]
+    _, _, saver = trained(flash, MASKS["-1e4"], Policy([Rule(FMT)]))
+    assert [row.kept for row in saver.report().rows if row.shape[-2:] == (40, 40)] == ["bits"]
 
 
 def test_planes_keep_infinities_in_their_blocks():
-    _, _, stash = trained(flash, MASKS["add"], Policy([Rule(PlaneFormat("fp32", 64, 80))]))
-    assert INFINITIES not in {row.kept for row in stash.report().rows}
+    _, _, saver = trained(flash, MASKS["add"], Policy([Rule(PlaneFormat("fp32", 64, 80))]))
+    assert INFINITIES not in {row.kept for row in saver.report().rows}
 
 
 @pytest.mark.parametrize(("bias", "kept"), [(0, "bits"), (-0.1, "mask of attention")])
@@ -359,19 +359,19 @@ def test_a_mask_made_before_the_step_keeps_its_infinities(bias, kept):
     q = torch.randn(2, 2, 40, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     mask = torch.arange(40.0).expand(40, 40) * bias
     mask.masked_fill_(torch.ones(40, 40, dtype=torch.bool).triu(1), -torch.inf)
-    with Compressor(torch.nn.Module(), FMT, min_values=2) as stash:
+    with Compressor(torch.nn.Module(), FMT, min_values=2) as saver:
         loss = functional.scaled_dot_product_attention(q * 1, q * 2, q * 3, attn_mask=mask).square().mean()
     loss.backward()
     assert q.grad.isfinite().all()
-    assert [row.kept for row in stash.report().rows if row.shape == (40, 40)] == [kept]
+    assert [row.kept for row in saver.report().rows if row.shape == (40, 40)] == [kept]
 
 
 def test_a_rule_about_no_operation_is_not_about_one_that_no_rule_names():
     policy = Policy([Rule("exact", saved_by="", why="by none"), Rule(FMT)])
-    with Compressor(torch.nn.Module(), policy, "golden") as stash:
+    with Compressor(torch.nn.Module(), policy, "golden") as saver:
         x = torch.randn(4096, requires_grad=True)
         (x * 1).exp()
-    assert [row.kept for row in stash.report().rows] == ["compressed"]
+    assert [row.kept for row in saver.report().rows] == ["compressed"]
 
 
 def near(shape, seed=0):
@@ -444,9 +444,9 @@ def test_a_power_whose_exponent_prints_with_one_has_a_finite_gradient():
 def test_tensors_of_two_values_are_bits_whatever_made_them():
     found, goal = near((64, 64))
     mask = (goal > 0).to(torch.float32)
-    with Compressor(torch.nn.Module(), Policy.default(FMT)) as stash:
+    with Compressor(torch.nn.Module(), Policy.default(FMT)) as saver:
         out = (found * mask).sum()
-    assert [row.kept for row in stash.report().rows] == ["bits"]
+    assert [row.kept for row in saver.report().rows] == ["bits"]
     assert torch.equal(torch.autograd.grad(out, found)[0], mask)
 
 
@@ -483,22 +483,22 @@ def test_where_sigmoid_and_tanh_end_gradients_stay_right(name, fmt):
 
 @pytest.mark.parametrize("name", SATURATING)
 @pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
-def test_so_they_do_where_nothing_is_derived(name, fmt):
+def test_so_they_do_where_nothing_is_recomputed(name, fmt):
     assert error(of_saturating(name, Policy.default(fmt, recompute=False)), of_saturating(name)) < 0.3
 
 
-@pytest.mark.parametrize("derive", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
-def test_a_squashed_gaussian_of_sixteen_bits_does_not_diverge(fmt, derive):
-    policy = Policy.default(fmt, recompute=derive)
+def test_a_squashed_gaussian_of_sixteen_bits_does_not_diverge(fmt, recompute):
+    policy = Policy.default(fmt, recompute=recompute)
     exact = of_saturating("squashed Gaussian", None, torch.bfloat16)
     assert error(of_saturating("squashed Gaussian", policy, torch.bfloat16), exact) < 1.3
 
 
 @pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh])
-@pytest.mark.parametrize("derive", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("fmt", [HadamardFormat("fp32", 128, 64), PlaneFormat("fp32", 64, 80)], ids=str)
-def test_what_has_to_be_exact_is_so_behind_them(fmt, derive, function):
+def test_what_has_to_be_exact_is_so_behind_them(fmt, recompute, function):
     """What looks for a value among its inputs, and losses near their least."""
 
     def gradients(policy):
@@ -508,7 +508,7 @@ def test_what_has_to_be_exact_is_so_behind_them(fmt, derive, function):
                 y = loss(function(found * 1))
             yield torch.autograd.grad(y, found)[0]
 
-    policy = Policy.default(fmt, recompute=derive)
+    policy = Policy.default(fmt, recompute=recompute)
     for exact, found in zip(gradients(None), gradients(policy), strict=True):
         assert error(found, exact) < 0.18
 

@@ -38,18 +38,18 @@ def cross_entropy(model, batch):
 
 def gradients(model, batch, policy):
     torch.manual_seed(7)
-    with Compressor(model, policy) as stash:
+    with Compressor(model, policy) as saver:
         loss = cross_entropy(model, batch)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), stash
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), saver
 
 
 def test_a_calibrated_policy_fits_the_budget_with_less_error_than_one_rate():
     model, batches = calibrated_model()
     exact, _ = gradients(model, batches[0], Policy([]))
-    uniform, stash = gradients(model, batches[0], PlaneFormat("fp32", 64, 48))
-    policy = calibrate(model, batches, budget=stash.stored_bytes, loss=cross_entropy)
+    uniform, saver = gradients(model, batches[0], PlaneFormat("fp32", 64, 48))
+    policy = calibrate(model, batches, budget=saver.stored_bytes, loss=cross_entropy)
     chosen, calibrated = gradients(model, batches[0], policy)
-    assert calibrated.stored_bytes <= stash.stored_bytes
+    assert calibrated.stored_bytes <= saver.stored_bytes
     assert (chosen - exact).norm() < 0.8 * (uniform - exact).norm()
     assert any("gradient error" in rule.why for rule in policy.rules)
     assert "gradient error" in str(policy)
@@ -132,7 +132,7 @@ def test_calibration_leaves_tensors_that_are_more_than_memory_as_they_are():
     policy = calibrate(model, tokens, budget=1 << 20, loss=lambda model, x: model(x))
     tight = Calibration(model, tokens, loss=lambda model, x: model(x))
     assert any(rule.module == "linear" for rule in policy.rules)
-    assert tight.stashed_bytes(tight.policy(tight.least)) == tight.least < tight.most
+    assert tight.stored_bytes(tight.policy(tight.least)) == tight.least < tight.most
     assert 0 < tight.error(tight.policy(tight.least)) < 1
 
 
@@ -143,8 +143,8 @@ def test_calibration_spares_what_backward_formulas_compare():
     policy = calibration.policy(calibration.least)
     kept_as = {rule.keep for rule in policy.rules if "gradient error" in rule.why}
     assert any(isinstance(fmt, HadamardFormat) for fmt in kept_as)
-    _, stash = gradients(model, batches[0], policy)
-    relu = next(row for row in stash.report().rows if row.op == "relu")
+    _, saver = gradients(model, batches[0], policy)
+    relu = next(row for row in saver.report().rows if row.op == "relu")
     assert relu.raw_bytes / relu.stored_bytes == pytest.approx(6.4, rel=0.01)  # the fewest planes there are
 
 
@@ -167,9 +167,9 @@ def test_calibration_leaves_a_log_softmax_ten_bits(formats, bits):
     )
     policy = calibration.policy(calibration.least)
     assert any("gradient" in rule.why for rule in policy.rules)
-    with Compressor(model, policy) as stash:
+    with Compressor(model, policy) as saver:
         model(batches[0][0])
-    (row,) = [row for row in stash.report().rows if row.op == "_log_softmax"]
+    (row,) = [row for row in saver.report().rows if row.op == "_log_softmax"]
     assert 32 * row.stored_bytes / row.raw_bytes == pytest.approx(bits, rel=0.01)
 
 
@@ -222,8 +222,8 @@ def test_what_is_no_model_or_format_is_named():
 def test_a_large_budget_keeps_everything_raw():
     model, batches = calibrated_model()
     policy = calibrate(model, batches[0], budget=1 << 30, loss=cross_entropy)
-    _, stash = gradients(model, batches[0], policy)
-    assert all(row.kept != "compressed" for row in stash.report().rows)
+    _, saver = gradients(model, batches[0], policy)
+    assert all(row.kept != "compressed" for row in saver.report().rows)
 
 
 def test_a_budget_that_cannot_be_met_names_the_least():
@@ -257,7 +257,7 @@ def test_every_batch_fits_the_budget_wherever_its_bytes_are():
     assert isinstance(calibration.least, int)
     for i in range(6):
         budget = calibration.least + (calibration.most - calibration.least) * i // 5
-        assert calibration.stashed_bytes(calibration.policy(budget)) <= budget
+        assert calibration.stored_bytes(calibration.policy(budget)) <= budget
     # Only the first batch is over, and only its tower can help.
     compressed = [
         rule.module for rule in calibration.policy(calibration.most - 1).rules if "error" in rule.why
@@ -275,7 +275,7 @@ def test_the_least_budget_can_be_met(rows):
     )
     batches = [torch.randn(rows + 13 * i, 64) for i in range(3)]
     calibration = Calibration(model, batches, loss=lambda model, x: model(x).square().mean())
-    assert calibration.stashed_bytes(calibration.policy(calibration.least)) == calibration.least
+    assert calibration.stored_bytes(calibration.policy(calibration.least)) == calibration.least
 
 
 class Part(torch.nn.Module):
@@ -300,4 +300,4 @@ def test_modules_that_share_rows_of_a_tensor_fit_the_budget():
     calibration = Calibration(model, torch.randn(100, 64), loss=loss)
     for i in range(11):
         budget = calibration.least + (calibration.most - calibration.least) * i // 10
-        assert calibration.stashed_bytes(calibration.policy(budget)) <= budget
+        assert calibration.stored_bytes(calibration.policy(budget)) <= budget

@@ -503,20 +503,20 @@ def test_projections_are_compressed_like_other_tensors():
     loss.backward()
     exact = {name: model.get_submodule(name).subspace.grad.clone() for name in names}
     model.zero_grad()
-    stashes = []
+    savers = []
     for each in (plain, model):
-        with Compressor(each, PlaneFormat("fp32", 64, 128), min_values=64) as stash:
+        with Compressor(each, PlaneFormat("fp32", 64, 128), min_values=64) as saver:
             loss = each(tokens(), labels=tokens()).loss
         loss.backward()
-        stashes.append(stash)
+        savers.append(saver)
     for name, expected in exact.items():
         found = model.get_submodule(name).subspace.grad
         assert 0 < (found - expected).norm() < 0.05 * expected.norm(), name
-    assert stashes[1].raw_bytes < stashes[0].raw_bytes
-    narrow = [row for row in stashes[1].report().rows if row.shape == (3, 20, WIDTH // 4)]
+    assert savers[1].raw_bytes < savers[0].raw_bytes
+    narrow = [row for row in savers[1].report().rows if row.shape == (3, 20, WIDTH // 4)]
     assert {row.kept for row in narrow} == {"compressed"}
     assert sum(row.tensors for row in narrow) == 2 * 2
-    assert not any(row.kept == "parameter" and row.counted for row in stashes[1].report().rows)
+    assert not any(row.kept == "parameter" and row.counted for row in savers[1].report().rows)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

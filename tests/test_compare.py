@@ -33,7 +33,15 @@ def test_the_frontier_is_what_nothing_beats_in_both():
 
 def test_every_model_is_compared_and_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(transfers, "IN_FLIGHT", 0)  # how fast the disk is does not matter
-    given = ["--model", *compare.MODELS, "--scheme", "keep", "offload", "planes+offload", "offload-adaptive"]
+    given = [
+        "--model",
+        *compare.MODELS,
+        "--scheme",
+        "baseline",
+        "offload",
+        "planes+offload",
+        "offload-adaptive",
+    ]
     given += ["--batch", "1", "2", "--steps", "4", "--rounds", "1", "--offload-dir", str(tmp_path / "disk")]
     assert main(["compare", *given, "--out", str(tmp_path / "rok")]) == 0
     rows = json.loads((tmp_path / "rok" / "rok.json").read_text())
@@ -45,7 +53,7 @@ def test_every_model_is_compared_and_written(tmp_path, capsys, monkeypatch):
         for batch in (1, 2):
             keep, all_, adaptive, both = (
                 by_key[model, batch, scheme]
-                for scheme in ("keep", "offload", "offload-adaptive", "planes+offload")
+                for scheme in ("baseline", "offload", "offload-adaptive", "planes+offload")
             )
             assert keep["loss"] == all_["loss"] == adaptive["loss"] != both["loss"]
             assert both["loss"] == pytest.approx(keep["loss"], rel=0.01)
@@ -66,10 +74,10 @@ def test_a_time_is_the_median_of_rounds_that_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "measure", measure)
     monkeypatch.setattr(compare, "plot", lambda *_: None)
     monkeypatch.setattr(compare, "table", lambda *_: "")
-    rows = compare.compare(compare.Task(rounds=3), ["gpt2"], ["keep", "planes"], [4], tmp_path)
-    assert order == ["keep", "planes"] * 3
+    rows = compare.compare(compare.Task(rounds=3), ["gpt2"], ["baseline", "planes"], [4], tmp_path)
+    assert order == ["baseline", "planes"] * 3
     assert [(found["scheme"], found["seconds_per_step"], found["peak"]) for found in rows] == [
-        ("keep", 3.0, 1),
+        ("baseline", 3.0, 1),
         ("planes", 4.0, 2),
     ]
     assert json.loads((tmp_path / "rok.json").read_text()) == rows
@@ -109,7 +117,7 @@ def test_command_lines_start_without_what_only_plots_need():
 
 
 def result(scheme, seed, loss, model="small"):
-    bits = {"none": 32.0, "planes 3.2x": 10.0, "step 8x": 4.0, "derive, hadamard 16x": 2.0}[scheme]
+    bits = {"baseline": 32.0, "planes 3.2x": 10.0, "step 8x": 4.0, "recomputed, hadamard 16x": 2.0}[scheme]
     return {
         "model": model,
         "scheme": scheme,
@@ -119,14 +127,14 @@ def result(scheme, seed, loss, model="small"):
         "steps": rows.STUDIES[model].steps,
         "val_loss": loss,
         "curve": [[10, loss + 1], [20, loss]],
-        "gradient_error": [] if scheme == "none" else [[10, 0.9], [15, 0.1], [20, 0.2]],
-        "effective_bits": None if scheme == "none" else 3.5,
+        "gradient_error": [] if scheme == "baseline" else [[10, 0.9], [15, 0.1], [20, 0.2]],
+        "effective_bits": None if scheme == "baseline" else 3.5,
     }
 
 
 ROWS = [
-    result("none", 1, 2.0),
-    result("none", 2, 3.0),
+    result("baseline", 1, 2.0),
+    result("baseline", 2, 3.0),
     result("planes 3.2x", 1, 2.01),
     result("planes 3.2x", 2, 2.99),
 ]
@@ -190,9 +198,11 @@ def test_the_page_says_what_its_rows_say():
             assert page.table_of(committed, model) in text
 
 
-def test_a_ratio_that_deriving_makes_is_told_of_fused_gelu_too():
-    derived = [result("derive, hadamard 16x", 1, 2.0) | {"ratio": 28.0}]
-    assert "| derive, hadamard 16x | 2 | 28.0x, of fused GELU 16.4x | 1 |" in page.table_of(derived, "small")
+def test_a_ratio_that_recomputation_makes_is_told_of_fused_gelu_too():
+    recomputed = [result("recomputed, hadamard 16x", 1, 2.0) | {"ratio": 28.0}]
+    assert "| recomputed, hadamard 16x | 2 | 28.0x, of fused GELU 16.4x | 1 |" in page.table_of(
+        recomputed, "small"
+    )
 
 
 def test_what_an_earlier_release_had_stays_and_is_named(tmp_path, monkeypatch):
@@ -229,7 +239,7 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
         assert stop.value.code == status
 
     # The same dictionary in every module, whose rows are of this test's own study.
-    two = rows.Study("two", ("none", "planes 3.2x"), seeds=(1, 2))
+    two = rows.Study("two", ("baseline", "planes 3.2x"), seeds=(1, 2))
     monkeypatch.setitem(rows.STUDIES, "small", two)
     monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(command, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
@@ -242,7 +252,7 @@ def test_what_one_run_does_is_not_lost_by_another(lost, tmp_path, monkeypatch, c
     Path("docs").mkdir()
     Path("docs/convergence.md").write_text(EMPTY)
     main(0, 0)
-    assert ended == [("none", 1), ("none", 2)]
+    assert ended == [("baseline", 1), ("baseline", 2)]
     main(1, {type(None): 0, ValueError: 1, KeyboardInterrupt: 130}[type(lost)])
     assert ended[2:] == [("planes 3.2x", 1)] + [("planes 3.2x", 2)] * (lost is None)
     printed = capsys.readouterr().err
@@ -262,7 +272,7 @@ def test_all_schemes_have_the_bits_that_their_names_say():
             assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[-1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
-        if scheme.startswith("recompute"):
+        if scheme.startswith("recompute,"):
             bits, time = f"{8 * fmt.target // fmt.block} bits", options.time
             assert scheme == ", ".join(["recompute", bits, *([f"time {time}"] if time else [])])
     assert len(rows.wanted(rows.STUDIES)) == 5 * (15 + 11) + 2 * 5 + 3 * (7 + 3 + 5)
@@ -270,17 +280,17 @@ def test_all_schemes_have_the_bits_that_their_names_say():
 
 def test_calibrated_rates_take_as_many_bytes_as_one_rate(monkeypatch):
     monkeypatch.setattr(runs, "CALIBRATED_AT", 2)
-    options = replace(runs.options_of("small", "derive, calibrated 16x", 1), batch=1)
+    options = replace(runs.options_of("small", "recomputed, calibrated 16x", 1), batch=1)
     before = torch.random.get_rng_state()
     chosen, default = options.policy, Policy.default(options.format)
     assert torch.equal(torch.random.get_rng_state(), before)
     subject = train.subject_of(options)
     tokens = runs.batch_of(subject, options)
-    sizes = [runs.stashed_bytes(subject, options, policy, tokens) for policy in (chosen, default)]
+    sizes = [runs.stored_bytes(subject, options, policy, tokens) for policy in (chosen, default)]
     assert 0.75 * sizes[1] < sizes[0] <= 1.01 * sizes[1]
     exact = runs.gradient(subject.model, options, tokens, compress=False)
     errors = []
-    for one in (options, replace(runs.options_of("small", "derive, hadamard 16x", 1), batch=1)):
+    for one in (options, replace(runs.options_of("small", "recomputed, hadamard 16x", 1), batch=1)):
         found = runs.gradient(subject.model, one, tokens, compress=True)
         errors.append(float((found - exact).norm()))
     assert errors[0] < errors[1]

@@ -67,9 +67,9 @@ def test_a_step_is_written_forward_and_read_backward(mlp):
 
 def test_what_is_recorded_has_the_bytes_of_the_bridges_report(mlp):
     model, forward = mlp
-    with Compressor(model, PLANES) as stash:
+    with Compressor(model, PLANES) as saver:
         forward().backward()
-    assert record(model, forward).saved_bytes == stash.raw_bytes
+    assert record(model, forward).saved_bytes == saver.raw_bytes
 
 
 def test_values_are_those_that_were_saved():

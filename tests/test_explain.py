@@ -27,9 +27,9 @@ def page(tmp_path_factory):
 
 def test_a_report_saves_itself_with_every_row_and_the_modules(tmp_path):
     model, batch, loss = job()
-    with Compressor(model, HadamardFormat()) as stash:
+    with Compressor(model, HadamardFormat()) as saver:
         loss(model, batch).backward()
-    report = stash.report()
+    report = saver.report()
     report.save(tmp_path / "new" / "page.html")
     text = (tmp_path / "new" / "page.html").read_text()
     for row in report.rows:
@@ -39,7 +39,7 @@ def test_a_report_saves_itself_with_every_row_and_the_modules(tmp_path):
     assert text.count("Plotly.newPlot(") >= 3
 
 
-def test_the_page_says_what_was_derived_and_what_budgets_cost(page):
+def test_the_page_says_what_was_recomputed_and_what_budgets_cost(page):
     text = page.read_text()
     for words in (
         "computed anew",
@@ -157,7 +157,7 @@ class Measured:
     def policy(self, budget):
         return budget
 
-    def stashed_bytes(self, policy):
+    def stored_bytes(self, policy):
         return policy
 
     def error(self, policy):
@@ -192,7 +192,7 @@ def test_ticks_of_a_logarithm_are_whole_numbers_around_all_values(values, steps,
     assert axis["tickvals"][0] <= min(values) < max(values) + 1e-9 < axis["tickvals"][-1]
 
 
-def test_a_step_of_a_stash_keeps_less_alive(page):
+def test_a_compressed_step_keeps_less_alive(page):
     found = jobs.load("tests.explained:job")
     policy = Policy.default(HadamardFormat())
     lines = [explain.peak.timeline(lambda one=one: explain._step(found, one)) for one in (None, policy)]

@@ -117,16 +117,16 @@ def test_the_same_accesses_take_longer_behind_a_slower_memory(memory_system):
 @pytest.mark.parametrize("fmt", [PLANES, HADAMARD], ids=["planes", "hadamard"])
 def test_memory_and_golden_regions_give_the_same_bytes_and_values(fmt, libraries):
     ours, golden = backends.get("memory", fmt), backends.get("regions", fmt)
-    stashed = []
+    compressed = []
     for count in (1, 64, 1000, 0, 333):
         values = torch.randn(count)
         pair = [backend.compress(values) for backend in (ours, golden)]
         assert pair[0].shape == (fmt.blocks(count), fmt.target)
         assert torch.equal(*pair)
-        stashed.append((count, pair))
+        compressed.append((count, pair))
     numbers = fmt.compress(values.numpy(), 1 + 1 + 16)  # those before take as many blocks
     assert torch.equal(pair[0], torch.from_numpy(numbers))
-    for count, (one, other) in reversed(stashed):
+    for count, (one, other) in reversed(compressed):
         assert torch.equal(ours.decompress(one, count), golden.decompress(other, count))
 
 

@@ -55,14 +55,14 @@ def model():
 
 def forward(model, policy=EXACT, **options):
     x = torch.linspace(-2, 1, SIZE).view(200, 200).requires_grad_()
-    with Compressor(model, policy, **options) as stash:
+    with Compressor(model, policy, **options) as saver:
         loss = model(x)
-    return loss, [x, model.weight], stash
+    return loss, [x, model.weight], saver
 
 
 def gradients(model, policy=EXACT, **options):
-    loss, leaves, stash = forward(model, policy, **options)
-    return torch.autograd.grad(loss, leaves), stash
+    loss, leaves, saver = forward(model, policy, **options)
+    return torch.autograd.grad(loss, leaves), saver
 
 
 def same(some, others):
@@ -99,31 +99,31 @@ def test_gradients_are_those_without_offloading(model, tmp_path, amount, policy)
     expected, _ = gradients(model, policy)
     disk = Offload(tmp_path, amount=amount)
     for _ in range(4):
-        found, stash = gradients(model, policy, offload=disk)
+        found, saver = gradients(model, policy, offload=disk)
         assert same(found, expected)
         if isinstance(amount, int):
-            assert stash.offloaded_bytes <= amount
+            assert saver.offloaded_bytes <= amount
     assert (disk.stored_bytes + disk.forwarded_bytes > 0) == (amount != 0)
 
 
 def test_a_storage_is_written_once_and_parameters_never(model, tmp_path):
     _, plain = gradients(model)
     disk = Offload(tmp_path, amount="all")
-    loss, _, stash = forward(model, offload=disk, min_values=0)
+    loss, _, saver = forward(model, offload=disk, min_values=0)
     settle(disk)
-    assert disk.stored_bytes == stash.raw_bytes
+    assert disk.stored_bytes == saver.raw_bytes
     # Small tensors are parts of others here, and parts under an eighth are written again.
-    assert abs(plain.raw_bytes - stash.raw_bytes) < 1000
-    assert all("offloaded" in row.kept for row in stash.report().rows if row.counted)
-    assert not any("offloaded" in row.kept for row in stash.report().rows if not row.counted)
+    assert abs(plain.raw_bytes - saver.raw_bytes) < 1000
+    assert all("offloaded" in row.kept for row in saver.report().rows if row.counted)
+    assert not any("offloaded" in row.kept for row in saver.report().rows if not row.counted)
     del loss
 
 
 def test_bytes_written_shrink_by_the_ratio(model, tmp_path):
     disk = Offload(tmp_path, amount="all")
-    loss, _, stash = forward(model, FMT, offload=disk)
+    loss, _, saver = forward(model, FMT, offload=disk)
     settle(disk)
-    assert disk.stored_bytes <= stash.stored_bytes < stash.raw_bytes / 2
+    assert disk.stored_bytes <= saver.stored_bytes < saver.raw_bytes / 2
     del loss
 
 
@@ -226,10 +226,10 @@ def test_what_is_not_written_yet_comes_from_memory(model, tmp_path, monkeypatch)
     release = threading.Event()
     intercept(monkeypatch, "pwrite", lambda real, *given: release.wait(20) and real(*given))
     disk = Offload(tmp_path, amount="adaptive")
-    found, stash = gradients(model, offload=disk)
+    found, saver = gradients(model, offload=disk)
     release.set()
     assert same(found, expected)
-    assert disk.forwarded_bytes == stash.offloaded_bytes
+    assert disk.forwarded_bytes == saver.offloaded_bytes
     assert disk.loaded_bytes == 0
 
 
@@ -265,7 +265,7 @@ def test_what_is_read_ahead_takes_the_place_of_what_is_freed(tmp_path, monkeypat
         disk._transfers._loading.submit(lambda: None).result()
         ahead.append(disk.loaded_bytes // size)
 
-    with Compressor(torch.nn.Identity(), policy, offload=disk) as stash:
+    with Compressor(torch.nn.Identity(), policy, offload=disk) as saver:
         y = x
         for _ in range(16):
             y = y.sin()
@@ -273,7 +273,7 @@ def test_what_is_read_ahead_takes_the_place_of_what_is_freed(tmp_path, monkeypat
         loss = y.sum()
     del y
     settle(disk)
-    assert stash.offloaded_bytes == 10 * size
+    assert saver.offloaded_bytes == 10 * size
     loss.backward()
     assert ahead[0] == 0
     assert ahead[1] == 2
@@ -284,15 +284,15 @@ def test_what_is_read_ahead_takes_the_place_of_what_is_freed(tmp_path, monkeypat
 def test_the_first_go_and_the_last_stay(model, tmp_path):
     x = torch.ones(10_000, requires_grad=True)
     disk = Offload(tmp_path, amount=100_000)
-    with Compressor(torch.nn.Identity(), EXACT, offload=disk) as stash:
+    with Compressor(torch.nn.Identity(), EXACT, offload=disk) as saver:
         first = x.sin()
         second = first.exp()
         third = second.tanh()
         loss = third[:2000].sin().sum()  # small enough, but later than what was too much
-    kept = {row.op: row.kept for row in stash.report().rows}
+    kept = {row.op: row.kept for row in saver.report().rows}
     offloaded = "exact, offloaded"
     assert kept == {"": offloaded, "exp": offloaded, "tanh": "no rule"}
-    assert stash.offloaded_bytes == 80_000
+    assert saver.offloaded_bytes == 80_000
     loss.backward()
 
 

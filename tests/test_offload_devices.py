@@ -211,10 +211,10 @@ def test_tensors_of_a_cpu_stay_where_only_the_hosts_memory_is(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     x = torch.ones(VALUES, requires_grad=True)
     disk = Offload(None, host_bytes=1 << 30)
-    with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as stash:
+    with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as saver:
         loss = x.sin().exp().sum()
-    assert stash.offloaded_bytes == 0
-    assert {row.kept for row in stash.report().rows} == {"no rule"}
+    assert saver.offloaded_bytes == 0
+    assert {row.kept for row in saver.report().rows} == {"no rule"}
     loss.backward()
 
 

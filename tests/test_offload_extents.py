@@ -61,9 +61,9 @@ def test_the_file_stays_small_when_lengths_vary(tmp_path):
     for _ in range(60):
         length = int(torch.randint(50, 400, (), generator=lengths))
         x = torch.ones(length, 64, requires_grad=True)
-        with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as stash:
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as saver:
             loss = (x.sin().exp() @ torch.ones(64, 2 * length % 97 + 1)).tanh().sum()
-        largest = max(largest, stash.offloaded_bytes)
+        largest = max(largest, saver.offloaded_bytes)
         settle(disk)
         loss.backward()
         del loss

@@ -26,17 +26,17 @@ class Machine:
         return Thread(self, name)
 
     def step(self, disk, *, layers=LAYERS):
-        """Train one step; its seconds, and the share of its stash that was sent."""
+        """Train one step; its seconds, and the share of its saved bytes that was sent."""
         began = self.now
         x = torch.ones(VALUES, requires_grad=True)
-        with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as stash:
+        with Compressor(torch.nn.Identity(), Policy([]), offload=disk) as saver:
             y = x
             for _ in range(layers):
                 y = Layer.apply(y, self)
             loss = y.sum()
         del y
         loss.backward()
-        return self.now - began, stash.offloaded_bytes / stash.raw_bytes
+        return self.now - began, saver.offloaded_bytes / saver.raw_bytes
 
 
 class Thread:

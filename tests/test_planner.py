@@ -21,7 +21,7 @@ from torch_bridge.planner import DryRunError, config_of, estimates, plan, treatm
 from torch_bridge.planner.dry import DryRun
 from torch_bridge.planner.estimates import Training
 from torch_bridge.planner.lora import LowRank
-from torch_bridge.schemes.recompute import recompute_activations
+from torch_bridge.schemes.checkpointing import checkpoint_activations
 
 from .families import SEQUENCES, T5, TEXT
 
@@ -88,7 +88,7 @@ def measured(training, treatment):
     saver = None if treatment.options is None else Compressor(model, **treatment.options)
 
     def step():
-        checkpointing = recompute_activations(model) if treatment.is_checkpointed else nullcontext()
+        checkpointing = checkpoint_activations(model) if treatment.is_checkpointed else nullcontext()
         with checkpointing, saver or nullcontext():
             loss = training.loss(model, batch)
         yield

@@ -432,14 +432,14 @@ def test_pooled_inputs_are_compressed_like_other_tensors():
     x = random(4, 3, 16, 16)
     exact = run(model, x)[2]
     model.zero_grad()
-    with Compressor(model, PlaneFormat("fp32", 64, 128), min_values=64) as stash:
+    with Compressor(model, PlaneFormat("fp32", 64, 128), min_values=64) as saver:
         out = model(x)
     out.backward(random(*out.shape, seed=9))
     for name, parameter in model.named_parameters():
         assert (parameter.grad - exact[name]).norm() <= 0.05 * exact[name].norm(), name
-    rows = {row.shape: row.kept for row in stash.report().rows}
+    rows = {row.shape: row.kept for row in saver.report().rows}
     assert rows[4, 8, 8, 8] == "compressed"
-    assert stash.report().ratio > 1.3
+    assert saver.report().ratio > 1.3
 
 
 def test_a_second_derivative_is_refused():

@@ -18,7 +18,7 @@ from torch_bridge import Compressor, Policy, Rule
 from torch_bridge.facts.watch import Watch
 from torch_bridge.store.entries import Entry
 
-from .plain_stash import gradients, unequal
+from .plain_hooks import gradients, unequal
 
 VOCABULARY, WIDTH, TOKENS = 640, 64, 48
 FOUR_BITS = HadamardFormat(target=64)

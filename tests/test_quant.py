@@ -94,10 +94,10 @@ def test_equal_values_and_values_that_are_not_finite():
 
 def test_in_a_model_it_is_what_its_report_says():
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
-    with Compressor(model, Policy.default(QuantFormat("fp32", 4), recompute=False)) as stash:
+    with Compressor(model, Policy.default(QuantFormat("fp32", 4), recompute=False)) as saver:
         loss = model(torch.randn(256, 64)).square().mean()
     loss.backward()
-    assert stash.raw_bytes / stash.stored_bytes == pytest.approx(
+    assert saver.raw_bytes / saver.stored_bytes == pytest.approx(
         256 / 36
     )  # rows of 64 values in groups of 64
 

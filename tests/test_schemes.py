@@ -11,11 +11,11 @@ from torch_bridge import Compressor, Offload, Policy
 from torch_bridge.job import compare, train
 from torch_bridge.job.peak import measure, name_of
 from torch_bridge.schemes import Scheme, schemes
-from torch_bridge.schemes.recompute import recompute_activations
+from torch_bridge.schemes.checkpointing import checkpoint_activations
 
 from .test_offload import open_files, settle
 
-EXACT = {"keep", "offload", "recompute"}
+EXACT = {"baseline", "offload", "checkpointing"}
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +37,21 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", schemes.NAMES)
 def test_every_scheme_trains_gpt2(small, scheme):
-    none = train.run(small)
+    baseline = train.run(small)
     found = train.run(replace(small, scheme=scheme))
     assert open_files(small.offload_dir) == 0
     assert not found["interrupted"]
     assert len(found["train_loss"]) == small.steps
-    same = found["train_loss"] == none["train_loss"]
-    assert same == (scheme in {"none", *EXACT})
-    assert found["val_loss"] == pytest.approx(none["val_loss"], rel=0.05)
-    assert found["val_loss"] < none["train_loss"][0] - 0.1
+    same = found["train_loss"] == baseline["train_loss"]
+    assert same == (scheme in EXACT)
+    assert found["val_loss"] == pytest.approx(baseline["val_loss"], rel=0.05)
+    assert found["val_loss"] < baseline["train_loss"][0] - 0.1
     if "offload" in scheme:
         assert found["offloaded_bytes"] > 0.9 * found["stored_bytes"]
-    if any(name in scheme for name in ("recompute", "compact", "pool")):
-        assert found["raw_bytes"] < none["raw_bytes"]
+    if any(name in scheme for name in ("checkpointing", "compact", "pool")):
+        assert found["raw_bytes"] < baseline["raw_bytes"]
     else:
-        assert found["raw_bytes"] == none["raw_bytes"]
+        assert found["raw_bytes"] == baseline["raw_bytes"]
 
 
 def test_a_scheme_needs_what_its_name_says():
@@ -94,13 +94,13 @@ def test_recomputed_gradients_are_the_same_and_less_is_kept():
     exact, kept = gradients(model, Compressor(model, Policy([])))
 
     def step():
-        with Compressor(model, Policy([])) as stash, recompute_activations(model) as names:
+        with Compressor(model, Policy([])) as saver, checkpoint_activations(model) as names:
             loss = model(torch.ones(50, 32)).square().sum()
         assert names == ["layers.0", "layers.1", "layers.2"]
-        yield stash
+        yield saver
         loss.backward()
 
-    again, _names = gradients(model, recompute_activations(model))
+    again, _names = gradients(model, checkpoint_activations(model))
     assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
     assert measure(step, torch.device("cpu")).between.raw_bytes < kept.raw_bytes / 2
 
@@ -133,7 +133,7 @@ def test_recomputing_leaves_buffers_as_the_forward_pass_left_them():
     plain = copy.deepcopy(model)
     x = torch.randn(50, 32)
     for _ in range(2):
-        for one, around in ((plain, contextlib.nullcontext()), (model, recompute_activations(model))):
+        for one, around in ((plain, contextlib.nullcontext()), (model, checkpoint_activations(model))):
             torch.manual_seed(1)
             with around:
                 loss = one(x).square().sum()
@@ -160,7 +160,7 @@ def test_recomputed_blocks_compile():
         return model[1](model[0](x).tanh()).tanh().sum()
 
     run(plain).backward()
-    with recompute_activations(model):
+    with checkpoint_activations(model):
         loss = torch.compile(run, backend="aot_eager", fullgraph=True)(model)
     loss.backward()
     for a, b in zip(model.buffers(), plain.buffers(), strict=True):
@@ -171,7 +171,7 @@ def test_recomputed_blocks_compile():
 
 def test_blocks_may_be_in_lists_of_lists_and_the_model_a_list():
     model = torch.nn.ModuleList([torch.nn.ModuleList([Blocks(), Blocks()]), torch.nn.Linear(2, 2)])
-    with recompute_activations(model) as names:
+    with checkpoint_activations(model) as names:
         assert names == ["0.0", "0.1", "1"]
 
 
@@ -182,7 +182,7 @@ def test_nothing_of_recomputation_stays_in_the_model():
         return 2 * x
 
     model.layers[1].forward = own
-    with recompute_activations(model):
+    with checkpoint_activations(model):
         assert "forward" in vars(model.layers[0])
     assert "forward" not in vars(model.layers[0])
     assert vars(model.layers[1])["forward"] is own
@@ -191,7 +191,7 @@ def test_nothing_of_recomputation_stays_in_the_model():
 def test_a_model_without_blocks_is_an_error():
     with (
         pytest.raises(ValueError, match=r"blocks in an nn\.ModuleList, Linear has none"),
-        recompute_activations(torch.nn.Linear(2, 2)),
+        checkpoint_activations(torch.nn.Linear(2, 2)),
     ):
         pass
 
@@ -221,16 +221,16 @@ def test_memory_is_not_measured_on_a_device_that_only_looks_like_a_cpu():
 def test_offloading_halves_the_peak_and_planes_write_a_third(small, tmp_path):
     model, forward = train.warmed_up(replace(small, config="small", batch=4, steps=1))
     peaks, written = {}, {}
-    for name in ("keep", "offload", "planes+offload"):
+    for name in ("baseline", "offload", "planes+offload"):
         disk = Offload(tmp_path, amount="all") if "offload" in name else None
         scheme = Scheme(name, small.format, offload=disk)
 
         def step(scheme=scheme, disk=disk):
-            with scheme.around(model) as stash:
+            with scheme.around(model) as saver:
                 loss = forward()
             if disk:
                 settle(disk)
-            yield stash
+            yield saver
             loss.backward()
 
         for _ in step():
@@ -239,5 +239,5 @@ def test_offloading_halves_the_peak_and_planes_write_a_third(small, tmp_path):
         before = disk.stored_bytes if disk else 0
         peaks[name] = measure(step, torch.device("cpu")).peak
         written[name] = disk.stored_bytes - before if disk else 0
-    assert peaks["offload"] < 0.53 * peaks["keep"]
+    assert peaks["offload"] < 0.53 * peaks["baseline"]
     assert written["offload"] > 3 * written["planes+offload"] > 0

@@ -1,4 +1,4 @@
-"""What one stream of a GPU stashes or decompresses, another may use when it is there; streams are fakes."""
+"""What one stream of a GPU compresses, another may use when it is there; streams are fakes."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def device(monkeypatch):
     return device
 
 
-def stashed(device, view=lambda h: h):
+def compressed(device, view=lambda h: h):
     """Two nodes that saved the same, by the first stream, and what the allocator was told meanwhile."""
     x = torch.randn(64, 80, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with Compressor(NOTHING, FMT):
@@ -62,12 +62,12 @@ VIEWS = {"all": lambda h: h, "half": lambda h: h[:, :40]}
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_another_stream_waits_for_what_it_decompresses_and_for_what_was_decompressed(device, view):
-    one, other = stashed(device, view)
-    stashed_at = device.first.done
+    one, other = compressed(device, view)
+    compressed_at = device.first.done
 
     device.current = device.second
     values = one._saved_self
-    assert device.second.waited == [("first", stashed_at)]
+    assert device.second.waited == [("first", compressed_at)]
     assert [name for _, name in device.told] == ["second"]  # of the stored bytes
 
     device.current = device.first
@@ -78,7 +78,7 @@ def test_another_stream_waits_for_what_it_decompresses_and_for_what_was_decompre
 
 
 def test_one_stream_waits_for_nothing(device):
-    one, other = stashed(device)
+    one, other = compressed(device)
     values = one._saved_self, other._saved_self
     assert values[0].data_ptr() == values[1].data_ptr()
     assert device.first.waited == device.told == []

@@ -46,23 +46,25 @@ def test_the_default_model_shrinks_at_least_threefold():
     assert result["ratio"] == result["raw_bytes"] / result["stored_bytes"]
 
 
-def test_what_is_derived_shrinks_more():
+def test_what_is_recomputed_shrinks_more():
     tiny = replace(TINY, scheme="hadamard", steps=1, dropout=0.0)
-    stored, derived = (train.run(replace(tiny, recompute=derive)) for derive in (False, True))
-    assert derived["raw_bytes"] == stored["raw_bytes"]
-    assert stored["ratio"] < 14 < 25 < derived["ratio"]
+    stored, recomputed = (train.run(replace(tiny, recompute=recompute)) for recompute in (False, True))
+    assert recomputed["raw_bytes"] == stored["raw_bytes"]
+    assert stored["ratio"] < 14 < 25 < recomputed["ratio"]
     fused = train.run(replace(tiny, recompute=True, fused=True))
-    assert fused["raw_bytes"] < 0.6 * derived["raw_bytes"]
-    assert fused["stored_bytes"] == derived["stored_bytes"]
+    assert fused["raw_bytes"] < 0.6 * recomputed["raw_bytes"]
+    assert fused["stored_bytes"] == recomputed["stored_bytes"]
 
 
 def test_a_seed_gives_every_scheme_the_same_start():
-    none, *others = (train.run(replace(TINY, scheme=scheme)) for scheme in ("none", "planes", "quant"))
-    assert none["raw_bytes"] <= none["stored_bytes"]  # a slice holds all of its memory
+    baseline, *others = (
+        train.run(replace(TINY, scheme=scheme)) for scheme in ("baseline", "planes", "quant")
+    )
+    assert baseline["raw_bytes"] <= baseline["stored_bytes"]  # a slice holds all of its memory
     for other in others:
-        assert none["train_loss"][0] == other["train_loss"][0]
-        assert none["train_loss"][1] != other["train_loss"][1]
-        assert none["raw_bytes"] == other["raw_bytes"]
+        assert baseline["train_loss"][0] == other["train_loss"][0]
+        assert baseline["train_loss"][1] != other["train_loss"][1]
+        assert baseline["raw_bytes"] == other["raw_bytes"]
 
 
 @pytest.mark.parametrize(("dtype", "attention"), [("bf16", "eager"), ("bf16", "sdpa"), ("fp16", "sdpa")])
@@ -203,7 +205,7 @@ def test_the_demo_writes_its_figure_and_summary(tmp_path, monkeypatch, capsys):
     demo.demo(tmp_path, long=long, short=short, workload=workload, hardware="torch", memory="regions")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(run["scheme"], run["backend"]) for run in summary["runs"]] == [
-        ("none", "auto"),
+        ("baseline", "auto"),
         ("planes", "auto"),
         ("hadamard", "auto"),
         ("planes", "torch"),

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from . import backends, internals
-from .backends.dtypes import StashFormat
+from .backends.dtypes import AnyFormat
 from .facts import functions
 from .facts.facts import Facts
 from .facts.geometry import Geometry, is_plain, local_of
@@ -109,7 +109,7 @@ class Compressor(ContextDecorator):
     def __init__(
         self,
         model: torch.nn.Module,
-        policy: StashFormat | Policy | None = None,
+        policy: AnyFormat | Policy | None = None,
         backend: str = "auto",
         *,
         bits: int | None = None,

@@ -98,13 +98,13 @@ def row(
     resting = sum(tensor.untyped_storage().nbytes() for tensor in [*model.parameters(), *moments])
     peak = measure(step, OPTIONS.torch_device).peak
     optimizer.zero_grad(set_to_none=True)
-    with Compressor(model, Policy([])) as stash:
+    with Compressor(model, Policy([])) as saver:
         next(step())
     return {
         "val_loss": loss,
         "perplexity": math.exp(loss),
         "seconds_per_step": statistics.median(seconds),
-        "kept_bytes": stash.raw_bytes,
+        "kept_bytes": saver.raw_bytes,
         "resting_bytes": resting,
         "peak_bytes": resting + peak,
     }

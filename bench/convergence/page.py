@@ -20,7 +20,7 @@ from ..page import fill, write
 from .rows import DOCS, EARLIER, SCHEMES, STUDIES, as_json, is_earlier, wanted
 
 COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
-COLOURS |= {"derive, hadamard": "tab:olive", "derive, calibrated": "tab:pink"}
+COLOURS |= {"recomputed, hadamard": "tab:olive", "recomputed, calibrated": "tab:pink"}
 COLOURS |= {"recompute": "tab:cyan", "recompute, time 1.2": "tab:gray", "recompute, time 1.35": "black"}
 COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
 STYLES = {"10.7x": (0, (8, 2)), "12.8x": "-.", "16x": "--", "19.7x": ":", "32x": (0, (1, 4))}
@@ -91,11 +91,11 @@ def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[
 def table_of(rows: list[dict[str, Any]], model: str) -> str:
     """A Markdown table of one model."""
     schemes = by_scheme(rows, model)
-    base = schemes.get("none", [])
+    base = schemes.get("baseline", [])
     lines = [
         f"**{model}**: {STUDIES[model].title}, {STUDIES[model].steps} steps:\n",
-        "| scheme | bits a value | whole stash | seeds | validation loss | spread | difference to none, 95 % "
-        f"| below +{LIMIT} | gradient error | effective bits |",
+        "| scheme | bits a value | overall ratio | seeds | validation loss | spread "
+        f"| difference to baseline, 95 % | below +{LIMIT} | gradient error | effective bits |",
         "| --- " + "| ---: " * 9 + "|",
     ]
     for scheme, found in schemes.items():
@@ -110,7 +110,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
             f"{statistics.mean(losses):.4f}" if finite else "diverges",
             spread,
         ]
-        if scheme == "none":
+        if scheme == "baseline":
             cells += [""] * 4
         else:
             middle, half, _ = difference(found, base)
@@ -142,12 +142,12 @@ FINDINGS = {
         *("hadamard 8x", "hadamard 10.7x", "hadamard 12.8x"),
         *("hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
     ),
-    "The same, and what can be [derived](concepts.md#what-is-recomputed) is not stored": (
-        "derive, hadamard 8x",
-        "derive, hadamard 16x",
+    "The same, and what can be [recomputed](concepts.md#what-is-recomputed) is not stored": (
+        "recomputed, hadamard 8x",
+        "recomputed, hadamard 16x",
     ),
-    "Derived, and [calibrated](guides/calibrate.md) rates that take as many bytes": (
-        "derive, calibrated 16x",
+    "Recomputed, and [calibrated](guides/calibrate.md) rates that take as many bytes": (
+        "recomputed, calibrated 16x",
     ),
     "The step format of release 0.1": ("step 8x", "step 10.7x", "step 12.8x", "step 16x"),
     "Group quantisation": ("quant, 4 bits", "quant, 3 bits", "quant, 2 bits"),
@@ -163,7 +163,7 @@ def _losses_of(rows: list[dict[str, Any]], scheme: str) -> str:
     told = []
     for model in STUDIES:
         schemes = by_scheme(rows, model)
-        middle, half, seeds = difference(schemes.get(scheme, []), schemes.get("none", []))
+        middle, half, seeds = difference(schemes.get(scheme, []), schemes.get("baseline", []))
         if seeds and math.isfinite(middle):
             interval = f" ± {half:.4f}" if half < math.inf else " (one seed)"
             told.append(f"{middle:+.4f}{interval} in *{model}*")
@@ -173,8 +173,8 @@ def _losses_of(rows: list[dict[str, Any]], scheme: str) -> str:
 
 
 def _whole(model: str, scheme: str, ratio: float) -> str:
-    """The ratio of the whole stash, where it is derived also to what a model with fused GELU saves."""
-    if not scheme.startswith("derive") or model not in SAVED_MB:
+    """The overall ratio; of recomputed rows also that to what a model with fused GELU saves."""
+    if not scheme.startswith("recomputed, ") or model not in SAVED_MB:
         return f"{ratio:.1f}x"
     as_it_is, fused = SAVED_MB[model]
     return f"{ratio:.1f}x, of fused GELU {ratio * fused / as_it_is:.1f}x"
@@ -195,8 +195,8 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
         places = defaultdict(list)
         for scheme, found in schemes.items():
             bits = found[0]["bits_per_value"]
-            if scheme != "none" and bits:
-                middle, half, _ = difference(found, schemes.get("none", []))
+            if scheme != "baseline" and bits:
+                middle, half, _ = difference(found, schemes.get("baseline", []))
                 if not math.isfinite(middle):
                     axis.plot(bits, TOP / 2, "^", color=COLOURS[_kind(scheme)], ms=8)
                     axis.annotate("diverges", (bits, TOP / 2), (9, -4), textcoords="offset points")
@@ -231,7 +231,7 @@ def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    """Validation loss against steps, the mean of the seeds, and beside it the same less that of none."""
+    """Validation loss against steps, the mean of the seeds; beside it the same less the baseline's."""
     models = [model for model in STUDIES if by_scheme(rows, model)]
     figure, axes = plt.subplots(len(models), 2, figsize=(11, 4 * len(models)), squeeze=False)
     for (axis, beside), model in zip(axes, models, strict=True):
@@ -246,13 +246,13 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
             style = {"color": COLOURS.get(_kind(scheme), "black"), "ls": STYLES.get(rate, "-"), "lw": 1.4}
             diverges = "" if math.isfinite(losses[-1]) else " (diverges)"
             axis.plot(steps, losses, label=scheme + diverges, **style)
-            exact = {row["seed"]: _losses(row) for row in schemes.get("none", [])}
+            exact = {row["seed"]: _losses(row) for row in schemes.get("baseline", [])}
             pairs = [(_losses(row), exact[row["seed"]]) for row in schemes[scheme] if row["seed"] in exact]
             if pairs:
                 less = np.mean([np.subtract(*pair) for pair in pairs], axis=0)
                 beside.plot(steps, less, **style)
-        if "none" in means:
-            axis.set_ylim(min(means["none"]) - 0.05, max(means["none"]) + 0.1)
+        if "baseline" in means:
+            axis.set_ylim(min(means["baseline"]) - 0.05, max(means["baseline"]) + 0.1)
             beside.set_ylim(-0.06, 0.1)
         axis.set_title(STUDIES[model].title, fontsize=10)
         axis.set_ylabel("validation loss, nats a token")

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Every saved tensor is in the format, queries and keys of attention too. What a name says "derive" of has the
-# default policy, as one has it who asks for nothing else; "calibrated" what takes as many bytes.
+# Every saved tensor is in the format, queries and keys of attention too. Names with "recomputed"
+# or "recompute" have the default policy, the latter with the head's product recomputed; "calibrated" takes as
+# many bytes as it.
 SCHEMES: dict[str, dict[str, Any]] = {
-    "none": {},
+    "baseline": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
     "planes 6.4x": {"scheme": "planes", "target": 40},
     "hadamard 8x": {"scheme": "hadamard", "target": 64},
@@ -21,9 +22,9 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "hadamard 16x": {"scheme": "hadamard", "target": 32},
     "hadamard 19.7x": {"scheme": "hadamard", "target": 26},
     "hadamard 32x": {"scheme": "hadamard", "target": 16},
-    "derive, hadamard 8x": {"scheme": "hadamard", "target": 64},
-    "derive, hadamard 16x": {"scheme": "hadamard", "target": 32},
-    "derive, calibrated 16x": {"scheme": "hadamard", "target": 32},
+    "recomputed, hadamard 8x": {"scheme": "hadamard", "target": 64},
+    "recomputed, hadamard 16x": {"scheme": "hadamard", "target": 32},
+    "recomputed, calibrated 16x": {"scheme": "hadamard", "target": 32},
     "recompute, 4 bits": {"scheme": "hadamard", "target": 64},
     "recompute, 4 bits, time 1.2": {"scheme": "hadamard", "target": 64, "time": 1.2},
     "recompute, 4 bits, time 1.35": {"scheme": "hadamard", "target": 64, "time": 1.35},
@@ -59,8 +60,8 @@ class Study:
     dtype: str = "fp32"
 
 
-FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(("compact", "recompute")))
-FEW = ("none", "planes 3.2x", "hadamard 8x", "hadamard 16x", "derive, hadamard 16x")
+FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(("compact", "recompute,")))
+FEW = ("baseline", "planes 3.2x", "hadamard 8x", "hadamard 16x", "recomputed, hadamard 16x")
 _OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
 STUDIES = {
     "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH),
@@ -71,7 +72,7 @@ STUDIES = {
     "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium"),
     "smollm2": Study(
         "SmolLM2-135M, pretrained",
-        (*FEW, "derive, hadamard 8x", "compact"),
+        (*FEW, "recomputed, hadamard 8x", "compact"),
         (1, 2, 3),
         60,
         1,
@@ -80,7 +81,7 @@ STUDIES = {
     ),
     "smollm2-fp32": Study(
         "SmolLM2-135M, pretrained, all products in fp32",
-        ("none", "derive, hadamard 16x", "derive, calibrated 16x"),
+        ("baseline", "recomputed, hadamard 16x", "recomputed, calibrated 16x"),
         (1, 2, 3),
         60,
         1,
@@ -89,7 +90,7 @@ STUDIES = {
     "smollm2-bf16": Study(
         "SmolLM2-135M, pretrained, bf16 autocast",
         (
-            *("none", "recompute, 4 bits", "recompute, 4 bits, time 1.2", "recompute, 4 bits, time 1.35"),
+            *("baseline", "recompute, 4 bits", "recompute, 4 bits, time 1.2", "recompute, 4 bits, time 1.35"),
             "recompute, 2 bits",
         ),
         (1, 2, 3),

@@ -41,7 +41,7 @@ class Calibrated(train.Options):
 
 
 # What schemes begin with that have the default policy.
-DEFAULT_POLICY = ("derive", "recompute")
+DEFAULT_POLICY = "recompute"
 # Steps of the model on which rates are calibrated, if it is not pretrained, and batches.
 CALIBRATED_AT, CALIBRATED_ON = 60, 2
 
@@ -67,7 +67,7 @@ def calibrated(options: Calibrated) -> Policy:
             for _ in range(CALIBRATED_ON)
         ]
         default = Policy.default(options.format)
-        budget = max(stashed_bytes(subject, options, default, batch) for batch in batches)
+        budget = max(stored_bytes(subject, options, default, batch) for batch in batches)
 
         def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
             return train.loss_of(model, options, batch)
@@ -100,7 +100,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     torch.manual_seed(seed)
     subject = subject_of(model, options)
     compressed = options.make_scheme().compresses
-    raw_bytes = stashed_bytes(subject, options, Policy([]), batch_of(subject, options))
+    raw_bytes = stored_bytes(subject, options, Policy([]), batch_of(subject, options))
 
     def watch(step: int, net: torch.nn.Module) -> list[float | None]:
         """Of one batch: the gradient error, and in the end effective bits."""
@@ -126,7 +126,11 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     row = {
         "model": model,
         "scheme": scheme,
-        "bits_per_value": 8 * fmt.target / fmt.block if compressed else 32.0 if scheme == "none" else None,  # type: ignore[operator]
+        "bits_per_value": 8 * fmt.target / fmt.block
+        if compressed
+        else 32.0
+        if scheme == "baseline"
+        else None,  # type: ignore[operator]
         "ratio": raw_bytes / result["stored_bytes"],
         "seed": seed,
         "steps": options.steps,
@@ -146,13 +150,11 @@ def batch_of(subject: train.Subject, options: train.Options) -> torch.Tensor:
     return train.draw(subject.text, options.batch, subject.length, generator).to(options.torch_device)
 
 
-def stashed_bytes(
-    subject: train.Subject, options: train.Options, policy: Policy, tokens: torch.Tensor
-) -> int:
+def stored_bytes(subject: train.Subject, options: train.Options, policy: Policy, tokens: torch.Tensor) -> int:
     """What a policy keeps of one batch."""
-    with Compressor(subject.model, policy) as stash:
+    with Compressor(subject.model, policy) as saver:
         train.loss_of(subject.model, options, tokens)
-    return stash.stored_bytes
+    return saver.stored_bytes
 
 
 def gradient(

@@ -16,8 +16,8 @@ Row = dict[str, Any]
 
 PAGE, PICTURE = Path("docs/schemes.md"), Path("docs/offload.png")
 COLOURS = {
-    "keep": "black",
-    "recompute": "tab:gray",
+    "baseline": "black",
+    "checkpointing": "tab:gray",
     "offload all": "tab:blue",
     "offload adaptive": "tab:cyan",
     "compress to 4 bits": "tab:red",
@@ -58,16 +58,16 @@ def micro_batches(rows: Sequence[Row]) -> str:
 
 
 def times(rows: Sequence[Row]) -> str:
-    """The time of a step over that of keeping all, in the middle of all cases."""
+    """The time of a step over that of the baseline, in the middle of all cases."""
     of = ("model", "paper_width", "schedule", "micro_batches")
     cases = dict.fromkeys(tuple(row[key] for key in of) for row in rows)
     steps = [by_method([row for row in rows if tuple(row[key] for key in of) == case]) for case in cases]
     lines = []
     for method in COLOURS:
-        ratios = [step[method]["seconds_per_step"] / step["keep"]["seconds_per_step"] for step in steps]
+        ratios = [step[method]["seconds_per_step"] / step["baseline"]["seconds_per_step"] for step in steps]
         low, middle, high = quantiles(ratios, n=4)
         lines.append([method, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
-    return _markdown(["method", "time of keep, median", "half of the cases"], lines)
+    return _markdown(["method", "time of baseline, median", "half of the cases"], lines)
 
 
 _HEADS = ("method", "peak, MB", "less", "written, MB", "read, MB")
@@ -75,13 +75,13 @@ _HEADS = ("method", "peak, MB", "less", "written, MB", "read, MB")
 
 def _lines(rows: Sequence[Row], title: str) -> list[list[str]]:
     steps = by_method(rows)
-    keep = steps["keep"]
+    baseline = steps["baseline"]
     return [
         [
-            title if method == "keep" else "",
+            title if method == "baseline" else "",
             method,
             f"{step['activation_peak_bytes'] / 1e6:.1f}",
-            f"{1 - step['activation_peak_bytes'] / keep['activation_peak_bytes']:z.0%}",
+            f"{1 - step['activation_peak_bytes'] / baseline['activation_peak_bytes']:z.0%}",
             f"{step['bytes_written'] / 1e6:.1f}",
             f"{step['bytes_read'] / 1e6:.1f}",
         ]
@@ -132,7 +132,9 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.supxlabel("activation peak of a stage, MB", fontsize=10)
     figure.supylabel("micro-batches a second", fontsize=10)
-    figure.suptitle("recompute, offload, keep in a GPipe schedule of two stages on a CPU", fontsize=11)
+    figure.suptitle(
+        "checkpointing, offload, baseline in a GPipe schedule of two stages on a CPU", fontsize=11
+    )
     figure.savefig(path, dpi=110)
 
 

@@ -27,7 +27,7 @@ from golden import HadamardFormat
 from torch_bridge import Compressor, Offload, Policy
 from torch_bridge.job import peak
 from torch_bridge.offload import transfers
-from torch_bridge.schemes.recompute import recompute_activations
+from torch_bridge.schemes.checkpointing import checkpoint_activations
 
 from .models import LENGTH, NAMES, SHAPES, VOCABULARY, Model, loss_of
 
@@ -36,11 +36,11 @@ SEQUENCES = 4  # of a micro-batch
 IN_FLIGHT = 1 << 19  # bytes, in place of 8 MB: scaled down as the models are
 WARM = 4  # steps until the adaptive amount has settled
 
-# The policy, None for plain hooks; whether blocks are recomputed; how much goes to the disk.
+# The policy, None for plain hooks; whether blocks are checkpointed; how much goes to the disk.
 EXACT, FOUR_BITS = Policy([]), Policy.default(HadamardFormat(target=64))
 METHODS: dict[str, tuple[Policy | None, bool, Any]] = {
-    "keep": (None, False, None),
-    "recompute": (None, True, None),
+    "baseline": (None, False, None),
+    "checkpointing": (None, True, None),
     "offload all": (EXACT, False, "all"),
     "offload adaptive": (EXACT, False, "adaptive"),
     "compress to 4 bits": (FOUR_BITS, False, None),
@@ -68,14 +68,14 @@ class Run:
     """A stage that trains in one way."""
 
     def __init__(self, case: Case, method: str, folder: str) -> None:
-        rank, (policy, recomputes, amount) = dist.get_rank(), METHODS[method]
+        rank, (policy, checkpoints, amount) = dist.get_rank(), METHODS[method]
         self.case, self.rank = case, rank
         self.disk = Offload(folder, amount=amount) if amount is not None else None
         self.part = Model(case.model, case.paper_width).stage(rank)
         if policy is not None:
             around = Compressor(self.part, policy, offload=self.disk)
             self.part.forward = around(self.part.forward)  # type: ignore[method-assign]
-        if recomputes:
+        if checkpoints:
             self.part.forward = _recomputed(self.part)  # type: ignore[method-assign]
         stage = PipelineStage(self.part, rank, 2, torch.device("cpu"))
         self.schedule = SCHEDULES[case.schedule](stage, case.micro_batches, loss_fn=loss_of)
@@ -135,7 +135,7 @@ def _recomputed(part: torch.nn.Module) -> Any:
     forward = part.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with recompute_activations(part):
+        with checkpoint_activations(part):
             return forward(*args, **kwargs)
 
     return run

@@ -21,7 +21,7 @@ from golden import Format
 
 from .base import Backend
 from .cpu_backend import CpuBackend
-from .dtypes import StashFormat
+from .dtypes import AnyFormat
 from .golden_backend import GoldenBackend
 from .quant_backend import QuantBackend
 from .quant_format import QuantFormat
@@ -94,7 +94,7 @@ def check_name(name: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, not {name!r}")
 
 
-def get(name: str, fmt: StashFormat) -> Backend:
+def get(name: str, fmt: AnyFormat) -> Backend:
     """The backend of that name for one format.
 
     Args:
@@ -115,7 +115,7 @@ def get(name: str, fmt: StashFormat) -> Backend:
     """
     check_name(name)
     if fmt.target is None:
-        raise ValueError("the bridge stashes blocks of a fixed size: fmt must have a target, not None")
+        raise ValueError("the bridge keeps blocks of a fixed size: fmt must have a target, not None")
     if isinstance(fmt, QuantFormat):
         return QuantBackend(fmt)
     return _BACKENDS[name](fmt)

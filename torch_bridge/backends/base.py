@@ -8,7 +8,7 @@ import torch
 
 from golden.blocks import as_block_number
 
-from .dtypes import TORCH_DTYPES, StashFormat
+from .dtypes import TORCH_DTYPES, AnyFormat
 
 
 class Backend(ABC):
@@ -18,7 +18,7 @@ class Backend(ABC):
         fmt: has a target.
     """
 
-    def __init__(self, fmt: StashFormat) -> None:
+    def __init__(self, fmt: AnyFormat) -> None:
         assert fmt.target is not None
         self.fmt, self._target = fmt, fmt.target
 

@@ -1,4 +1,4 @@
-"""Checksums of stashed blocks, so that a flipped bit is an error and not a wrong gradient."""
+"""Checksums of compressed blocks, so that a flipped bit is an error and not a wrong gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class CorruptionError(RuntimeError):
-    """Stashed bytes changed in memory."""
+    """Compressed bytes changed in memory."""
 
 
 def checksums(stored: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The formats that a stash may have, and which torch dtype is which of their float types."""
+"""The formats that a saved tensor may have, and which torch dtype is which of their float types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from golden import Format, PlaneFormat
 
 from .quant_format import QuantFormat
 
-StashFormat = Format | QuantFormat
+# golden's formats, and group quantisation, which has no hardware.
+AnyFormat = Format | QuantFormat
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -21,7 +22,7 @@ def float_name(dtype: torch.dtype) -> str | None:
     return _NAMES.get(dtype)
 
 
-def format_for(fmt: StashFormat, dtype: torch.dtype) -> StashFormat:
+def format_for(fmt: AnyFormat, dtype: torch.dtype) -> AnyFormat:
     """The format for values of ``dtype`` in the place of ``fmt``.
 
     Mixed precision saves tensors of two types side by side. Another type than a format's gets the same block

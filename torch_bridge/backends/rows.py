@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .dtypes import StashFormat
+from .dtypes import AnyFormat
 from .quant_format import QuantFormat
 
 
-def pad_rows(values: torch.Tensor, width: int, fmt: StashFormat) -> torch.Tensor:
+def pad_rows(values: torch.Tensor, width: int, fmt: AnyFormat) -> torch.Tensor:
     """Lay out each row in whole blocks of a format.
 
     Zeros pad it, which add nothing to a block's energy; for a quantisation, whose range they would widen, the
@@ -37,7 +37,7 @@ def pad_rows(values: torch.Tensor, width: int, fmt: StashFormat) -> torch.Tensor
     return torch.cat([rows, last if isinstance(fmt, QuantFormat) else torch.zeros_like(last)], 1).view(-1)
 
 
-def unpad_rows(values: torch.Tensor, width: int, fmt: StashFormat) -> torch.Tensor:
+def unpad_rows(values: torch.Tensor, width: int, fmt: AnyFormat) -> torch.Tensor:
     """The inverse of ``pad_rows``: the values of rows without what pads them, flat.
 
     Raises:

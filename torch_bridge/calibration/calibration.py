@@ -94,7 +94,7 @@ def calibrate(
     formats: Iterable[Format] = FORMATS,
     loss: Loss | None = None,
 ) -> Policy:
-    """The policy with the least gradient error whose stash fits a budget.
+    """The policy with the least gradient error whose saved tensors fit a budget.
 
     Weights, their gradients, buffers and the state of random numbers are left as they were. Every batch
     is run once for each kind of tensor, and a few times besides.
@@ -102,7 +102,7 @@ def calibrate(
     Args:
         model: as it trains: its weights, and train() or eval().
         batch: one batch, or a list of several, whose errors are averaged.
-        budget: bytes that the stash of each batch may have, with all that stays raw.
+        budget: bytes that the saved tensors of each batch may take, with all that stays raw.
         formats: to choose from, all with a target; by default planes of 5 to 16 bits a value, and Hadamard
             formats of 4, 3, 2 and 1.625. What the table of operations has in a finer one keeps that.
         loss: computes a batch's loss; by default ``model(**batch).loss``.
@@ -233,13 +233,13 @@ class Calibration:
 
     def _sizes(self, policy: Policy) -> np.ndarray:
         """int[runs]."""
-        return np.array([run.stashed_bytes(policy) for run in self._runs])
+        return np.array([run.stored_bytes(policy) for run in self._runs])
 
     def error(self, policy: Policy) -> float:
         """The gradient error of a policy on the batches, as it is when all of it is compressed at once."""
         return _mean_error(self._runs, self._exact, policy) ** 0.5
 
-    def stashed_bytes(self, policy: Policy) -> int:
+    def stored_bytes(self, policy: Policy) -> int:
         """Of the batch that takes the most."""
         return int(self._sizes(policy).max())
 
@@ -310,7 +310,7 @@ class _Run:
     def visit(self, use: Callable[[Saved], None]) -> None:
         self._alone(lambda: visit(self.model, lambda: self.loss(self.model, self.batch), use))
 
-    def stashed_bytes(self, policy: Policy) -> int:
+    def stored_bytes(self, policy: Policy) -> int:
         return self.report(policy).stored_bytes
 
     def report(self, policy: Policy) -> Report:

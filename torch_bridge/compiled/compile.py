@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..policy import Policy
 from .partitioner import Partitioner
 
@@ -16,7 +16,7 @@ _BACKENDS = ("inductor", "aot_eager")
 
 def compile(
     model: torch.nn.Module,
-    policy: StashFormat | Policy | None = None,
+    policy: AnyFormat | Policy | None = None,
     *,
     bits: int | None = None,
     min_values: int = 1024,

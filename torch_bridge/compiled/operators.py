@@ -19,7 +19,7 @@ import torch
 from golden import FORMATS
 
 from ..backends.bits import BitsCodec
-from ..backends.dtypes import TORCH_DTYPES, StashFormat
+from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from ..backends.quant_format import QuantFormat
 from ..facts.geometry import region_of
 from ..policy import Of, Policy
@@ -29,7 +29,7 @@ _SCHEMES: dict[str, type[Any]] = {**FORMATS, QuantFormat.scheme: QuantFormat}
 _BITS_A_BLOCK = 8 * BitsCodec.BLOCK_BYTES
 
 
-def text_of(fmt: StashFormat) -> str:
+def text_of(fmt: AnyFormat) -> str:
     """A format as the argument of an operation.
 
     Examples:
@@ -40,7 +40,7 @@ def text_of(fmt: StashFormat) -> str:
 
 
 @cache
-def format_of(text: str) -> StashFormat:
+def format_of(text: str) -> AnyFormat:
     """The format that ``text_of`` made a text of.
 
     Raises:
@@ -51,7 +51,7 @@ def format_of(text: str) -> StashFormat:
     if kind is None or len(values) != len(fields(kind)):
         raise ValueError(f"format must be a scheme and its parameters, not {text!r}")
     fmt = kind(*(int(value) if value.isdigit() else value for value in values))
-    return cast(StashFormat, fmt)
+    return cast(AnyFormat, fmt)
 
 
 @cache
@@ -60,7 +60,7 @@ def codecs(backend: str) -> Codecs:
     return Codecs(Policy(()), backend)
 
 
-def blocks_of(fmt: StashFormat, count: Any, row: int) -> Any:
+def blocks_of(fmt: AnyFormat, count: Any, row: int) -> Any:
     """Blocks that so many values take, which may be a symbol.
 
     Args:
@@ -74,7 +74,7 @@ def blocks_of(fmt: StashFormat, count: Any, row: int) -> Any:
     return (count + fmt.block - 1) // fmt.block
 
 
-def _target(fmt: StashFormat, row: int) -> int:
+def _target(fmt: AnyFormat, row: int) -> int:
     target = (fmt.for_rows(row) if row else fmt).target
     assert target is not None
     return target

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import backends
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..policy import Policy, as_policy
 from ..report import Report
@@ -59,7 +59,7 @@ class Partitioner:
 
     def __init__(
         self,
-        policy: StashFormat | Policy | None = None,
+        policy: AnyFormat | Policy | None = None,
         backend: str = "auto",
         *,
         bits: int | None = None,

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
 from ..facts.needs import Need, Normed
@@ -82,7 +82,7 @@ class Entry:
     normed: Node | None = None
 
     @property
-    def format(self) -> StashFormat | None:
+    def format(self) -> AnyFormat | None:
         return self.decision.format if self.kind == "format" else None
 
     @property

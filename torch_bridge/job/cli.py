@@ -145,7 +145,7 @@ def _parser(package: str) -> argparse.ArgumentParser:
         type=_number(int, 1),
         help="tokens of each, for a Hugging Face config; by default 128, or the model's positions if fewer",
     )
-    add("--budgets", action=argparse.BooleanOptionalAction, default=True, help="measure smaller stashes")
+    add("--budgets", action=argparse.BooleanOptionalAction, default=True, help="measure smaller budgets")
     add("--out", type=Path, metavar="FILE.html", default=Path("build/explain.html"), help="the page")
     _add_plan(commands)
     return parser

@@ -1,4 +1,4 @@
-"""Recompute, offload, keep, compress: what each costs in time and saves in memory, on the same models.
+"""Checkpoint, offload, compress: what each costs in time and saves in memory, on the same models.
 
 Trains GPT-2, BERT and T5 for some steps with each scheme and several batch sizes, from the same weights and
 on the same data, and writes rok.json, a row for each, and rok.png: activation peak against throughput,
@@ -32,26 +32,27 @@ LENGTH = {"small": 128, "gpt2": 1024}
 BATCHES = (4, 8, 16)
 
 ADAPTIVE = "offload-adaptive"
-# What derives: that and the Hadamard format, at 16x or 8x. The others of a format store every tensor.
-DERIVING = {
-    "derive": train.Options(scheme="hadamard"),
-    "derive-8x": train.Options(scheme="hadamard", target=64),
-    "derive+recompute": train.Options(scheme="hadamard+recompute"),
+# Of the Hadamard format, by rate; "recomputed" has the default policy. Others store every tensor.
+RATES = {
+    "hadamard-16x": train.Options(scheme="hadamard", target=32, recompute=False),
+    "recomputed-16x": train.Options(scheme="hadamard", target=32),
+    "recomputed-8x": train.Options(scheme="hadamard", target=64),
+    "recomputed-16x+checkpointing": train.Options(scheme="hadamard+checkpointing", target=32),
 }
 # Colours and the order of rows.
 SCHEMES = {
-    "keep": "black",
-    "recompute": "tab:gray",
+    "baseline": "black",
+    "checkpointing": "tab:gray",
     "offload": "tab:blue",
     ADAPTIVE: "tab:cyan",
     "planes": "tab:orange",
-    "hadamard": "tab:olive",
-    "derive": "tab:red",
-    "derive-8x": "lightcoral",
-    "derive+recompute": "darkred",
+    "hadamard-16x": "tab:olive",
+    "recomputed-16x": "tab:red",
+    "recomputed-8x": "lightcoral",
+    "recomputed-16x+checkpointing": "darkred",
     "quant": "tab:pink",
     "planes+offload": "tab:green",
-    "planes+recompute": "tab:brown",
+    "planes+checkpointing": "tab:brown",
     "compact": "tab:purple",
     "pool": "gold",
 }
@@ -95,7 +96,7 @@ def compare(
 
     Returns:
         The rows: "model", "scheme", "batch"; "activation_peak_bytes", the most that a step had allocated
-        beside weights, moments and gradients; "stash_bytes", that are kept of a step between the passes;
+        beside weights, moments and gradients; "saved_bytes", that are kept of a step between the passes;
         "seconds_per_step"; "bytes_moved", that a step wrote and read, and "bytes_written" of these; "loss",
         of the last step; "offload_plan", what was chosen to go.
 
@@ -133,10 +134,10 @@ def measure(task: Task, name: str, scheme_name: str, batch: int) -> dict[str, An
         def step() -> Iterator[Compressor | None]:
             """Yields between the passes."""
             tokens = train.draw(text, batch, LENGTH[task.config], generator).to(task.device)
-            with scheme.around(model) as stash:
+            with scheme.around(model) as saver:
                 loss = loss_of(tokens)
             losses.append(loss.detach())
-            yield stash
+            yield saver
             loss.backward()
 
         losses: list[torch.Tensor] = []
@@ -159,7 +160,7 @@ def measure(task: Task, name: str, scheme_name: str, batch: int) -> dict[str, An
             "batch": batch,
             "device": peak.name_of(task.device),
             "activation_peak_bytes": found.peak,
-            "stash_bytes": found.kept,
+            "saved_bytes": found.kept,
             "seconds_per_step": statistics.median(seconds[3:] or seconds),
             "bytes_moved": written + read,
             "bytes_written": written,
@@ -242,24 +243,24 @@ def table(rows: list[dict[str, Any]], model: str) -> Table:
     found = Table(title=f"{model}: a step's activation peak, and what it costs")
     for heading in ("batch", "scheme"):
         found.add_column(heading)
-    for heading in ("stash MB", "ratio", "peak MB", "of keep", "seconds", "of keep"):
+    for heading in ("saved MB", "ratio", "peak MB", "of baseline", "seconds", "of baseline"):
         found.add_column(heading, justify="right")
     for heading in ("written MB", "loss", "frontier"):
         found.add_column(heading, justify="right")
     rows = [row for row in rows if row["model"] == model]
     for batch in sorted({row["batch"] for row in rows}):
         alike = [row for row in rows if row["batch"] == batch]
-        keep, best = next((row for row in alike if row["scheme"] == "keep"), None), frontier(alike)
+        baseline, best = next((row for row in alike if row["scheme"] == "baseline"), None), frontier(alike)
         for row in alike:
             found.add_row(
                 str(batch),
                 row["scheme"],
-                f"{row['stash_bytes'] / 1e6:,.1f}",
-                f"{keep['stash_bytes'] / row['stash_bytes']:.1f}" if keep else "",
+                f"{row['saved_bytes'] / 1e6:,.1f}",
+                f"{baseline['saved_bytes'] / row['saved_bytes']:.1f}" if baseline else "",
                 f"{row['activation_peak_bytes'] / 1e6:,.1f}",
-                f"{row['activation_peak_bytes'] / keep['activation_peak_bytes']:.2f}" if keep else "",
+                f"{row['activation_peak_bytes'] / baseline['activation_peak_bytes']:.2f}" if baseline else "",
                 f"{row['seconds_per_step']:.3f}",
-                f"{row['seconds_per_step'] / keep['seconds_per_step']:.2f}" if keep else "",
+                f"{row['seconds_per_step'] / baseline['seconds_per_step']:.2f}" if baseline else "",
                 f"{row['bytes_written'] / 1e6:,.1f}" if row["bytes_written"] else "",
                 f"{row['loss']:.4f}",
                 "yes" if row in best else "",
@@ -314,14 +315,16 @@ def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
     figure.supxlabel("activation peak of a step, MB", fontsize=10)
     figure.supylabel("sequences a second", fontsize=10)
     how = "of CUDA's allocator" if task.device.type == "cuda" else "of live autograd storage on a CPU"
-    figure.suptitle(f"recompute, offload, keep, compress: {task.config} models; peaks are {how}", fontsize=11)
+    figure.suptitle(
+        f"checkpointing, offload, compression: {task.config} models; peaks are {how}", fontsize=11
+    )
     figure.savefig(path, dpi=130)
 
 
 def _scheme(task: Task, name: str) -> Scheme:
     adaptive = name == ADAPTIVE
     options = replace(
-        DERIVING.get(name) or train.Options(scheme="offload" if adaptive else name, recompute=False),
+        RATES.get(name) or train.Options(scheme="offload" if adaptive else name, recompute=False),
         offload_dir=task.offload_dir,
         offload_amount="adaptive" if adaptive else task.amount,
     )

@@ -51,11 +51,11 @@ def demo(
 ) -> dict[str, Any]:
     """Train without compression, at 3.2x and at 16x, compare the RTL's losses with golden's, account ratios.
 
-    Last come steps whose stash lives in a memory behind the simulated memory engine.
+    Last come steps whose saved tensors live in a memory behind the simulated memory engine.
 
     Args:
         out: directory of loss.png and summary.json.
-        long: the training run, done with scheme "none" and with each of ``SCHEMES``.
+        long: the training run, done with scheme "baseline" and with each of ``SCHEMES``.
         short: the steps of each of these that go through ``hardware`` and through golden.
         workload: what ``ratios`` accounts.
         hardware: the backend that must agree with golden, bit for bit.
@@ -76,7 +76,7 @@ def demo(
         for one in (fmt, fmt.for_rows(_WIDTH)):
             backends.get(hardware, one)
 
-    runs = [_run(replace(long, scheme=scheme)) for scheme in ("none", *SCHEMES)]
+    runs = [_run(replace(long, scheme=scheme)) for scheme in ("baseline", *SCHEMES)]
     summary: dict[str, Any] = {"runs": runs, "ratios": {}}
     pairs = [*((scheme, hardware, "golden") for scheme in SCHEMES), (SCHEMES[-1], memory, "regions")]
     for scheme, *names in pairs:
@@ -133,7 +133,7 @@ def runs_table(runs: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
-            run["scheme"] if run["scheme"] == "none" else f"{run['scheme']}, {run['backend']}",
+            run["scheme"] if run["scheme"] == "baseline" else f"{run['scheme']}, {run['backend']}",
             str(len(run["train_loss"])),
             str(run["batch"]),
             f"{run['raw_bytes'] / 1e6:.1f}",

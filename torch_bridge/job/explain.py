@@ -11,7 +11,7 @@ from typing import Any
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..backends.quant_format import BITS, QuantFormat
 from ..calibration import Calibration
 from ..compressor import Compressor
@@ -28,7 +28,7 @@ _APART = {"ticks": "outside", "ticklen": 8, "tickcolor": "#fff"}
 _MOST_BITS = 4  # of a value, in the Hadamard format
 
 
-def format_of(scheme: str, bits: float) -> StashFormat:
+def format_of(scheme: str, bits: float) -> AnyFormat:
     """The format of a scheme with so many bits a value of fp32; raises ValueError if there is none."""
     if scheme == QuantFormat.scheme:
         if bits not in BITS:
@@ -41,14 +41,14 @@ def format_of(scheme: str, bits: float) -> StashFormat:
     return HadamardFormat("fp32", 128, round(16 * bits))
 
 
-def explain(job: Job, fmt: StashFormat, out: Path, *, budgets: bool = True) -> Report:
+def explain(job: Job, fmt: AnyFormat, out: Path, *, budgets: bool = True) -> Report:
     """Run a few steps on a CPU and write the page.
 
     Args:
         job: what to run.
         fmt: that the default policy compresses to.
         out: the page.
-        budgets: also measure what smaller stashes do to the gradient, by a step for each kind of tensor.
+        budgets: also measure what smaller budgets do to the gradient, by a step for each kind of tensor.
 
     Returns:
         The report of a step.
@@ -58,11 +58,11 @@ def explain(job: Job, fmt: StashFormat, out: Path, *, budgets: bool = True) -> R
         ModuleNotFoundError: plotly is not installed, which draws the plots.
     """
     policy = Policy.default(fmt)
-    with Compressor(job.model, policy) as stash:
+    with Compressor(job.model, policy) as saver:
         loss = job.checked_loss(job.model, job.batch)
     with saying(f"the backward pass of {job.name} failed"):
         loss.backward()  # gradients are there from now on: they are no activations
-    report = stash.report()
+    report = saver.report()
     summary, *rest = plots.sections(report.rows)
     sections = [summary, _timeline(job, policy), *rest]
     if budgets and report.raw_bytes:
@@ -75,7 +75,7 @@ def _timeline(job: Job, policy: Policy) -> page.Section:
     policies = {"without": None, "with": policy}
     lines = {name: peak.timeline(partial(_step, job, one)) for name, one in policies.items()}
     traces = [
-        {"type": "scatter", "mode": "lines", "name": f"{name} a stash", "line": {"color": color}}
+        {"type": "scatter", "mode": "lines", "name": f"{name} compression", "line": {"color": color}}
         | dict(zip("xy", _points(lines[name]), strict=True))
         | {"hovertemplate": f"{name}: %{{y:.1f}} MB<extra></extra>"}
         for name, color in (("without", plots.BEFORE), ("with", plots.AFTER))
@@ -91,7 +91,7 @@ def _timeline(job: Job, policy: Policy) -> page.Section:
     text = (
         "Bytes that are allocated during a step beside weights and gradients, as PyTorch's allocator has it; "
         "both passes are stretched to one width. The peak is "
-        f"{most['without']:,.1f} MB without and {most['with']:,.1f} MB with a stash."
+        f"{most['without']:,.1f} MB without and {most['with']:,.1f} MB with compression."
     )
     return page.Section("One step", text, page.plot(traces, layout))
 
@@ -124,7 +124,7 @@ def _budgets(job: Job) -> page.Section:
     for i in range(_BUDGETS):
         budget = max(round(calibration.most * shrink**i), calibration.least)
         policy = calibration.policy(budget)
-        sizes.append(calibration.stashed_bytes(policy) / 1e6)
+        sizes.append(calibration.stored_bytes(policy) / 1e6)
         errors.append(calibration.error(policy))
         rows.append([f"{budget / 1e6:,.2f}", f"{sizes[-1]:,.2f}", f"{errors[-1]:.2g}"])
     head = ["budget, MB", "kept, MB", "gradient error"]

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import TORCH_DTYPES, StashFormat
+from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from ..backends.quant_format import QuantFormat
 from ..backends.simulated import memory_system
 from ..offload import Offload
@@ -72,7 +72,7 @@ class Options:
 
     config: str = "small"
     data: Path | None = None
-    scheme: str = "none"
+    scheme: str = "baseline"
     dtype: str = "fp32"
     block: int | None = None
     target: int | None = None
@@ -96,7 +96,7 @@ class Options:
     device: str | None = None
 
     @property
-    def format(self) -> StashFormat:
+    def format(self) -> AnyFormat:
         """That of the scheme, planes if it has none; raises ValueError if an option does not fit it."""
         kind = self.scheme.partition("+")[0]
         lacks = {"quant": ("block", "target", "rounding"), HadamardFormat.scheme: ("rounding",)}
@@ -263,7 +263,7 @@ def run(
                 tokens = tokens.to(options.torch_device)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(step, options.steps, subject.lr)
-                with scheme.around(model, report=step == 0) as stash:
+                with scheme.around(model, report=step == 0) as saver:
                     loss = loss_of(model, options, tokens)
                 scaler.scale(loss).backward()
                 scaler.unscale_(optimizer)
@@ -274,8 +274,8 @@ def run(
 
                 losses.append(loss.item())
                 seconds.append(time.perf_counter() - start)
-                if stash is not None:
-                    bytes_of_step = (stash.raw_bytes, stash.stored_bytes, stash.offloaded_bytes)
+                if saver is not None:
+                    bytes_of_step = (saver.raw_bytes, saver.stored_bytes, saver.offloaded_bytes)
                 if system is not None:
                     moved = system.moved()
                     bar.print(f"step {step + 1}: {moved}")

@@ -50,10 +50,10 @@ class Offload:
         >>> from torch_bridge import Policy, Compressor
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
         >>> with Offload("/tmp", amount="all") as disk:
-        ...     with Compressor(model, Policy([]), offload=disk) as stash:
+        ...     with Compressor(model, Policy([]), offload=disk) as saver:
         ...         loss = model(torch.randn(64, 64)).square().mean()
         ...     loss.backward()
-        >>> stash.offloaded_bytes == stash.raw_bytes
+        >>> saver.offloaded_bytes == saver.raw_bytes
         True
     """
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..internals import under_always
-from ..schemes.recompute import blocks, recompute_activations
+from ..schemes.checkpointing import blocks, checkpoint_activations
 from . import cuda, models
 from .dry import DryRun
 from .lora import add_adapters
@@ -166,8 +166,8 @@ class Estimate:
     workspace: int
     flops: int
     moved: int
-    compressed: dict[StashFormat, int] = field(default_factory=dict)
-    decompressed: dict[StashFormat, int] = field(default_factory=dict)
+    compressed: dict[AnyFormat, int] = field(default_factory=dict)
+    decompressed: dict[AnyFormat, int] = field(default_factory=dict)
     assumed: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -242,7 +242,7 @@ class _Step:
     def _run(self, treatment: Treatment, saver: DryCompressor | None) -> tuple[int, set[int]]:
         """A step; how many changes of memory its forward pass made, and the numbers of gradients."""
         model, ledger = self._model, self._dry.ledger
-        checkpointing = recompute_activations(model) if treatment.is_checkpointed else nullcontext()
+        checkpointing = checkpoint_activations(model) if treatment.is_checkpointed else nullcontext()
         with checkpointing, saver or nullcontext():
             loss = self._training.loss(model, self._batch)
         middle = len(ledger.changes)

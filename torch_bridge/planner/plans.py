@@ -12,7 +12,7 @@ import torch
 from rich.table import Table
 
 from .. import backends
-from ..backends.dtypes import TORCH_DTYPES, StashFormat
+from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from . import treatments
 from .estimates import Estimate, Training, estimate
 from .treatments import Treatment
@@ -62,7 +62,7 @@ class Plan:
             return None
         return next((one for one in self.estimates if one.peak <= self.room and one.treatment.is_exact), None)
 
-    def table(self, rates: Mapping[StashFormat, tuple[float, float]] | None = None) -> Table:
+    def table(self, rates: Mapping[AnyFormat, tuple[float, float]] | None = None) -> Table:
         """The estimates as a table of rich, in GB of 10^9 bytes.
 
         Args:
@@ -218,13 +218,13 @@ def _next_guess(peaks: dict[int, int], room: int, low: int, high: int) -> int:
     return min(max(guess, low + 1), 16 * low)
 
 
-def rates_of(found: Iterable[Estimate], device: torch.device) -> dict[StashFormat, tuple[float, float]]:
+def rates_of(found: Iterable[Estimate], device: torch.device) -> dict[AnyFormat, tuple[float, float]]:
     """Bytes a second that codecs compress and decompress here, by format; medians of some runs."""
     formats = {fmt for one in found for fmt in (*one.compressed, *one.decompressed)}
     return {fmt: _measured(fmt, device) for fmt in formats}
 
 
-def _measured(fmt: StashFormat, device: torch.device) -> tuple[float, float]:
+def _measured(fmt: AnyFormat, device: torch.device) -> tuple[float, float]:
     backend, dtype = backends.get("auto", fmt), TORCH_DTYPES[fmt.dtype]
     values = torch.randn(_VALUES, device=device).to(dtype)
     stored = backend.compress(values)
@@ -245,7 +245,7 @@ def _seconds(run: Callable[[], Any], device: torch.device) -> float:
     return statistics.median(found)
 
 
-def seconds(one: Estimate, rates: Mapping[StashFormat, tuple[float, float]]) -> float:
+def seconds(one: Estimate, rates: Mapping[AnyFormat, tuple[float, float]]) -> float:
     """What codecs take in a step, at measured rates."""
     compress = sum(nbytes / rates[fmt][0] for fmt, nbytes in one.compressed.items())
     return compress + sum(nbytes / rates[fmt][1] for fmt, nbytes in one.decompressed.items())

@@ -9,7 +9,7 @@ import torch
 
 from ..backends import Backend
 from ..backends.bits import BitsCodec
-from ..backends.dtypes import TORCH_DTYPES, StashFormat
+from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from ..compressor import Compressor
 from ..facts.facts import Facts
 from ..policy import Policy
@@ -27,8 +27,8 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self.compressed: dict[StashFormat, int] = {}
-        self.decompressed: dict[StashFormat, int] = {}
+        self.compressed: dict[AnyFormat, int] = {}
+        self.decompressed: dict[AnyFormat, int] = {}
 
     def clear(self) -> None:
         """Count anew."""
@@ -44,7 +44,7 @@ class SizesBackend(Backend):
         traffic: where it counts what it is given.
     """
 
-    def __init__(self, fmt: StashFormat, traffic: Traffic) -> None:
+    def __init__(self, fmt: AnyFormat, traffic: Traffic) -> None:
         super().__init__(fmt)
         self._traffic = traffic
 
@@ -67,7 +67,7 @@ class SizesCodecs(Codecs):
         self._traffic = traffic
         super().__init__(policy, "auto")
 
-    def make(self, fmt: StashFormat) -> Backend:
+    def make(self, fmt: AnyFormat) -> Backend:
         return SizesBackend(fmt, self._traffic)
 
 

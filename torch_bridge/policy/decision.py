@@ -7,7 +7,7 @@ from typing import Literal
 
 from golden import PlaneFormat
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..facts.needs import Normed
 
 Of = Literal["values", "logit", "atanh"]
@@ -38,7 +38,7 @@ class Decision:
         least: what is enough of a tensor that was stored for another node, see ``strength_of``.
     """
 
-    format: StashFormat | None = None
+    format: AnyFormat | None = None
     of: Of = "values"
     bits: bool = False
     finite: bool = False
@@ -47,7 +47,7 @@ class Decision:
     products: bool = False
     why: str = ""
     normed: Normed | None = None
-    finer: tuple[tuple[float, StashFormat | None], ...] = ()
+    finer: tuple[tuple[float, AnyFormat | None], ...] = ()
     unknown: bool = False
     least: Strength = EXACT
 
@@ -72,7 +72,7 @@ def most_amplified(strength: Strength) -> float:
     return 5 * 2.0 ** (bits - 10) if keeps else 3 * 2.0 ** (bits - 4)
 
 
-def strength_of(fmt: StashFormat | None) -> Strength:
+def strength_of(fmt: AnyFormat | None) -> Strength:
     """Whether a format keeps signs and zeros of single values, and its bits a value; None is exact."""
     if fmt is None:
         return EXACT
@@ -80,6 +80,6 @@ def strength_of(fmt: StashFormat | None) -> Strength:
     return keeps_signs(fmt), 8 * fmt.target / fmt.block
 
 
-def keeps_signs(fmt: StashFormat) -> bool:
+def keeps_signs(fmt: AnyFormat) -> bool:
     """Whether a value's sign and zeros survive whatever shares its block: bit planes; others mix values."""
     return isinstance(fmt, PlaneFormat)

@@ -6,13 +6,13 @@ import reprlib
 
 from golden import HadamardFormat
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from .policy import Policy
 
 BITS = (2, 3, 4)
 
 
-def as_policy(policy: StashFormat | Policy | None, bits: int | None, products: bool = False) -> Policy:
+def as_policy(policy: AnyFormat | Policy | None, bits: int | None, products: bool = False) -> Policy:
     """A policy, or what a format or a number of bits stand for.
 
     Args:
@@ -31,7 +31,7 @@ def as_policy(policy: StashFormat | Policy | None, bits: int | None, products: b
         return Policy.default(HadamardFormat(target=fmt.block * bits // 8), products=products)
     if bits is not None:
         raise ValueError(f"bits must be None where there is a policy, which says them, not {bits!r}")
-    if isinstance(policy, StashFormat):
+    if isinstance(policy, AnyFormat):
         return Policy.default(policy, products=products)
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a format or a Policy, not {reprlib.repr(policy)}")

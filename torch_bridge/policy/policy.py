@@ -11,7 +11,7 @@ from rich.table import Table
 
 from golden import HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import StashFormat, float_name, format_for
+from ..backends.dtypes import AnyFormat, float_name, format_for
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
@@ -66,7 +66,7 @@ class Policy:
         object.__setattr__(self, "_decisions", {})
 
     @classmethod
-    def default(cls, fmt: StashFormat, *, recompute: bool = True, products: bool = False) -> Policy:
+    def default(cls, fmt: AnyFormat, *, recompute: bool = True, products: bool = False) -> Policy:
         """Everything in one format, as far as the table of operations lets it.
 
         Args:
@@ -78,7 +78,7 @@ class Policy:
         Raises:
             ValueError: it is no format, or a lossless one, whose blocks vary in size.
         """
-        if not isinstance(fmt, StashFormat):
+        if not isinstance(fmt, AnyFormat):
             raise ValueError(f"fmt must be a format, as PlaneFormat, not {fmt!r}")
         return cls([*([Rule("recompute", products=products)] if recompute else []), Rule(fmt)])
 
@@ -113,7 +113,7 @@ class Policy:
                 bits = True
             elif rule.keep == "recompute":
                 recompute, products = True, products or rule.products
-            elif isinstance(rule.keep, StashFormat):
+            elif isinstance(rule.keep, AnyFormat):
                 decision = _in_format(facts, rule, rule.keep, bits, recompute)
                 is_asked = products and facts.is_again and facts.need is Need.LOGITS
                 lossy: Recompute = "lossy" if is_asked else decision.recompute
@@ -141,7 +141,7 @@ class Policy:
         return captured.get().rstrip()
 
 
-def _in_format(facts: Facts, rule: Rule, fmt: StashFormat, bits: bool, recompute: bool) -> Decision:
+def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: bool) -> Decision:
     """What becomes of a tensor that a rule would have in a format."""
     bits |= not facts.requires_grad
     if not facts.dtype.is_floating_point:
@@ -204,8 +204,8 @@ _RECOMPUTED = (Need.VALUES, Need.PROBABILITIES, Need.ATTENDED, Need.TANH)
 
 
 def _format_for_need(
-    facts: Facts, need: Need, fmt: StashFormat, recompute: bool, rule: Rule
-) -> tuple[StashFormat, Of]:
+    facts: Facts, need: Need, fmt: AnyFormat, recompute: bool, rule: Rule
+) -> tuple[AnyFormat, Of]:
     """The format, or a finer one, and what of the values goes into it."""
     own = format_for(fmt, facts.dtype)
     if need is Need.VALUES:
@@ -233,8 +233,8 @@ def _format_for_need(
 
 
 def _finer(
-    chosen: StashFormat, fmt: StashFormat, facts: Facts, bound: Callable[[Strength], float]
-) -> tuple[tuple[float, StashFormat | None], ...]:
+    chosen: AnyFormat, fmt: AnyFormat, facts: Facts, bound: Callable[[Strength], float]
+) -> tuple[tuple[float, AnyFormat | None], ...]:
     """What a tensor is kept in where its error is amplified too much for a format."""
     formats = [chosen]
     for bits in (FINE_BITS, FINER_BITS):
@@ -245,7 +245,7 @@ def _finer(
     return tuple(zip(bounds, [*formats[1:], None], strict=True))
 
 
-def _planes(fmt: StashFormat, facts: Facts, bits: int) -> PlaneFormat:
+def _planes(fmt: AnyFormat, facts: Facts, bits: int) -> PlaneFormat:
     """Bit planes with no fewer than so many bits a value."""
     own = format_for(fmt, facts.dtype)
     if isinstance(own, PlaneFormat):
@@ -257,7 +257,7 @@ def _planes(fmt: StashFormat, facts: Facts, bits: int) -> PlaneFormat:
     return replace(planes, target=planes.block * bits // 8)
 
 
-def _with_logits(fmt: StashFormat) -> StashFormat:
+def _with_logits(fmt: AnyFormat) -> AnyFormat:
     """The format, or the next one that is enough for queries, keys and softmaxes."""
     if isinstance(fmt, HadamardFormat):
         return replace(fmt, target=max(fmt.target, fmt.block * LOGIT_BITS // 8))

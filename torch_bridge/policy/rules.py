@@ -9,10 +9,10 @@ from typing import Literal
 
 import torch
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts, name_of
 
-Keep = StashFormat | Literal["exact", "bits", "recompute"]
+Keep = AnyFormat | Literal["exact", "bits", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Rule:
     unchecked: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, StashFormat):
+        if isinstance(self.keep, AnyFormat):
             if self.keep.target is None:
                 raise ValueError(
                     "saved tensors are kept in blocks of a fixed size: a format must have a target, not None"
                 )
         elif not isinstance(self.keep, str) or self.keep not in ("exact", "bits", "recompute"):
             raise ValueError(f"keep must be 'exact', 'bits', 'recompute' or a format, not {self.keep!r}")
-        if self.unchecked and not isinstance(self.keep, StashFormat):
+        if self.unchecked and not isinstance(self.keep, AnyFormat):
             raise ValueError(f"unchecked must be False where no format is kept, not {self.unchecked!r}")
         if self.products and self.keep != "recompute":
             raise ValueError(f"products must be False where nothing is recomputed, not {self.products!r}")

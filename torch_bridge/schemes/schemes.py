@@ -13,20 +13,19 @@ import torch
 
 import golden
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..backends.quant_format import QuantFormat
 from ..compressor import Compressor
 from ..offload import Offload
 from ..policy import Policy
 from . import compact, pool
-from .recompute import recompute_activations
+from .checkpointing import checkpoint_activations
 
 FORMATS = (*golden.FORMATS, QuantFormat.scheme)
 
-# "keep" is what "none" is: the name that it has beside offloading and recomputing.
 NAMES = (
-    *("none", "keep", *FORMATS, "offload", "recompute", "compact", "pool"),
-    *(f"{name}+{where}" for name in FORMATS for where in ("offload", "recompute")),
+    *("baseline", *FORMATS, "offload", "checkpointing", "compact", "pool"),
+    *(f"{name}+{where}" for name in FORMATS for where in ("offload", "checkpointing")),
 )
 
 
@@ -49,7 +48,7 @@ class Scheme:
     """
 
     name: str
-    policy: StashFormat | Policy | None = None
+    policy: AnyFormat | Policy | None = None
     backend: str = "auto"
     offload: Offload | None = None
     rank: float = 1 / 4
@@ -60,9 +59,7 @@ class Scheme:
         if self.name not in NAMES:
             raise ValueError(f"scheme must be one of {', '.join(NAMES)}, not {self.name!r}")
         scheme = getattr(self.policy, "scheme", self._parts[0])
-        if self.compresses and (
-            not isinstance(self.policy, StashFormat | Policy) or scheme != self._parts[0]
-        ):
+        if self.compresses and (not isinstance(self.policy, AnyFormat | Policy) or scheme != self._parts[0]):
             raise ValueError(
                 f"scheme {self.name!r} must have a format of that name or a Policy, not {self.policy!r}"
             )
@@ -122,6 +119,6 @@ class Scheme:
             saver = None
             if self.compresses or "offload" in self._parts or report:
                 saver = stack.enter_context(self._compressor(model))
-            if "recompute" in self._parts:
-                stack.enter_context(recompute_activations(model))
+            if "checkpointing" in self._parts:
+                stack.enter_context(checkpoint_activations(model))
             yield saver

@@ -9,7 +9,7 @@ import torch
 
 from .. import backends
 from ..backends import Backend
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..backends.rows import pad_rows, unpad_rows
 from ..policy import Of, Policy
 
@@ -29,14 +29,14 @@ class Codecs:
     def __init__(self, policy: Policy, name: str) -> None:
         backends.check_name(name)
         self._name = name
-        self._backends: dict[StashFormat, Backend] = {}
+        self._backends: dict[AnyFormat, Backend] = {}
         self._wrapped: dict[Hashable, Backend] = {}
-        self._found: dict[tuple[Of, StashFormat, int | None], Backend] = {}
+        self._found: dict[tuple[Of, AnyFormat, int | None], Backend] = {}
         for rule in policy.rules:
-            if isinstance(rule.keep, StashFormat) and not rule.least and rule.dtype == "*":
+            if isinstance(rule.keep, AnyFormat) and not rule.least and rule.dtype == "*":
                 self.get(rule.keep)
 
-    def get(self, fmt: StashFormat, of: Of = "values", row: int | None = None) -> Backend:
+    def get(self, fmt: AnyFormat, of: Of = "values", row: int | None = None) -> Backend:
         """What compresses tensors in a format.
 
         Args:
@@ -60,7 +60,7 @@ class Codecs:
             found = self._found[key] = codec
         return found
 
-    def make(self, fmt: StashFormat) -> Backend:
+    def make(self, fmt: AnyFormat) -> Backend:
         """A backend for a format that is met for the first time."""
         return backends.get(self._name, fmt)
 

@@ -8,9 +8,9 @@ import torch
 
 from .entries import NOBODY, Entry, Memory
 
-# Nodes that follow each other in the backward pass often need the same storage, and what is derived later may
-# start from it. More would give back the memory that compressing saved; beside them only the outputs of one
-# attention stay, until its own node has had them.
+# Nodes that follow each other in the backward pass often need the same storage, and what is recomputed later
+# may start from it. More would give back the memory that compressing saved; beside them only the outputs of
+# one attention stay, until its own node has had them.
 _KEEP_DECOMPRESSED = 2
 # What matrix products made stays until all nodes have had it: a layer has so many that are needed at once. A
 # graph that is retained keeps no more.

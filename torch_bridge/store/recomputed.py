@@ -50,7 +50,7 @@ _MOST_BEHIND_PRODUCTS = 256  # operations, with all that made the operands
 # Logits of this size are what a mask has made of them.
 MASKED = 1e3
 
-# A starting point that no one stashed is copied if it is at most this part of what is derived.
+# A recomputation input that no one stored is copied if it is at most this part of what is recomputed.
 _SMALL = 1 / 64
 # What a matrix product is given is copied if it is at most this part.
 _SMALL_FACTOR = 1 / 4
@@ -162,7 +162,7 @@ class Redone:
                 starts[part] = None
 
     def run(self, memories: dict[Start | Redone, torch.Tensor]) -> torch.Tensor:
-        """The operation's result as it lay in memory, from the memories of all starting points.
+        """The operation's result as it lay in memory, from the memories of all recomputation inputs.
 
         What matrix products give is added to these.
         """

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..compressor import Compressor
 from ..policy import Policy
 
 
-def attach(trainer: Any, policy: StashFormat | Policy | None = None, **options: Any) -> Compressor:
+def attach(trainer: Any, policy: AnyFormat | Policy | None = None, **options: Any) -> Compressor:
     """Compress what the forward pass of every training step of a Trainer saves.
 
     The Compressor is entered where the Trainer enters its own contexts, so that a ``compute_loss`` that was

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..backends.dtypes import StashFormat
+from ..backends.dtypes import AnyFormat
 from ..compressor import Compressor
 from ..policy import Policy
 
@@ -51,7 +51,7 @@ class Callback(_Callback):
     """
 
     def __init__(
-        self, policy: StashFormat | Policy | None = None, backend: str = "auto", **options: Any
+        self, policy: AnyFormat | Policy | None = None, backend: str = "auto", **options: Any
     ) -> None:
         Compressor(
             torch.nn.Module(), policy, backend, **options

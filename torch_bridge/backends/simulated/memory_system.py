@@ -1,4 +1,4 @@
-"""A stash in a memory behind the simulated engine: the backend ``memory``."""
+"""Saved tensors in a memory behind the simulated engine: the backend ``memory``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a step's stash moved, both ways.
+    """What a step's saved tensors moved, both ways.
 
     Attributes:
         accelerator_bytes, memory_bytes: on either side of the engine.

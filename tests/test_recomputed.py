@@ -1,4 +1,4 @@
-"""What cheap operations made of stashed tensors is computed anew: the same bits if these are exact."""
+"""What cheap operations made of stored tensors is computed anew: the same bits if these are exact."""
 
 import gc
 import warnings
@@ -23,10 +23,10 @@ from torch_bridge.store.entries import Entry
 from torch_bridge.store.recomputed import MOST_OPERATIONS
 
 from .overwriting import Sine
-from .plain_stash import COARSE, FMT, NOTHING, gradients, unequal, untouched
+from .plain_hooks import COARSE, FMT, NOTHING, gradients, unequal, untouched
 
 FOUR_BITS = HadamardFormat("fp32", 128, 64)
-# Derives what it can, and keeps the rest as it is.
+# Recomputes what it can, and keeps the rest as it is.
 EXACT = Policy(
     [*(rule for rule in Policy.default(FMT).rules if rule.keep in ("raw", "bits")), Rule("recompute")]
 )
@@ -40,20 +40,20 @@ def leaf(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 
-def stashed(*shape):
+def saved_tensor(*shape):
     """What nothing cheap made, with a node that saved it and lives as long."""
     h = leaf(*shape).sin()
     h.node = h.cos()
     return h
 
 
-def kept(stash):
+def kept(saver):
     """By operation, of what is counted."""
-    return {row.op: row.kept for row in stash.report().rows if row.counted}
+    return {row.op: row.kept for row in saver.report().rows if row.counted}
 
 
-def derived(stash):
-    return [row for row in stash.report().rows if row.kept == "recomputed"]
+def recomputed(saver):
+    return [row for row in saver.report().rows if row.kept == "recomputed"]
 
 
 def gelu_new(x):
@@ -141,30 +141,30 @@ def gradient(operation, context, dtype=torch.float32, autocast=False):
     """Of something whose backward pass needs an operation's input and its result."""
     model, x = Model(), leaf(37, 50)
     torch.manual_seed(2)
-    with context(model) as stash, torch.autocast("cpu", enabled=autocast):
+    with context(model) as saver, torch.autocast("cpu", enabled=autocast):
         h = x.to(dtype).sin()
         first = h.cos()
         y = operation(h, model)
         loss = first.float().sum() + y.cos().float().sum() + total(y)
     loss.backward()
-    return {"x": x.grad, **gradients(model)}, stash
+    return {"x": x.grad, **gradients(model)}, saver
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_from_exact_tensors_the_gradient_is_the_same_to_the_last_bit(name, mode):
     expected, _ = gradient(OPERATIONS[name], lambda model: nullcontext(), *mode)
-    found, stash = gradient(OPERATIONS[name], ours, *mode)
+    found, saver = gradient(OPERATIONS[name], ours, *mode)
     assert unequal(found, expected) == []
-    assert derived(stash) or (name == "to bf16" and mode[0] == torch.bfloat16), stash.report()
+    assert recomputed(saver) or (name == "to bf16" and mode[0] == torch.bfloat16), saver.report()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_from_compressed_tensors_the_gradient_is_close(name):
     policy = Policy([*EXACT.rules, Rule(FOUR_BITS, unchecked=True)])
     expected, _ = gradient(OPERATIONS[name], lambda model: nullcontext())
-    found, stash = gradient(OPERATIONS[name], lambda model: ours(model, policy))
-    assert derived(stash), stash.report()
+    found, saver = gradient(OPERATIONS[name], lambda model: ours(model, policy))
+    assert recomputed(saver), saver.report()
     for part, exact in expected.items():
         assert 0 < (found[part] - exact).norm() < 0.6 * exact.norm(), part
 
@@ -174,11 +174,11 @@ def test_from_compressed_tensors_the_gradient_is_close(name):
     [torch.exp, torch.sqrt, torch.reciprocal, lambda h: h @ h.t(), lambda h: h**-2, lambda h: h / h.roll(1)],
 )
 def test_what_is_dear_or_lets_errors_grow_is_stored(operation):
-    with ours() as stash:
+    with ours() as saver:
         h = leaf(40, 40).sin()
         y = operation(h.detach() + 2)
         z = h.cos() + y.requires_grad_().cos() + (h * 2).cos()
-    assert [row.op for row in derived(stash)] == ["mul"]
+    assert [row.op for row in recomputed(saver)] == ["mul"]
     assert z.shape == y.shape
 
 
@@ -207,18 +207,18 @@ def test_statistics_of_another_type_may_choose_the_kernel():
 def test_a_lazy_conjugate_is_none_of_its_storage(operation):
     def step(context):
         x = leaf(40, 40)
-        with context() as stash:
+        with context() as saver:
             z = torch.fft.fft(x)
             power = (z * z).real.sum() + torch.view_as_real(z).square().sum()  # save it, as floats too
             made = operation(z)
             loss = (made * made * made).real.sum() + power
         loss.backward()
-        return x.grad, stash
+        return x.grad, saver
 
     assert torch.equal(step(ours)[0], step(nullcontext)[0])
 
 
-def test_tensors_of_inference_mode_are_none_that_others_are_derived_from():
+def test_tensors_of_inference_mode_are_none_that_others_are_recomputed_from():
     teacher, student, x = nn.Linear(50, 50), nn.Linear(50, 50), torch.randn(40, 50)
 
     def step(context):
@@ -235,18 +235,18 @@ def test_tensors_of_inference_mode_are_none_that_others_are_derived_from():
 
 @pytest.mark.parametrize("exponent", [float("inf"), 1 + 1j, float("nan"), -2, 0.5, True])
 def test_powers_by_what_is_no_whole_number_are_stored(exponent):
-    with ours() as stash:
-        y = stashed(64, 64).abs() ** exponent
+    with ours() as saver:
+        y = saved_tensor(64, 64).abs() ** exponent
         unpacked(y)
-    assert bool(derived(stash)) == (exponent is True)
+    assert bool(recomputed(saver)) == (exponent is True)
 
 
 def test_random_numbers_are_never_drawn_again():
-    with ours() as stash:
-        h = stashed(40, 40)
+    with ours() as saver:
+        h = saved_tensor(40, 40)
         noise = torch.randn_like(h)
         (h + noise).cos()
-    assert not derived(stash)
+    assert not recomputed(saver)
 
 
 def unpacked(*tensors):
@@ -270,11 +270,11 @@ def test_norms_use_the_statistics_of_the_forward_pass():
 
 
 def test_of_all_views_there_is_one_entry_and_they_share_its_memory():
-    with ours() as stash:
-        h = stashed(64, 64)
+    with ours() as saver:
+        h = saved_tensor(64, 64)
         y = h * 2
         saved = unpacked(y, y.t(), y[3:9], y.view(-1)[5:])
-    (row,) = derived(stash)
+    (row,) = recomputed(saver)
     assert (row.tensors, row.raw_bytes, row.stored_bytes) == (1, 64 * 64 * 4, 0)
     found = [node._saved_self for node in saved]
     assert len({one.untyped_storage().data_ptr() for one in found}) == 1
@@ -283,12 +283,12 @@ def test_of_all_views_there_is_one_entry_and_they_share_its_memory():
         assert one.stride() == view.stride()
 
 
-def test_only_what_is_saved_of_a_derived_storage_is_counted():
-    with ours() as stash:
-        h = stashed(64, 64)
+def test_only_what_is_saved_of_a_recomputed_storage_is_counted():
+    with ours() as saver:
+        h = saved_tensor(64, 64)
         y = h * 2
         (y[:16].cos(), y[8:24].cos())
-    (row,) = derived(stash)
+    (row,) = recomputed(saver)
     assert row.raw_bytes == 24 * 64 * 4
 
 
@@ -303,45 +303,45 @@ def test_what_was_written_to_is_stored():
         y.data.add_(1)
 
     for change in (write, write_past_the_version_counter):
-        with ours() as stash:
-            h = stashed(64, 64)
+        with ours() as saver:
+            h = saved_tensor(64, 64)
             y = h * 2
             change(y)
             (node,) = unpacked(y)
-        assert not derived(stash)
+        assert not recomputed(saver)
         assert torch.equal(node._saved_self, y)
 
 
-def test_a_starting_point_is_what_it_was_when_it_was_used():
-    """It is stashed, written to, and stashed again, before what was made of it is saved."""
+def test_a_recomputation_input_is_what_it_was_when_it_was_used():
+    """It is saved, written to, and saved again, before what was made of it is saved."""
     with ours(
         policy=Policy([Rule("recompute"), Rule(PlaneFormat("fp32", 64, 256), unchecked=True)])
-    ) as stash:
-        h = stashed(64, 64)
+    ) as saver:
+        h = saved_tensor(64, 64)
         y = h * 2
         h.data.mul_(3)
         node, _ = unpacked(y, h)
-    assert derived(stash)
+    assert recomputed(saver)
     assert torch.equal(node._saved_self, y)
 
 
-def test_what_was_made_before_a_starting_point_was_stashed_differently_is_stored():
-    with ours() as stash:
+def test_what_was_made_before_its_input_was_saved_differently_is_stored():
+    with ours() as saver:
         h = leaf(64, 64).sin()
         y = h * 2
         h.data.mul_(3)
         _, node = unpacked(h, y)
-    assert not derived(stash)
+    assert not recomputed(saver)
     assert torch.equal(node._saved_self, y)
 
 
-def test_a_starting_point_that_was_written_to_since_is_an_error():
-    with ours() as stash:
-        h = stashed(64, 64)
+def test_a_recomputation_input_that_was_written_to_since_is_an_error():
+    with ours() as saver:
+        h = saved_tensor(64, 64)
         loss = (h * 2).cos().sum()
     with torch.no_grad():
         h.mul_(3)
-    assert derived(stash)
+    assert recomputed(saver)
     with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
         loss.backward()
 
@@ -349,10 +349,10 @@ def test_a_starting_point_that_was_written_to_since_is_an_error():
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_parameter_that_was_written_to_since_is_an_error(waits):
     model, by_saver = Model(), [Rule("exact", saved_by="tan")] if waits else []
-    with ours(model, Policy([*by_saver, Rule("recompute"), Rule(FMT, unchecked=True)])) as stash:
-        h = stashed(40, 50)
+    with ours(model, Policy([*by_saver, Rule("recompute"), Rule(FMT, unchecked=True)])) as saver:
+        h = saved_tensor(40, 50)
         loss = (h + model.bias).cos().sum()  # which saves no parameter
-    assert derived(stash)
+    assert recomputed(saver)
     with torch.no_grad():
         model.bias.mul_(2)
     with pytest.raises(RuntimeError, match=r"modified by an inplace .*version 1; expected version 0"):
@@ -365,19 +365,19 @@ def test_parts_of_one_flat_parameter_are_copied():
     model.register_parameter("other", other)
     flat = torch.arange(100.0)
     model.bias.data, other.data = flat[:50], flat[50:]
-    with ours(model) as stash:
-        h = stashed(200, 50)
+    with ours(model) as saver:
+        h = saved_tensor(200, 50)
         y = h + model.bias
         (node,) = unpacked(y)
     with torch.no_grad():
         model.bias.mul_(-3)
-    assert derived(stash)
+    assert recomputed(saver)
     assert torch.equal(node._saved_self, y)
 
 
-def test_a_parameter_whose_memory_was_replaced_is_no_starting_point():
+def test_a_parameter_whose_memory_was_replaced_is_no_recomputation_input():
     with ours(model := Model()):
-        h = stashed(40, 50)
+        h = saved_tensor(40, 50)
         y = h + model.bias
         before, model.bias.data = model.bias.data, torch.full((50,), 5.0)
         (node,) = unpacked(y)
@@ -385,21 +385,21 @@ def test_a_parameter_whose_memory_was_replaced_is_no_starting_point():
     del before
 
 
-def test_a_starting_point_that_was_written_to_past_its_version_is_none():
+def test_a_recomputation_input_that_was_written_to_past_its_version_is_none():
     """Before what is made of it is saved; when it was, nobody looks any more."""
     for kind in ("parameter", "raw"):
-        with ours(model := Model()) as stash:
-            h = stashed(40, 50)
+        with ours(model := Model()) as saver:
+            h = saved_tensor(40, 50)
             start = model.bias if kind == "parameter" else h
             y = h * 2 + model.bias
             start.data.mul_(3)
             (node,) = unpacked(y)
-        assert not derived(stash)
+        assert not recomputed(saver)
         assert torch.equal(node._saved_self, y)
 
 
 def test_a_node_may_write_over_what_it_saved():
-    """What others are derived from is made anew then."""
+    """Recomputation inputs are made anew then."""
 
     def step(context):
         x = leaf(64, 64)
@@ -416,11 +416,11 @@ def test_a_node_may_write_over_what_it_saved():
 
 @pytest.mark.parametrize("rows", [60, 4000], ids=["too large to copy", "copied"])
 @pytest.mark.parametrize("is_view", [False, True], ids=["itself", "a view"])
-def test_a_parameter_that_was_gathered_is_no_starting_point(rows, is_view):
+def test_a_parameter_that_was_gathered_is_no_recomputation_input(rows, is_view):
     def step(context, free):
         gathered = nn.Parameter(torch.arange(50.0))  # which is not the model's
         memory, values = gathered.untyped_storage(), gathered.detach().clone()
-        with context() as stash:
+        with context() as saver:
             h = leaf(rows, 50).sin()
             first = h.cos().sum()
             y = h * (gathered.view(1, 50) if is_view else gathered)  # whose node saves it
@@ -429,28 +429,28 @@ def test_a_parameter_that_was_gathered_is_no_starting_point(rows, is_view):
             memory.resize_(0)
         y.register_hook(lambda grad: fill(memory, values))
         (first + loss).backward()
-        return gathered.grad, stash
+        return gathered.grad, saver
 
     def fill(memory, values):
         memory.resize_(values.nbytes)
         memory.copy_(values.untyped_storage())
 
     expected, _ = step(nullcontext, False)
-    found, stash = step(ours, True)
+    found, saver = step(ours, True)
     assert torch.equal(found, expected)
-    assert bool([row for row in derived(stash) if row.op == "mul"]) == (rows == 4000)
+    assert bool([row for row in recomputed(saver) if row.op == "mul"]) == (rows == 4000)
 
 
 def test_a_buffer_may_be_written_to():
     model = Model()
     model.register_buffer("mean", torch.randn(50))
     x = leaf(64, 50)
-    with ours(model) as stash:
+    with ours(model) as saver:
         h = x.sin()
         first = h.cos().sum()
         loss = first + (h + model.mean).cos().sum()
         model.mean.mul_(2)
-    assert derived(stash)
+    assert recomputed(saver)
     before = model.mean / 2
     loss.backward()
     h = x.sin()
@@ -458,36 +458,36 @@ def test_a_buffer_may_be_written_to():
     assert torch.equal(x.grad, expected)
 
 
-# Starting points that no one stashed
+# Recomputation inputs that no one stored
 
 
-def test_small_starting_points_are_copied_and_counted():
+def test_small_recomputation_inputs_are_copied_and_counted():
     scale = torch.randn(64)
-    with ours() as stash:
-        h = stashed(640, 64)
-        before = stash.stored_bytes
+    with ours() as saver:
+        h = saved_tensor(640, 64)
+        before = saver.stored_bytes
         y, z = h + scale, h - scale
         saved = unpacked(y, z)
-        assert stash.stored_bytes - before == 64 * 4  # once for both
+        assert saver.stored_bytes - before == 64 * 4  # once for both
     scale.mul_(2)
-    assert [row.op for row in derived(stash)] == ["add", "sub"]
+    assert [row.op for row in recomputed(saver)] == ["add", "sub"]
     for node, tensor in zip(saved, (y, z), strict=True):
         assert torch.equal(node._saved_self, tensor)
 
 
 def test_large_ones_are_not():
-    with ours() as stash:
-        h = stashed(640, 64)
+    with ours() as saver:
+        h = saved_tensor(640, 64)
         (h + torch.randn(640, 64)).cos()
-    assert not derived(stash)
+    assert not recomputed(saver)
 
 
 def test_what_is_gone_is_none():
-    with ours() as stash:
-        h = stashed(640, 64)
+    with ours() as saver:
+        h = saved_tensor(640, 64)
         y = h + torch.randn(64)
         (node,) = unpacked(y)
-    assert not derived(stash)
+    assert not recomputed(saver)
     assert torch.equal(node._saved_self, y)
 
 
@@ -495,24 +495,24 @@ def test_what_is_gone_is_none():
 
 
 def test_no_tensor_is_too_many_operations_from_what_is_stored():
-    with ours() as stash:
+    with ours() as saver:
         h = leaf(64, 64).sin()
         saved = [*unpacked(h)]
         tensors = [h]
         for _ in range(3 * MOST_OPERATIONS):
             tensors.append(tensors[-1] * 1.01)
             saved += unpacked(tensors[-1])
-    (row,) = derived(stash)
+    (row,) = recomputed(saver)
     assert row.tensors == 3 * MOST_OPERATIONS - 2  # every thirteenth is stored
     for node, tensor in zip(reversed(saved), reversed(tensors), strict=True):
         assert torch.equal(node._saved_self, tensor)
 
 
 def test_a_small_part_of_a_large_product_is_stored():
-    with ours() as stash:
-        h = stashed(64, 64)
+    with ours() as saver:
+        h = saved_tensor(64, 64)
         (h * 2)[:2].cos()
-    assert not derived(stash)
+    assert not recomputed(saver)
 
 
 def test_recipes_do_not_pile_up():
@@ -535,7 +535,7 @@ def entries():
         return [thing for thing in gc.get_objects() if issubclass(type(thing), Entry)]
 
 
-def test_nothing_that_is_derived_stays_in_memory():
+def test_nothing_that_is_recomputed_stays_in_memory():
     before = len(entries())
     with ours(policy=Policy([Rule("recompute"), Rule(FMT, unchecked=True)])):
         x = leaf(64, 64)
@@ -577,14 +577,14 @@ def test_nothing_leaks_when_backward_never_runs_or_fails():
 
 
 @pytest.mark.parametrize("fmt", [FMT, FOUR_BITS], ids=["decided at once", "decided by what saves it"])
-def test_the_peak_of_the_forward_pass_is_the_stash_and_a_few_tensors(fmt):
+def test_the_peak_of_the_forward_pass_is_what_is_stored_and_a_few_tensors(fmt):
     blocks = nn.Sequential(*(part for _ in range(12) for part in (nn.Linear(64, 64), GeluNew())))
     size, x = 512 * 64 * 4, torch.randn(512, 64)
 
     def step() -> Iterator[int]:
-        with Compressor(blocks, fmt) as stash:
+        with Compressor(blocks, fmt) as saver:
             loss = blocks(x).sum()
-        yield stash.stored_bytes
+        yield saver.stored_bytes
         del loss
 
     peak.measure(step, torch.device("cpu"))
@@ -597,7 +597,7 @@ def test_the_peak_of_the_forward_pass_is_the_stash_and_a_few_tensors(fmt):
 def test_the_peak_of_the_backward_pass_is_what_is_kept_and_what_one_node_needs():
     blocks = nn.Sequential(*(part for _ in range(12) for part in (nn.Linear(64, 64), GeluNew())))
     size, x = 2048 * 64 * 4, torch.randn(2048, 64)
-    with Compressor(blocks, FOUR_BITS) as stash:
+    with Compressor(blocks, FOUR_BITS) as saver:
         loss = blocks(x).sum()
     loss.backward()  # so that what is measured has gradients to add to
 
@@ -608,12 +608,12 @@ def test_the_peak_of_the_backward_pass_is_what_is_kept_and_what_one_node_needs()
         loss.backward()
 
     found = peak.measure(step, torch.device("cpu"))
-    assert found.peak <= stash.stored_bytes + 8 * size
+    assert found.peak <= saver.stored_bytes + 8 * size
 
 
-def test_what_several_tensors_are_derived_from_is_computed_once():
+def test_what_several_tensors_are_recomputed_from_is_computed_once():
     with ours():
-        h = stashed(64, 64)
+        h = saved_tensor(64, 64)
         y = gelu_new(h)
         loss = y.cos().sum()  # saves the last of five
     with profile() as found:
@@ -624,7 +624,7 @@ def test_what_several_tensors_are_derived_from_is_computed_once():
 
 def test_intermediate_results_are_written_over():
     with ours():
-        h = stashed(512, 512)
+        h = saved_tensor(512, 512)
         (node,) = unpacked((h * 2 + 1).neg() * 3)
     found = peak.measure(lambda: iter([None, node._saved_self]), torch.device("cpu"))
     assert found.peak < 1.1 * 512 * 512 * 4
@@ -665,7 +665,7 @@ def batch(seed=0):
 
 
 def agree(step, model=None):
-    """Gradients of a step, from a kind of context, are those without any stash."""
+    """Gradients of a step, from a kind of context, are those without any Compressor."""
     model = model or net()
 
     def run(context):
@@ -673,13 +673,13 @@ def agree(step, model=None):
         step(context, model)
         return gradients(model)
 
-    def ours_that_derives(model, **options):
-        stashes.append(Compressor(model, EXACT, min_values=2, **options))
-        return stashes[-1]
+    def ours_that_recomputes(model, **options):
+        savers.append(Compressor(model, EXACT, min_values=2, **options))
+        return savers[-1]
 
-    stashes = []
+    savers = []
     expected = run(lambda model, **options: nullcontext())
-    assert unequal(run(ours_that_derives), expected) == []
+    assert unequal(run(ours_that_recomputes), expected) == []
     assert expected
 
 
@@ -803,22 +803,22 @@ def test_a_compiled_model():
     agree(step, model)
 
 
-def test_starting_points_may_be_offloaded(tmp_path):
+def test_recomputation_inputs_may_be_offloaded(tmp_path):
     for amount in ("all", 20_000):
         with Offload(tmp_path, amount=amount) as disk:
 
             def step(context, model, disk=disk):
-                with context(model, offload=disk) if context is not None else nullcontext() as stash:
+                with context(model, offload=disk) if context is not None else nullcontext() as saver:
                     loss = model(batch()).square().mean()
-                if stash is not None:
-                    assert stash.offloaded_bytes
-                    assert derived(stash)
+                if saver is not None:
+                    assert saver.offloaded_bytes
+                    assert recomputed(saver)
                 loss.backward()
 
             agree(step)
 
 
-# What comes last in each, and whether it may be derived.
+# What comes last in each, and whether it may be recomputed.
 SUMS = {
     "a difference near 0": ("sub", False, lambda a, b: (a - (a + 0.1 * b)).square()),
     "without what all have": ("sub", False, lambda a, b: ((h := 5 + a) - h.detach().mean()).square()),
@@ -834,38 +834,38 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_what_is_small_beside_what_it_is_the_difference_of_is_not_derived(name):
+def test_what_is_small_beside_what_it_is_the_difference_of_is_not_recomputed(name):
     """It would have the errors of the larger."""
     op, may_be, function = SUMS[name]
 
     def gradient(policy):
         a, b = leaf(64, 64), leaf(64, 64, seed=1)
-        with nullcontext() if policy is None else ours(policy=policy) as stash:
+        with nullcontext() if policy is None else ours(policy=policy) as saver:
             h, g = a.sin(), b.sin()
             nodes = h.cos(), g.cos()  # noqa: F841  # that have saved them
             y = function(h, g).sum()
-        return torch.cat(torch.autograd.grad(y, [a, b], materialize_grads=True)), stash
+        return torch.cat(torch.autograd.grad(y, [a, b], materialize_grads=True)), saver
 
     exact, _ = gradient(None)
     stored, _ = gradient(Policy([Rule(FOUR_BITS, unchecked=True)]))
-    found, stash = gradient(Policy([Rule("recompute"), Rule(FOUR_BITS, unchecked=True)]))
-    assert (found - exact).norm() < 1.2 * (stored - exact).norm(), stash.report()
-    assert (kept(stash)[op] == "recomputed") == may_be, stash.report()
+    found, saver = gradient(Policy([Rule("recompute"), Rule(FOUR_BITS, unchecked=True)]))
+    assert (found - exact).norm() < 1.2 * (stored - exact).norm(), saver.report()
+    assert (kept(saver)[op] == "recomputed") == may_be, saver.report()
 
 
-def test_what_is_saved_inside_keep_activations_is_not_derived():
-    with ours() as stash:
-        h = stashed(64, 64)
+def test_what_is_saved_inside_keep_activations_is_not_recomputed():
+    with ours() as saver:
+        h = saved_tensor(64, 64)
         with keep_activations():
             (h * 2).cos()
-    assert not derived(stash)
+    assert not recomputed(saver)
 
 
-def test_a_starting_point_that_changed_is_named():
-    with Compressor(NOTHING, FMT, min_values=0, verify=True) as stash:
-        h = stashed(64, 64)
+def test_a_recomputation_input_that_changed_is_named():
+    with Compressor(NOTHING, FMT, min_values=0, verify=True) as saver:
+        h = saved_tensor(64, 64)
         loss = functional.gelu(h * 2).sum()
-    assert [row.op for row in derived(stash)] == ["mul"]
+    assert [row.op for row in recomputed(saver)] == ["mul"]
     [entry] = [entry for entry in entries() if entry.stored is not None and entry.name.startswith("sin")]
     entry.stored[37, 11] ^= 1
     with pytest.raises(CorruptionError, match=r"block 37 of 64 of the tensor sin, 64 x 64"):
@@ -874,8 +874,8 @@ def test_a_starting_point_that_changed_is_named():
 
 def test_integers_are_made_of_integers_only():
     table = leaf(100, 16)
-    with ours() as stash:
-        h = stashed(40)
+    with ours() as saver:
+        h = saved_tensor(40)
         tokens = torch.arange(40)
         others = [
             table[tokens].cos(),
@@ -883,7 +883,7 @@ def test_integers_are_made_of_integers_only():
             table[(h * 10).long()].cos(),
         ]
     assert len(others) == 3
-    rows = [(row.op, row.dtype) for row in derived(stash)]
+    rows = [(row.op, row.dtype) for row in recomputed(saver)]
     assert rows == [("constant_pad_nd", "int64")]
 
 
@@ -894,31 +894,31 @@ def test_the_default_policy_recomputes_behind_what_has_to_be_exact():
     assert Policy.default(FMT).recomputes
     assert not Policy.default(FMT, recompute=False).recomputes
     assert "recompute" in str(Policy.default(FMT))
-    with Compressor(NOTHING, FMT, min_values=0) as stash:
-        h = stashed(64, 64)
+    with Compressor(NOTHING, FMT, min_values=0) as saver:
+        h = saved_tensor(64, 64)
         functional.log_softmax(h * 2, 1)
-    assert kept(stash) == {"randn": "compressed", "sin": "compressed", "_log_softmax": "log-softmax"}
+    assert kept(saver) == {"randn": "compressed", "sin": "compressed", "_log_softmax": "log-softmax"}
 
 
-def test_what_cannot_be_derived_falls_to_the_next_rule():
-    with ours(policy=Policy([Rule("recompute"), Rule("exact", why="next")])) as stash:
+def test_what_cannot_be_recomputed_falls_to_the_next_rule():
+    with ours(policy=Policy([Rule("recompute"), Rule("exact", why="next")])) as saver:
         h = leaf(64, 64).sin()
         (h.cos(), (h * 2).cos())
-    assert kept(stash) == {"randn": "next", "sin": "next", "mul": "recomputed"}
+    assert kept(saver) == {"randn": "next", "sin": "next", "mul": "recomputed"}
 
 
 def test_the_report_says_what_was_saved_and_spent():
-    with ours() as stash:
+    with ours() as saver:
         h = leaf(64, 64).sin()
         loss = h.cos().sum() + (h * 2).cos().sum()
-    report = stash.report()
+    report = saver.report()
     assert (report.recomputed_bytes, report.recomputed_seconds) == (64 * 64 * 4, 0)
     assert report.raw_bytes == 3 * 64 * 64 * 4
     assert report.stored_bytes == 2 * 64 * 64 * 4
     assert "seconds" not in str(report)
     loss.backward()
-    assert 0 < stash.report().recomputed_seconds < 1
-    assert "seconds" in str(stash.report())
+    assert 0 < saver.report().recomputed_seconds < 1
+    assert "seconds" in str(saver.report())
 
 
 def test_untouched_hooks_and_no_hooks_are_the_same():
@@ -946,8 +946,8 @@ def test_what_comes_close_to_the_end_of_fp16_stays_finite(target):
 
     torch.manual_seed(0)
     model, x = Scaled(), torch.randn(64, 64) * 3
-    with Compressor(model, HadamardFormat("fp32", 128, target)) as stash:
+    with Compressor(model, HadamardFormat("fp32", 128, target)) as saver:
         loss = model(x).square().mean()
     loss.backward()
-    assert any(row.kept == "recomputed" and row.dtype == "float16" for row in stash.report().rows)
+    assert any(row.kept == "recomputed" and row.dtype == "float16" for row in saver.report().rows)
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)

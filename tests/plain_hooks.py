@@ -1,4 +1,4 @@
-"""A plain stash to hold the bridge against: hooks that compress and decompress at once.
+"""Plain hooks to hold the bridge against: they compress and decompress at once.
 
 It knows no tricks and shares nothing with the bridge but the golden codec and its formats: what must stay
 exact it tells by the values and shapes of tensors, where the bridge watches the operations that make them.
@@ -24,7 +24,7 @@ _PADDING = 256
 
 
 def stored(fmt: PlaneFormat) -> Policy:
-    """The bridge's policy that stores every tensor but statistics, as the plain stash does, unchecked."""
+    """The bridge's policy that stores every tensor but statistics, as the plain hooks do, unchecked."""
     statistics = ("_log_softmax", "*_norm.[12]", "*attention*.1", "rsqrt")
     exact = [Rule("exact", op=op, why="norm statistics") for op in statistics]
     return Policy([*exact, Rule(fmt, unchecked=True)])
@@ -47,7 +47,7 @@ def reference(
 ) -> hooks:
     """Hooks that compress and decompress the addresses of a tensor, in their order.
 
-    Dropout masks stay exact. What was stashed of a storage serves views of the same elements or of some of
+    Dropout masks stay exact. What was compressed of a storage serves views of the same elements or of some of
     them, as in torch_bridge.entries; views that have only some in common must not be saved.
 
     Args:
@@ -60,7 +60,7 @@ def reference(
     places_of = {t.untyped_storage().data_ptr() for t in constants if not isinstance(t, DTensor)}
     constants = [t.full_tensor().clone() if isinstance(t, DTensor) else t for t in constants]
     alive: list[torch.Tensor] = []  # so that no address is used twice
-    stashed: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    compressed: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
 
     def is_copy(memory: torch.Tensor) -> bool:
         # What FSDP gathers may have padding behind it.
@@ -77,7 +77,7 @@ def reference(
         lies = tensor.shape, tensor.stride(), tensor.storage_offset()
         memory = _memory(tensor).clone()
         places = torch.arange(len(memory)).as_strided(*lies).unique()
-        for others, kept in stashed[key]:
+        for others, kept in compressed[key]:
             if torch.isin(places, others).all():
                 return kept.as_strided(*lies)
         values = memory[places]
@@ -85,7 +85,7 @@ def reference(
             return tensor
         codec = get("golden", format_for(fmt, tensor.dtype))
         memory[places] = codec.decompress(codec.compress(values), len(values))
-        stashed[key].append((places, memory))
+        compressed[key].append((places, memory))
         return memory.as_strided(*lies)
 
     return hooks(pack, lambda packed: packed)

@@ -16,7 +16,7 @@ _Buffers = dict[tuple[nn.Module, str], torch.Tensor | None]
 
 
 @contextmanager
-def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
+def checkpoint_activations(model: nn.Module) -> Iterator[list[str]]:
     """Keep only what each block of a model is given, and run the block once more in the backward pass.
 
     Blocks are the members of each ``nn.ModuleList`` that is in no block: the layers of a transformer. The
@@ -36,7 +36,7 @@ def recompute_activations(model: nn.Module) -> Iterator[list[str]]:
 
     Examples:
         >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])})
-        >>> with recompute_activations(model) as names:
+        >>> with checkpoint_activations(model) as names:
         ...     x = model["layers"][1](model["layers"][0](torch.ones(2, 8)).tanh())
         >>> x.sum().backward()
         >>> names
