@@ -43,7 +43,7 @@ def main() -> None:
         found = torch.autograd.grad(loss, list(model.parameters()))
         return torch.cat([one.flatten() for one in found]), saver.stored_bytes
 
-    exact, raw = gradient(Policy([]))
+    exact, original = gradient(Policy([]))
     rows = []
     for fmt in FORMATS:
         uniform, size = gradient(fmt)
@@ -55,7 +55,7 @@ def main() -> None:
         for rates, found, stored in (("one for all", uniform, size), ("calibrated", calibrated, fitted)):
             error = float((found - exact).norm() / exact.norm())
             name = f"{fmt.scheme}, {8 * fmt.target / fmt.block:g} bits"
-            row = {"format": name, "rates": rates, "ratio": raw / stored, "gradient_error": error}
+            row = {"format": name, "rates": rates, "ratio": original / stored, "gradient_error": error}
             rows.append(row)
         rows[-1]["seconds"] = seconds
     table = Table("format", "rates", "ratio", "gradient error", "seconds to calibrate")

@@ -36,7 +36,7 @@ from torch_bridge.backends.dtypes import TORCH_DTYPES
 from torch_bridge.job.activations import gpt2_activations
 
 # Of 32 MiB on, glibc takes an array from the kernel and gives it back: then its pages are what is measured.
-RAW_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
+ORIGINAL_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
 RUNS = {"cpu": 15, "cuda": 20}
 BLOCK, RATIOS = 64, (3.2, 2.0)  # of planes
 HADAMARD_BLOCK, HADAMARD_BITS = 128, (2, 3, 4)  # bits a value
@@ -54,18 +54,18 @@ class Codec(NamedTuple):
 
 
 def activations(dtype: str, device: str) -> torch.Tensor:
-    """The values that the bridge would compress, RAW_BYTES at most; repeated on a GPU, up to RAW_BYTES."""
+    """The values that the bridge would compress, ORIGINAL_BYTES at most; on a GPU repeated up to them."""
     saved = gpt2_activations(dtype, batch=16)
     values = np.concatenate([s.values for s in saved if s.dtype == dtype and s.exact is None])
-    most = RAW_BYTES[device] // values.itemsize
+    most = ORIGINAL_BYTES[device] // values.itemsize
     octets = values[:most].view(np.uint8)
     flat = torch.from_numpy(octets).view(TORCH_DTYPES[dtype]).to(device)
     return flat if device == "cpu" else flat.repeat(-(-most // len(flat)))[:most]
 
 
 def planes(dtype: str) -> list[Format]:
-    raw = PlaneFormat(dtype, BLOCK, None).raw_bytes
-    return [PlaneFormat(dtype, BLOCK, int(raw / ratio)) for ratio in RATIOS]
+    original = PlaneFormat(dtype, BLOCK, None).original_bytes
+    return [PlaneFormat(dtype, BLOCK, int(original / ratio)) for ratio in RATIOS]
 
 
 def hadamards(dtype: str) -> list[Format]:
@@ -135,7 +135,7 @@ def gigabytes_per_second(work: Callable[[], object], values: torch.Tensor) -> fl
 
 def effective_bits(values: torch.Tensor, decoded: torch.Tensor) -> float:
     """Mean over blocks of 0.5 * log2(variance / mean squared error), at most 24 (Shannon's rate)."""
-    whole = min(len(values), RAW_BYTES["cpu"] // values.itemsize) // BLOCK * BLOCK
+    whole = min(len(values), ORIGINAL_BYTES["cpu"] // values.itemsize) // BLOCK * BLOCK
     exact = values[:whole].double().view(-1, BLOCK)
     error = (decoded[:whole].double().view(-1, BLOCK) - exact).square().mean(1)
     variance = exact.var(1, correction=0)

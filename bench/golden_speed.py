@@ -1,6 +1,6 @@
 """How fast golden/ compresses and decompresses: ``python -m bench.golden_speed``.
 
-Prints MB of raw values per second each way, the median of several runs on one thread, and writes
+Prints MB of values per second each way, the median of several runs on one thread, and writes
 the same rows to build/bench/golden.json. The values are like activations: normally distributed,
 half of them zero in one block of three.
 """
@@ -18,17 +18,17 @@ import numpy as np
 
 from golden import PlaneFormat
 
-RAW_BYTES = 16 << 20
+ORIGINAL_BYTES = 16 << 20
 RUNS = 7
 BLOCK = 64
-TARGETS = (80, 128, None)  # 128 bytes is the raw block in bf16
+TARGETS = (80, 128, None)  # 128 bytes is the uncompressed block in bf16
 OUTPUT = Path("build/bench/golden.json")
 
 
 def activations(fmt: PlaneFormat) -> np.ndarray:
-    """RAW_BYTES of values of the format's type."""
+    """ORIGINAL_BYTES of values of the format's type."""
     rng = np.random.default_rng(0)
-    values = rng.standard_normal((RAW_BYTES // fmt.raw_bytes, fmt.block), np.float32)
+    values = rng.standard_normal((ORIGINAL_BYTES // fmt.original_bytes, fmt.block), np.float32)
     values[::3][rng.random(values[::3].shape) < 0.5] = 0
     return values.astype(fmt.float_type.array)
 
@@ -40,7 +40,7 @@ def megabytes_per_second(work: Callable[[], object]) -> float:
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)
-    return RAW_BYTES / 1e6 / statistics.median(seconds[1:])
+    return ORIGINAL_BYTES / 1e6 / statistics.median(seconds[1:])
 
 
 def measure(fmt: PlaneFormat) -> dict[str, str | int | float | None]:
@@ -60,7 +60,7 @@ def main() -> None:
     argparse.ArgumentParser(
         prog="python -m bench.golden_speed", description=__doc__.partition(":")[0]
     ).parse_args()
-    print(f"golden, {RAW_BYTES >> 20} MiB of raw values, median of {RUNS} runs, MB/s of raw values\n")
+    print(f"golden, {ORIGINAL_BYTES >> 20} MiB of values, median of {RUNS} runs, MB/s of values\n")
     print(f"{'dtype':6}{'block':>6}{'target':>10}{'ratio':>7}{'compress':>10}{'decompress':>12}")
     rows = []
     for dtype in ("fp32", "bf16"):

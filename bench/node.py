@@ -210,7 +210,7 @@ def _ours(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {
             "name": f"`{preset}`, both engines",
             "node": results["node"]["name"].partition(",")[0],
-            "format": f"lossy, {fmt.raw_bytes / fmt.target:g}x, size fixed",
+            "format": f"lossy, {fmt.original_bytes / fmt.target:g}x, size fixed",
             "mm2": sum(part["area"] for part in both) * 1e-6,
             "gb_per_s": 64.0,
             "pj_per_byte": max(part["pj_per_byte"] for part in both),

@@ -174,7 +174,7 @@ def row(
     measured = {
         "accuracy": curve,
         "seconds_per_epoch": statistics.median(seconds),
-        "kept_bytes": saver.raw_bytes,
+        "kept_bytes": saver.original_bytes,
         "peak_bytes": resting + peak,
     }
     return measured, found

@@ -85,7 +85,7 @@ def measure(name: str, scheme: str, steps: int) -> dict[str, str | int | float |
     found = peak.measure(step, device)
     with Compressor(model, Policy([])) as exact:
         forward()
-    predicted = exact.raw_bytes if scheme == "baseline" else found.between and found.between.stored_bytes
+    predicted = exact.original_bytes if scheme == "baseline" else found.between and found.between.stored_bytes
     return {
         "model": name,
         "scheme": scheme,

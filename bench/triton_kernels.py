@@ -83,7 +83,7 @@ def row(fmt: Format, capability: int, name: str, kernel: Any) -> dict[str, Any]:
     blocks = backends.get("triton", fmt)._kernels.constants(fmt)["BLOCKS"]
     values = blocks * fmt.block
     gpu, bandwidth, issues = GPUS[capability]
-    moved = blocks * (fmt.raw_bytes + fmt.target) / bandwidth
+    moved = blocks * (fmt.original_bytes + fmt.target) / bandwidth
     issued = WARPS * len(instructions) / issues
     return {
         "format": f"{fmt.scheme}, {fmt.dtype}, {fmt.block} in {fmt.target}",
@@ -94,7 +94,7 @@ def row(fmt: Format, capability: int, name: str, kernel: Any) -> dict[str, Any]:
         "shared_bytes": kernel.metadata.shared,
         "instructions": len(instructions),
         "memory_instructions": len(memory),
-        "estimated_gb_per_s": values * fmt.raw_bytes / fmt.block / max(moved, issued) / 1e9,
+        "estimated_gb_per_s": values * fmt.original_bytes / fmt.block / max(moved, issued) / 1e9,
         "bound": "memory" if moved > issued else "issue",
     }
 

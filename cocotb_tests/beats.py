@@ -91,7 +91,7 @@ def _taken_corners(bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
 def _given_corners(fmt: Format, part: str, bus_bytes: int, beats: Sequence[Beat]) -> Iterator[Corner]:
     assert fmt.target is not None
     last, _, full, _ = _fields(bus_bytes, beats)
-    block = fmt.target if part == "compressor" else fmt.raw_bytes
+    block = fmt.target if part == "compressor" else fmt.original_bytes
     yield Corner("m_axis", "last beat, every byte", last & full)
     yield Corner("m_axis", "last beat, bytes missing at the end", last & ~full, block % bus_bytes > 0)
     yield Corner("m_axis", "other beat", ~last)

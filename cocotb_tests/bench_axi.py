@@ -104,7 +104,7 @@ class TB:
 def answer(tensor: bytes) -> tuple[bytes, set[int]]:
     """What golden/ makes of a tensor's bytes, and which blocks of it are errors."""
     fmt = TASK.fmt
-    size = fmt.raw_bytes if TASK.part == "compressor" else fmt.target
+    size = fmt.original_bytes if TASK.part == "compressor" else fmt.target
     blocks = -(-len(tensor) // size)
     rows = np.frombuffer(tensor.ljust(blocks * size, b"\0"), np.uint8).reshape(blocks, size).copy()
     first = number_of(tensor)
@@ -124,8 +124,8 @@ def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
     fmt = TASK.fmt
     values = stimulus.blocks(fmt, "mixed", count, rng, TASK.activations).tobytes()
     made, start = [], 0
-    for size in stimulus.tensor_lengths(count, fmt.raw_bytes, rng):
-        stop = start + fmt.raw_bytes * -(-size // fmt.raw_bytes)
+    for size in stimulus.tensor_lengths(count, fmt.original_bytes, rng):
+        stop = start + fmt.original_bytes * -(-size // fmt.original_bytes)
         if TASK.part == "compressor":
             made.append(values[start : start + size])
         else:
@@ -146,7 +146,7 @@ def is_answer(packet: AxiStreamFrame, tensor: bytes) -> bool:
     keep = [1] * len(expected) + [0] * (size - len(expected))
     user = []
     if TASK.part == "decompressor":
-        for error in oracle.error_flags(errors, fmt.raw_bytes, len(expected), beat):
+        for error in oracle.error_flags(errors, fmt.original_bytes, len(expected), beat):
             user += [int(error)] * beat
     return (bytes(packet)[: len(expected)], packet.tkeep, packet.tuser) == (expected, keep, user)
 
@@ -165,7 +165,7 @@ async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int)
     tb = await TB.started(10 + salt)
     taken, given = tb.on_port(AxiStreamMonitor, "s_axis"), tb.on_port(AxiStreamMonitor, "m_axis")
     tb.pause(idle, stall)
-    size = TASK.fmt.raw_bytes if TASK.part == "compressor" else TASK.fmt.target
+    size = TASK.fmt.original_bytes if TASK.part == "compressor" else TASK.fmt.target
     sent = tensors(count, TASK.rng(10, salt))
     for tensor in sent:
         tb.send(tensor)
@@ -193,10 +193,10 @@ async def takes_packets_of_every_length(dut, ends):
     tb = await TB.started(2)
     tb.pause(ends, ends)
     # So many blocks fill their last beat.
-    full = max(2, TASK.bus_bytes // gcd(fmt.target, fmt.raw_bytes, TASK.bus_bytes))
+    full = max(2, TASK.bus_bytes // gcd(fmt.target, fmt.original_bytes, TASK.bus_bytes))
     data = stimulus.blocks(fmt, "mixed", full, TASK.rng(11), None)
     data = data.tobytes() if TASK.part == "compressor" else fmt.compress(data).tobytes()
-    longest = min(len(data), fmt.raw_bytes + TASK.bus_bytes)
+    longest = min(len(data), fmt.original_bytes + TASK.bus_bytes)
     sizes = [
         *range(1, longest + 1),
         *range(len(data) // full, len(data), len(data) // full),
@@ -260,8 +260,8 @@ async def sustains_its_throughput_and_latency(dut):
         tb.send(b"".join(sent))
         assert is_answer(await tb.receive(), b"".join(sent))
         taken, given = [await monitor.recv() for monitor in monitors]
-        raw = taken if TASK.part == "compressor" else given
-        cycles = (raw.sim_time_end - raw.sim_time_start) // PERIOD + 1
+        original = taken if TASK.part == "compressor" else given
+        cycles = (original.sim_time_end - original.sim_time_start) // PERIOD + 1
         TASK.note(**{name: values.nbytes / cycles})
         beats = values.nbytes // TASK.bus_bytes
         promised = TASK.promise().cycles(beats)

@@ -66,8 +66,8 @@ COMBINATIONS = list(product(KINDS, PATTERNS, PATTERNS))
 def in_and_out(tensor: bytes) -> tuple[Tensor, bytes]:
     """The bytes to send for a tensor of any number of bytes and those that golden/ expects in return."""
     fmt = TASK.fmt
-    blocks = -(-len(tensor) // fmt.raw_bytes)
-    whole, first = tensor.ljust(blocks * fmt.raw_bytes, b"\0"), number_of(tensor)
+    blocks = -(-len(tensor) // fmt.original_bytes)
+    whole, first = tensor.ljust(blocks * fmt.original_bytes, b"\0"), number_of(tensor)
     stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array), first)
     if TASK.part == "compressor":
         return Tensor(tensor, first), stored.tobytes()
@@ -93,7 +93,7 @@ def mismatches(words: list[Word], expected: bytes, errors: set[int] = frozenset(
         errors: the blocks that must come with ``error``.
     """
     size = TASK.bus_bytes
-    block = TASK.fmt.target if TASK.part == "compressor" else TASK.fmt.raw_bytes
+    block = TASK.fmt.target if TASK.part == "compressor" else TASK.fmt.original_bytes
     bad = set()
     flags = oracle.error_flags(errors, block, len(expected), size)
     for i, (word, error) in enumerate(zip(words, flags, strict=True)):
@@ -130,10 +130,10 @@ async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int,
     patterns = PATTERNS | AT_LENGTH
     bench.pause(patterns[idle], patterns[stall])
     values = stimulus.blocks(fmt, kind, count, rng, TASK.activations)
-    sizes = stimulus.tensor_lengths(count, fmt.raw_bytes, rng)
+    sizes = stimulus.tensor_lengths(count, fmt.original_bytes, rng)
     data, start, tensors = values.tobytes(), 0, []
     for size in sizes:
-        stop = start + fmt.raw_bytes * -(-size // fmt.raw_bytes)
+        stop = start + fmt.original_bytes * -(-size // fmt.original_bytes)
         tensor = data[start : start + size]
         tensors.append(in_and_out(tensor))
         start = stop
@@ -156,11 +156,11 @@ async def meets_every_place(dut, ends):
     bench = await started(13)
     bench.pause(PATTERNS[ends], PATTERNS[ends])
     places, cycles = TASK.bus_bytes // gcd(fmt.target, TASK.bus_bytes), TASK.promise().block_cycles
-    sizes = [places * fmt.raw_bytes] * 12
-    sizes += [fmt.raw_bytes * (i + 1) // cycles - int(rng.integers(2)) for i in range(cycles)] * 12
+    sizes = [places * fmt.original_bytes] * 12
+    sizes += [fmt.original_bytes * (i + 1) // cycles - int(rng.integers(2)) for i in range(cycles)] * 12
     tensors = []
     for size in sizes:
-        values = stimulus.blocks(fmt, "mixed", -(-size // fmt.raw_bytes), rng, TASK.activations)
+        values = stimulus.blocks(fmt, "mixed", -(-size // fmt.original_bytes), rng, TASK.activations)
         tensors.append(in_and_out(values.tobytes()[:size]))
         bench.send(tensors[-1][0])
     for _, expected in tensors:
@@ -176,13 +176,13 @@ async def takes_its_latency(dut):
     bench.pause(bursts, never)
     whole = []
     for i, block in enumerate(stimulus.blocks(fmt, "mixed", 100, rng, TASK.activations)):
-        size = fmt.raw_bytes if i % 2 else int(rng.integers(1, fmt.raw_bytes))
+        size = fmt.original_bytes if i % 2 else int(rng.integers(1, fmt.original_bytes))
         sent, expected = in_and_out(block.tobytes()[:size])
         bench.send(sent)
         words = await bench.receive(words_of(expected))
         assert mismatches(words, expected) == 0
         latency = words[0].offered - bench.sent[-1].cycle
-        missing = (fmt.raw_bytes - size) * promised.block_cycles // fmt.raw_bytes
+        missing = (fmt.original_bytes - size) * promised.block_cycles // fmt.original_bytes
         expected_latency = promised.latency + (missing if TASK.part == "compressor" else 0)
         # A delay memory does not hold a tail back as a row of registers does.
         soonest = promised.latency if TASK.memories else expected_latency
@@ -237,7 +237,7 @@ async def a_stall_leaves_no_gap(dut):
     values = stimulus.blocks(fmt, "mixed", blocks + 5, TASK.rng(9), TASK.activations)
     sent, expected = in_and_out(values.tobytes())
     patience = 2 * TASK.promise().latency + 2 * blocks * words
-    for taken in range(words_of(expected[: blocks * fmt.raw_bytes]) + 1):  # before the sink stalls
+    for taken in range(words_of(expected[: blocks * fmt.original_bytes]) + 1):  # before the sink stalls
         pauses = [False] * first + [True] * patience
         bench.pause(
             lambda _, pauses=pauses: chain(pauses, repeat(False)),
@@ -332,7 +332,7 @@ async def a_stream_that_breaks_off_ends_with_an_error(dut, ends):
     blocks = max(3 * TASK.bus_bytes // fmt.target, 3)
     data = stimulus.blocks(fmt, "mixed", blocks, rng).tobytes()
     stored, values = in_and_out(data)
-    whole, after = in_and_out(data[: fmt.raw_bytes])
+    whole, after = in_and_out(data[: fmt.original_bytes])
     inside_headers = [b * fmt.target + h for b in range(blocks) for h in range(1, fmt.header_bytes)]
     anywhere = rng.permutation(range(1, len(stored)))[:100]
     behind_blocks = [b * fmt.target + h for b in range(1, blocks) for h in range(1, min(fmt.target, 16))]
@@ -342,7 +342,7 @@ async def a_stream_that_breaks_off_ends_with_an_error(dut, ends):
         bench.send(whole)
     for size in sizes:
         complete, rest = divmod(int(size), fmt.target)
-        expected = values[: complete * fmt.raw_bytes] + bytes(fmt.raw_bytes if rest else 0)
+        expected = values[: complete * fmt.original_bytes] + bytes(fmt.original_bytes if rest else 0)
         errors = {complete} if rest else set()
         assert mismatches(await bench.receive(words_of(expected)), expected, errors) == 0, f"{size} bytes"
         assert mismatches(await bench.receive(words_of(after)), after) == 0, f"after {size} bytes"

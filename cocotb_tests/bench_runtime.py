@@ -55,8 +55,8 @@ def job(config: int | None, fmt: Format | None, tensor: bytes) -> Job:
     """What golden/ makes of a tensor in a format, or in bypass if there is none."""
     if fmt is None:
         return Job(config, tensor, tensor)
-    blocks = -(-len(tensor) // fmt.raw_bytes)
-    whole = tensor.ljust(blocks * fmt.raw_bytes, b"\0")
+    blocks = -(-len(tensor) // fmt.original_bytes)
+    whole = tensor.ljust(blocks * fmt.original_bytes, b"\0")
     first = number_of(tensor)
     stored = fmt.compress(np.frombuffer(whole, fmt.float_type.bits).view(fmt.float_type.array), first)
     if TASK.part == "compressor":
@@ -171,7 +171,7 @@ def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
             config, fmt = config_of(number, bypass=bypass), None if bypass else FORMATS[number]
         shape = fmt or FORMATS[0]
         values = stimulus.blocks(shape, "mixed", int(rng.integers(1, 12)), rng, TASK.activations)
-        size = values.nbytes - int(rng.choice([0, rng.integers(shape.raw_bytes)]))
+        size = values.nbytes - int(rng.choice([0, rng.integers(shape.original_bytes)]))
         if TASK.part == "decompressor" and fmt and rng.random() < 0.5:
             broken = stimulus.with_broken_headers(fmt, fmt.compress(values), rng)
             jobs.append(stored_job(config, fmt, broken))
@@ -240,7 +240,7 @@ async def switches_from_each_format_to_each(dut, ends):
     jobs = []
     for first, second, _ in product(choices, choices, range(3)):
         for config, fmt in (first, second, (None, second[1])):
-            size = int(rng.integers(4 * FORMATS[0].raw_bytes, 8 * FORMATS[0].raw_bytes))
+            size = int(rng.integers(4 * FORMATS[0].original_bytes, 8 * FORMATS[0].original_bytes))
             jobs.append(job(config, fmt, rng.bytes(size)))
     sending = cocotb.start_soon(send_all(bench, jobs))
     for number, task in enumerate(jobs):
@@ -319,7 +319,7 @@ async def reset_leaves_no_trace(dut):
     bench, rng = await started(23), TASK.rng(23)
     bench.pause(often, often)
     for phase in range(40):
-        before, after = random_jobs(6, rng), job(None, FORMATS[0], rng.bytes(3 * FORMATS[0].raw_bytes))
+        before, after = random_jobs(6, rng), job(None, FORMATS[0], rng.bytes(3 * FORMATS[0].original_bytes))
         sending = cocotb.start_soon(send_all(bench, before))
         await ClockCycles(dut.clk, phase + 1)
         sending.cancel()

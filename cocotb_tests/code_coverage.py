@@ -115,7 +115,7 @@ def waiver(config: Config, part: str, place: str) -> str | None:
     if place == "inside":
         return "of a count that goes farther than an engine has room for tensors"
     is_end = re.fullmatch(r"m_axis_tkeep|(.*\.)?(word|o__?payload(\$\d+)?)\.empty", place)
-    if part == "decompressor" and is_end and config.fmt.raw_bytes < config.bus_bytes:
+    if part == "decompressor" and is_end and config.fmt.original_bytes < config.bus_bytes:
         return "of a word that ends within a block: values come out in whole blocks"
     return (
         _plane_waiver(config.fmt, place)

@@ -8,7 +8,7 @@ import rtl.stream
 from gen.config import PRESETS, Config
 from golden import HadamardFormat, PlaneFormat
 
-# Each line is here for a corner: the smallest target, where NaNs need specials blocks; a raw-sized one;
+# Each line is here for a corner: the smallest target, where NaNs need specials blocks; a full-sized one;
 # blocks that fall unevenly on the bus; blocks smaller than a bus word, also behind AXI4-Stream; every
 # dtype, block, bus and rounding. Of the Hadamard format coefficients without a bit, and of 1 to 4 bits.
 SPREAD = [

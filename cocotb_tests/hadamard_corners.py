@@ -11,7 +11,7 @@ from golden.hadamard import FRACTION_BITS, HEADER_BITS, LEVELS, SPECIALS, ZEROS
 
 from .coverage import Corner
 from .ports import Seen
-from .shared_corners import kinds_of, place_corners, raw_end_corners, stored_end_corners
+from .shared_corners import kinds_of, place_corners, stored_end_corners, uncompressed_end_corners
 
 _LAST = (1 << HEADER_BITS) - 1
 
@@ -36,7 +36,7 @@ def of_compressor(fmt: HadamardFormat, bus_bytes: int, seen: Seen) -> Iterator[C
     yield from _level_corners(fmt, seen.stored, header > SPECIALS)
     yield from _number_corners(seen)
     yield from place_corners(fmt, bus_bytes, seen)
-    yield from raw_end_corners(fmt, bus_bytes, seen)
+    yield from uncompressed_end_corners(fmt, bus_bytes, seen)
 
 
 def of_decompressor(fmt: HadamardFormat, bus_bytes: int, seen: Seen) -> Iterator[Corner]:

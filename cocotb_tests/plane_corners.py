@@ -11,7 +11,7 @@ from golden import PlaneFormat
 
 from .coverage import Corner
 from .ports import Seen
-from .shared_corners import kinds_of, place_corners, raw_end_corners, split, stored_end_corners
+from .shared_corners import kinds_of, place_corners, split, stored_end_corners, uncompressed_end_corners
 
 
 def of_compressor(fmt: PlaneFormat, bus_bytes: int, seen: Seen) -> Iterator[Corner]:
@@ -31,7 +31,7 @@ def of_compressor(fmt: PlaneFormat, bus_bytes: int, seen: Seen) -> Iterator[Corn
     yield Corner("values", "NaN beside infinity", nan & infinity)
     yield from _plane_corners(fmt, seen)
     yield from place_corners(fmt, bus_bytes, seen)
-    yield from raw_end_corners(fmt, bus_bytes, seen)
+    yield from uncompressed_end_corners(fmt, bus_bytes, seen)
 
 
 def of_decompressor(fmt: PlaneFormat, bus_bytes: int, seen: Seen) -> Iterator[Corner]:

@@ -45,7 +45,9 @@ def see(fmt: Format, part: str, bus_bytes: int, taken: Sequence[Word], given: Se
         taken, given: all words since a reset, of as many tensors.
     """
     assert fmt.target is not None
-    size, becomes = (fmt.raw_bytes, fmt.target) if part == "compressor" else (fmt.target, fmt.raw_bytes)
+    size, becomes = (
+        (fmt.original_bytes, fmt.target) if part == "compressor" else (fmt.target, fmt.original_bytes)
+    )
     inputs, outputs, sizes, numbers, firsts, ends, paused, stalled = [], [], [], [], [], [], [], []
     pauses, holds = np.array(after_pauses(taken), bool), np.array(held_up(given), bool)
     for (i, tensor), (o, result) in zip(_tensors(taken), _tensors(given), strict=True):

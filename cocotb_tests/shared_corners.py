@@ -52,13 +52,13 @@ def place_corners(fmt: Format, bus_bytes: int, seen: Seen) -> Iterator[Corner]:
         yield Corner("start of a block in the bus word", f"byte {start}", met)
 
 
-def raw_end_corners(fmt: Format, bus_bytes: int, seen: Seen) -> Iterator[Corner]:
+def uncompressed_end_corners(fmt: Format, bus_bytes: int, seen: Seen) -> Iterator[Corner]:
     """Where tensors of values end."""
-    moved = fmt.raw_bytes // promise("compressor", fmt, [fmt], bus_bytes).block_cycles
-    for cycle in range(fmt.raw_bytes // moved):
+    moved = fmt.original_bytes // promise("compressor", fmt, [fmt], bus_bytes).block_cycles
+    for cycle in range(fmt.original_bytes // moved):
         met = seen.ends & ((seen.sizes - 1) // moved == cycle)
         yield Corner("end of a tensor", f"in cycle {cycle} of a block", met)
-    size = seen.numbers * fmt.raw_bytes + seen.sizes
+    size = seen.numbers * fmt.original_bytes + seen.sizes
     yield Corner("end of a tensor", "fills its last word", seen.ends & (size % bus_bytes == 0))
     yield Corner("end of a tensor", "leaves empty bytes", seen.ends & (size % bus_bytes > 0))
     inside = seen.sizes % (fmt.float_type.width // 8) > 0

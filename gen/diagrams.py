@@ -172,7 +172,7 @@ def _words(scenario: Scenario) -> tuple[list[_Word], list[_Word]]:
     """The words of all packets, and those that must come out."""
     fmt = scenario.config.fmt
     assert fmt.target is not None
-    in_bytes, out_bytes = fmt.raw_bytes, fmt.target
+    in_bytes, out_bytes = fmt.original_bytes, fmt.target
     if scenario.part == "decompressor":
         in_bytes, out_bytes = out_bytes, in_bytes
     sent: list[_Word] = []
@@ -186,7 +186,7 @@ def _words(scenario: Scenario) -> tuple[list[_Word], list[_Word]]:
         for block in scenario.broken:
             if first <= block < first + blocks:
                 stored[block - first, 0] = 0  # which is no base
-        data = values.tobytes() if in_bytes == fmt.raw_bytes else stored.tobytes()
+        data = values.tobytes() if in_bytes == fmt.original_bytes else stored.tobytes()
         sent += _cut(scenario, data[:size], in_bytes, first)
         expected += _cut(scenario, bytes(blocks * out_bytes), out_bytes, first)
         first += blocks
@@ -195,14 +195,14 @@ def _words(scenario: Scenario) -> tuple[list[_Word], list[_Word]]:
 
 def _cut(scenario: Scenario, packet: bytes, block_bytes: int, first: int) -> list[_Word]:
     """A packet's words. Their labels are letters, one for each block; those of values are capitals."""
-    bus, raw_bytes = scenario.config.bus_bytes, scenario.config.fmt.raw_bytes
+    bus, original_bytes = scenario.config.bus_bytes, scenario.config.fmt.original_bytes
     words = []
     for start in range(0, len(packet), bus):
         data = packet[start : start + bus]
         last_block, byte = divmod(start + len(data) - 1, block_bytes)
         blocks = range(start // block_bytes, last_block + 1)
         label = "".join(chr(ord("a") + first + block) for block in blocks)
-        if block_bytes == raw_bytes:
+        if block_bytes == original_bytes:
             label = f"{label.upper()}{byte // bus}"
         words.append(_Word(label, data, start + bus >= len(packet)))
     return words

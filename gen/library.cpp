@@ -1,5 +1,5 @@
 // The Verilated engines as a library with a plain C interface: whole tensors in, whole tensors out.
-// Built by gen/library.py, which defines RAW_BYTES, TARGET_BYTES and BUS_BYTES, and writes layout.h.
+// Built by gen/library.py, which defines ORIGINAL_BYTES, TARGET_BYTES and BUS_BYTES, and writes layout.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -110,12 +110,12 @@ extern "C" {
 // Another number whenever a function below takes or gives something else; who calls them asks for it.
 int bitstash_interface() { return 4; }
 
-// raw: blocks * RAW_BYTES bytes; stored: blocks * TARGET_BYTES bytes; first: the number of the first block,
+// original: blocks * ORIGINAL_BYTES bytes; stored: blocks * TARGET_BYTES bytes; first: the number of the first block,
 // for a format that counts them. Returns 0, or -1 if the engine hangs or gives another number of bytes.
-int bitstash_compress(const uint8_t *raw, size_t blocks, uint32_t first, uint8_t *stored) {
+int bitstash_compress(const uint8_t *original, size_t blocks, uint32_t first, uint8_t *stored) {
     thread_local auto engine = std::make_unique<Compressor>();
     try {
-        engine->stream(raw, blocks * RAW_BYTES, first, stored, blocks * TARGET_BYTES,
+        engine->stream(original, blocks * ORIGINAL_BYTES, first, stored, blocks * TARGET_BYTES,
                        [](size_t, const uint32_t *) {});
     } catch (const std::runtime_error &) {
         engine = std::make_unique<Compressor>();
@@ -126,14 +126,14 @@ int bitstash_compress(const uint8_t *raw, size_t blocks, uint32_t first, uint8_t
 
 // Returns -1 if every block was decoded, else the index of the first word's first block that
 // was not; -2 if the engine hangs or gives another number of bytes.
-long bitstash_decompress(const uint8_t *stored, size_t blocks, uint32_t first, uint8_t *raw) {
+long bitstash_decompress(const uint8_t *stored, size_t blocks, uint32_t first, uint8_t *original) {
     thread_local auto engine = std::make_unique<Decompressor>();
     long first_bad = -1;
     try {
-        engine->stream(stored, blocks * TARGET_BYTES, first, raw, blocks * RAW_BYTES,
+        engine->stream(stored, blocks * TARGET_BYTES, first, original, blocks * ORIGINAL_BYTES,
                        [&first_bad](size_t offset, const uint32_t *payload) {
                            const bool error = get(payload, DecompressorLayout::o_error);
-                           if (error && first_bad < 0) first_bad = static_cast<long>(offset / RAW_BYTES);
+                           if (error && first_bad < 0) first_bad = static_cast<long>(offset / ORIGINAL_BYTES);
                        });
     } catch (const std::runtime_error &) {
         engine = std::make_unique<Decompressor>();

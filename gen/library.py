@@ -45,7 +45,7 @@ def build(config: Config, path: Path) -> None:
         [
             *compiler.split(),
             *("-shared", "-fPIC", "-O2", "-std=c++17", "-pthread"),
-            *(f"-DRAW_BYTES={config.fmt.raw_bytes}", f"-DTARGET_BYTES={config.fmt.target}"),
+            *(f"-DORIGINAL_BYTES={config.fmt.original_bytes}", f"-DTARGET_BYTES={config.fmt.target}"),
             f"-DBUS_BYTES={config.bus_bytes}",
             *("-isystem", str(include), "-isystem", str(include / "vltstd")),
             f"-I{folder}",

@@ -65,7 +65,10 @@ def write(parameters: MemoryParameters, path: Path) -> dict[str, Any]:
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`gen.project.WAIVERS`.
     """
     formats = "; ".join(
-        ["bypass", *(f"{f.scheme} {f.dtype}, {f.raw_bytes} to {f.target} bytes" for f in parameters.formats)]
+        [
+            "bypass",
+            *(f"{f.scheme} {f.dtype}, {f.original_bytes} to {f.target} bytes" for f in parameters.formats),
+        ]
     )
     width = f"{parameters.bus_bytes}-byte port, {parameters.memory_bytes}-byte memory"
     beside = project.Beside(
@@ -103,7 +106,7 @@ def bytes_per_cycle(parameters: MemoryParameters) -> list[float]:
         datapath = core_of(DECOMPRESSORS, fmt).geometry(fmt, parameters.bus_bytes).bytes_as(fmt.float_type)
         assert fmt.target
         rates.append(
-            min(parameters.bus_bytes, datapath, parameters.memory_bytes * fmt.raw_bytes / fmt.target)
+            min(parameters.bus_bytes, datapath, parameters.memory_bytes * fmt.original_bytes / fmt.target)
         )
     return rates
 

@@ -90,7 +90,7 @@ def write(config: Config, path: Path) -> dict[str, Any]:
         gen.toolchain.ToolError: the linter has a complaint that is not in :data:`WAIVERS`.
     """
     formats = "; ".join(
-        f"{fmt.dtype}, {fmt.block} values ({fmt.raw_bytes} bytes) to {fmt.target} bytes, {kind_of(fmt)}"
+        f"{fmt.dtype}, {fmt.block} values ({fmt.original_bytes} bytes) to {fmt.target} bytes, {kind_of(fmt)}"
         for fmt in config.formats
     )
     title = f"{config.name}: blocks of {formats}; {config.bus_bytes}-byte buses"
@@ -312,8 +312,8 @@ def of_format(fmt: Format) -> dict[str, Any]:
     """A format's entry in the manifest."""
     return {
         **asdict(fmt),
-        "raw_bytes": fmt.raw_bytes,
-        "ratio": fmt.raw_bytes / fmt.target if fmt.target else None,
+        "original_bytes": fmt.original_bytes,
+        "ratio": fmt.original_bytes / fmt.target if fmt.target else None,
     }
 
 

@@ -167,7 +167,7 @@ def words(config: Config, part: str) -> tuple[list[Word], list[Word]]:
         given += stored
     if config.interface == "runtime":
         for blocks in _BLOCKS:
-            passed = _words(rng.bytes(blocks * config.fmt.raw_bytes - 1), config.bus_bytes)
+            passed = _words(rng.bytes(blocks * config.fmt.original_bytes - 1), config.bus_bytes)
             taken += [passed[0] | {"configures": 1, "bypass": 1}, *passed[1:]]
             given += passed
     return taken, given
@@ -191,7 +191,7 @@ def _tensors(
         whole = stored.tobytes(), fmt.decompress(stored, floats.shape, first).tobytes()
         if part == "compressor":
             # The last block comes without its second half, which is zeros.
-            taken.append(_words(floats.tobytes()[: -fmt.raw_bytes // 2], size, first))
+            taken.append(_words(floats.tobytes()[: -fmt.original_bytes // 2], size, first))
             given += _words(whole[0], size)
         else:
             taken.append(_words(whole[0], size, first))

@@ -13,7 +13,7 @@ class Account:
 
     Attributes:
         values: values counted, the padding of the tail block included.
-        raw: bits of each part before compression: sign, exponent, mantissa.
+        original: bits of each part before compression: sign, exponent, mantissa.
         stored: bits of each part's planes, and of "header" and "padding" (the unused end of a
             fixed-size block). The sum is what is stored.
         header: the header's bits by the part they serve: the base and the exponent flags belong to
@@ -23,7 +23,7 @@ class Account:
     """
 
     values: int
-    raw: dict[str, int]
+    original: dict[str, int]
     stored: dict[str, int]
     header: dict[str, int]
     plain_exponent: int
@@ -40,9 +40,9 @@ class Account:
         return self._ratios(parts | {"exponent": self.plain_exponent})
 
     def _ratios(self, parts: dict[str, int]) -> dict[str, float]:
-        ratios = {part: _ratio(self.raw[part], bits) for part, bits in parts.items()}
+        ratios = {part: _ratio(self.original[part], bits) for part, bits in parts.items()}
         whole = sum(parts.values()) + self.stored["padding"]
-        return ratios | {"whole": _ratio(sum(self.raw.values()), whole)}
+        return ratios | {"whole": _ratio(sum(self.original.values()), whole)}
 
     def __add__(self, other: Account) -> Account:
         def add(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
@@ -50,12 +50,12 @@ class Account:
 
         return Account(
             self.values + other.values,
-            add(self.raw, other.raw),
+            add(self.original, other.original),
             add(self.stored, other.stored),
             add(self.header, other.header),
             self.plain_exponent + other.plain_exponent,
         )
 
 
-def _ratio(raw: int, stored: int) -> float:
-    return raw / stored if stored else float("nan")
+def _ratio(original: int, stored: int) -> float:
+    return original / stored if stored else float("nan")

@@ -38,7 +38,7 @@ class BlockFormat(ABC):
         return FLOAT_TYPES[self.dtype]
 
     @property
-    def raw_bytes(self) -> int:
+    def original_bytes(self) -> int:
         """Bytes of an uncompressed block."""
         return self.block * self.float_type.width // 8
 

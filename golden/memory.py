@@ -72,12 +72,12 @@ class Region:
         if self.fmt is None:
             return self.size
         assert self.fmt.target is not None
-        return self.size // self.fmt.raw_bytes * self.fmt.target
+        return self.size // self.fmt.original_bytes * self.fmt.target
 
     def number(self, address: int) -> int:
         """The number of the block that an address lies in, counted from the region's first."""
         assert self.fmt is not None
-        return (address - self.base) // self.fmt.raw_bytes
+        return (address - self.base) // self.fmt.original_bytes
 
     def shares_memory(self, other: Region) -> bool:
         """Whether the stored bytes of two regions overlap."""
@@ -179,9 +179,10 @@ class MemoryModel:
         """
         if index not in range(len(self.regions)):
             raise ValueError(f"index must be from 0 to {len(self.regions) - 1}, not {index}")
-        if region.fmt is not None and region.fmt.raw_bytes < 2 * self.bus_bytes:
+        if region.fmt is not None and region.fmt.original_bytes < 2 * self.bus_bytes:
             raise ValueError(
-                f"fmt must have blocks of at least {2 * self.bus_bytes} bytes, not {region.fmt.raw_bytes}"
+                f"fmt must have blocks of at least {2 * self.bus_bytes} bytes, "
+                f"not {region.fmt.original_bytes}"
             )
         if self.regions[index] is not None:
             raise ValueError(
@@ -291,7 +292,7 @@ class MemoryModel:
         if not strobe.any():
             return
         assert region.fmt is not None
-        block = self._block_at(region, address - address % region.fmt.raw_bytes)
+        block = self._block_at(region, address - address % region.fmt.original_bytes)
         places = address - block.address + np.flatnonzero(strobe)
         block.content[places], block.written[places] = word[strobe], True
         block.answered |= ticket is None
@@ -308,7 +309,7 @@ class MemoryModel:
         if len(self._open) == self._buffers:
             self._evict(self._open[0])
         assert region.fmt is not None
-        size = region.fmt.raw_bytes
+        size = region.fmt.original_bytes
         self._open.append(_Open(region, address, np.zeros(size, np.uint8), np.zeros(size, bool)))
         return self._open[-1]
 
@@ -378,9 +379,9 @@ class MemoryModel:
             self.errors.append((ErrorKind.DECODE, burst.address))
             return words, [Response.DECERR] * burst.beats
         if region.fmt is not None:
-            self._settle(burst, region.fmt.raw_bytes)
+            self._settle(burst, region.fmt.original_bytes)
         responses = []
-        size = region.fmt.raw_bytes if region.fmt else self.bus_bytes
+        size = region.fmt.original_bytes if region.fmt else self.bus_bytes
         has = -1  # the address of the block that is loaded, or of the word past the formats
         for word, lane, address in zip(words, lanes, burst.addresses(), strict=True):
             if has != address - address % size:
@@ -421,4 +422,4 @@ class MemoryModel:
             except ValueError:
                 self.errors.append((ErrorKind.INVALID, address))
                 response = Response.SLVERR
-        return np.zeros(fmt.raw_bytes, np.uint8), response
+        return np.zeros(fmt.original_bytes, np.uint8), response

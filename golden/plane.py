@@ -70,7 +70,7 @@ class PlaneFormat(BlockFormat):
         dtype: type of the values: "fp32", "bf16" or "fp16".
         block: values in a block, ``N``: 16, 32, 64 or 128.
         target: bytes of every compressed block, or None for the lossless mode, whose blocks vary in
-            size. At least the header and two bits per value, at most the raw block.
+            size. At least the header and two bits per value, at most the uncompressed block.
         rounding: what happens to a value whose low bits are dropped: "nearest" (ties to even) or
             "truncate" (as in the paper). The lossless mode drops nothing.
 
@@ -93,7 +93,9 @@ class PlaneFormat(BlockFormat):
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        self._check_parameters(BLOCKS, "header and two bits per value", "the raw block", lossless=True)
+        self._check_parameters(
+            BLOCKS, "header and two bits per value", "the uncompressed block", lossless=True
+        )
         if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
             raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
         object.__setattr__(self, "rounding", str(self.rounding))
@@ -120,7 +122,7 @@ class PlaneFormat(BlockFormat):
 
     @property
     def max_target(self) -> int:
-        return self.raw_bytes
+        return self.original_bytes
 
     @property
     def slots(self) -> int:
@@ -224,14 +226,14 @@ class PlaneFormat(BlockFormat):
             plain += int(bit_length(np.ptp(field, axis=1)).sum()) * self.block
 
         flag_bits = {"sign": 1, "exponent": ft.exponent_bits, "mantissa": ft.mantissa_bits}
-        raw = {part: bits * blocks * self.block for part, bits in flag_bits.items()}
+        original = {part: bits * blocks * self.block for part, bits in flag_bits.items()}
         header = {part: bits * blocks for part, bits in flag_bits.items()}
         header["exponent"] += 8 * blocks
         stored_bits = {"header": 8 * self.header_bytes * blocks, "sign": sign, "exponent": exponent}
         stored_bits["mantissa"] = mantissa
         used = sum(stored_bits.values())
         stored_bits["padding"] = 0 if self.target is None else 8 * self.target * blocks - used
-        return Account(blocks * self.block, raw, stored_bits, header, plain + header["exponent"])
+        return Account(blocks * self.block, original, stored_bits, header, plain + header["exponent"])
 
     # Encoding.
 

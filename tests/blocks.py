@@ -18,7 +18,7 @@ UINTS = {"fp32": np.uint32, "bf16": np.uint16, "fp16": np.uint16}
 
 
 def target_range(dtype, block):
-    """Smallest and largest target, from the page: header and two bits a value, and the raw block."""
+    """Smallest and largest target, from the page: header and two bits a value, and the uncompressed block."""
     p = Parameters(dtype, block, None)
     return p.header + block // 4, block * p.width // 8
 

@@ -61,8 +61,8 @@ class Reference:
         return entry[0]
 
     def put(self, region, place, byte, entry, last):
-        raw = region[3].raw_bytes
-        block = place - place % raw
+        original = region[3].original_bytes
+        block = place - place % original
         if block not in self.blocks:
             if len(self.blocks) == self.buffers:
                 self.evict(next(iter(self.blocks)), settle=False)
@@ -72,17 +72,17 @@ class Reference:
             self.told.add(block)
         else:
             entry[2].add(block)
-        if last and len(self.blocks[block]) == raw:
+        if last and len(self.blocks[block]) == original:
             self.close(block)
 
     def close(self, block):
         written = self.blocks.pop(block)
         self.told.discard(block)
         base, _, _, fmt, _ = self.region(block)
-        values = np.array([written[block + i] for i in range(fmt.raw_bytes)], np.uint8).view(
+        values = np.array([written[block + i] for i in range(fmt.original_bytes)], np.uint8).view(
             fmt.float_type.array
         )
-        number = (block - base) // fmt.raw_bytes
+        number = (block - base) // fmt.original_bytes
         back = fmt.decompress(fmt.compress(values, number), fmt.block, number).view(np.uint8)
         self.seen |= {block + i: int(byte) for i, byte in enumerate(back)}
         for entry in self.waits:
@@ -90,9 +90,9 @@ class Reference:
 
     def evict(self, block, settle=True):
         region = self.region(block)
-        raw = region[3].raw_bytes
+        original = region[3].original_bytes
         if region[4]:
-            stored = {block + i: self.seen.get(block + i, 0) for i in range(raw)}
+            stored = {block + i: self.seen.get(block + i, 0) for i in range(original)}
             self.blocks[block] = stored | self.blocks[block]
             self.close(block)
         else:
@@ -123,7 +123,7 @@ class Reference:
         spans = list(self.beats(address, beats, size, kind))
         if region[3] is not None:
             for start, _ in spans:
-                block = start - start % region[3].raw_bytes
+                block = start - start % region[3].original_bytes
                 if block in self.told:
                     self.evict(block)
         return [[self.seen.get(place, 0) for place in range(*span)] for span in spans]

@@ -75,7 +75,7 @@ def test_a_block_that_differs_is_counted(device):
         i == 5 for i in range(8)
     ]
     found = Found()
-    check_compression(device, truncating, values, Place.RAW, found, first=7)
+    check_compression(device, truncating, values, Place.UNCOMPRESSED, found, first=7)
     assert (found.mismatches, found.blocks) == (1, 8)
     byte = found.first_mismatch.pop("byte")
     expected, seen = (fmt.compress(values[5])[0] for fmt in (truncating, PLANES))
@@ -95,21 +95,21 @@ def test_what_a_memory_has_not_kept_is_counted_though_the_checker_agrees(device,
 
     def read(device, place, size):
         content = bytearray(board_read(device, place, size))
-        if place == Place.RAW:
+        if place == Place.UNCOMPRESSED:
             content[-1] ^= 1
         return bytes(content)
 
     board_read = Device.read
     monkeypatch.setattr(Device, "read", read)
     for check, of_check in (
-        (check_compression, (values, Place.RAW)),
+        (check_compression, (values, Place.UNCOMPRESSED)),
         (check_decompression, (stored, 0)),
     ):
         found = Found()
         check(device, HADAMARD, *of_check, found)
         assert (found.mismatches, found.blocks) == (1, 6)
         where = [found.first_mismatch[name] for name in ("memory", "block", "byte")]
-        assert where == ["raw", 5, 255]
+        assert where == ["uncompressed", 5, 255]
 
 
 def test_a_signature_is_the_words_as_a_polynomial_modulo_that_of_crc_32():
@@ -145,7 +145,7 @@ def test_blocks_that_no_encoder_produces_are_zeros_with_errors_on_the_board(devi
     given = check_decompression(device, fmt, stored, 0, found, refused).reshape(8, -1)
     assert (found.mismatches, found.blocks) == (0, 8)
     assert not given[refused].view(np.uint8).any()
-    assert device.verdict().errors == fmt.raw_bytes // 16
+    assert device.verdict().errors == fmt.original_bytes // 16
 
     def run(*given, **of_request):
         return replace(board_run(*given, **of_request), errors=0)
@@ -194,7 +194,7 @@ def test_frames_that_are_lost_are_sent_again_and_counted(port):
     values = np.random.default_rng(2).standard_normal((20, 16)).astype(np.float16)
     found = Found()
     for first in range(4):
-        check_compression(device, PLANES, values, Place.RAW, found, first=first)
+        check_compression(device, PLANES, values, Place.UNCOMPRESSED, found, first=first)
     assert (found.mismatches, found.blocks) == (0, 80)
     assert device.link.errors >= 3
     assert Device(Link(port, simulation.PATIENCE)).verdict().lost > before
@@ -202,17 +202,17 @@ def test_frames_that_are_lost_are_sent_again_and_counted(port):
 
 def test_a_run_that_is_asked_for_again_is_not_done_again(device):
     values = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float16)
-    device.write(Place.RAW, values.tobytes())
-    device.run(PLANES, Place.RAW, values.nbytes)
-    device.write(Place.RAW, values.tobytes())
-    run = Request(Command.RUN, Place.RAW, count=8)
+    device.write(Place.UNCOMPRESSED, values.tobytes())
+    device.run(PLANES, Place.UNCOMPRESSED, values.nbytes)
+    device.write(Place.UNCOMPRESSED, values.tobytes())
+    run = Request(Command.RUN, Place.UNCOMPRESSED, count=8)
     device.link.ask(run)
-    once = device.verdict(), device.read(Place.RAW, values.nbytes)
+    once = device.verdict(), device.read(Place.UNCOMPRESSED, values.nbytes)
     device.link._sequence -= 1
     device.link.ask(Request(Command.READ, Place.ABOUT, count=1))
     device.link._sequence -= 1
     device.link.ask(run)  # the sequence number of the frame before
-    assert (device.verdict(), device.read(Place.RAW, values.nbytes)) == once
+    assert (device.verdict(), device.read(Place.UNCOMPRESSED, values.nbytes)) == once
 
 
 def test_formats_that_the_board_has_not_are_named(device, tmp_path):

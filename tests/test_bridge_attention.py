@@ -194,7 +194,7 @@ def test_probabilities_of_eager_attention_are_finer(fmt, recompute):
     (row,) = [row for row in saver.report().rows if row.op == "_softmax"]
     bits = 4 if recompute else 10
     padded = 128 / 96 if recompute else 1  # rows of 96 values in blocks of their own
-    assert bits / 32 <= row.stored_bytes / row.raw_bytes / padded < (bits + 0.5) / 32
+    assert bits / 32 <= row.stored_bytes / row.original_bytes / padded < (bits + 0.5) / 32
     coarse, _ = of_queries_and_keys(
         Policy([Rule(fmt, op="_softmax", unchecked=True), *Policy.default(fmt, recompute=recompute).rules])
     )
@@ -222,7 +222,7 @@ def test_sums_that_are_under_the_size_floor_go_with_the_outputs():
 @pytest.mark.parametrize("rule", [{"op": FLASH}, {"op": f"{FLASH}.1"}, {"most": 384}], ids=str)
 def test_where_a_rule_keeps_a_result_queries_and_keys_are_finer(rule):
     _, saver = gradient(Trained(), Policy([Rule("exact", **rule), *Policy.default(TWO_BITS).rules]))
-    by_rate = {row.stored_bytes / row.raw_bytes for row in saver.report().rows if row.op == "mul"}
+    by_rate = {row.stored_bytes / row.original_bytes for row in saver.report().rows if row.op == "mul"}
     assert max(by_rate) == 10 / 32
 
 
@@ -390,7 +390,7 @@ def attend(q, k, v):
 
 
 def test_queries_that_are_the_keys_as_well():
-    """Both are made anew from what is stored, as tensor or as views of one: neither stays raw for it."""
+    """Both are made anew from what is stored, as tensor or as views of one: neither stays exact for it."""
 
     def found(views, policy=FORMATS[1]):
         x = torch.randn(2, 2, 96, 32, generator=torch.Generator().manual_seed(3)).requires_grad_()

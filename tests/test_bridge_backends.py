@@ -22,7 +22,7 @@ FAST = ("cpu", "torch")
 
 
 def spread_of_targets(dtype, block):
-    """The smallest targets (blocks of specials), whole and partial planes, and the raw size."""
+    """The smallest targets (blocks of specials), whole and partial planes, and the uncompressed size."""
     low, high = target_range(dtype, block)
     plane = block // 8
     return sorted({low, low + 1, low + plane, low + 2 * plane, high * 5 // 16, high // 2 + 1, high - 1, high})

@@ -79,7 +79,7 @@ def test_tied_weights():
 
 
 def test_frozen_layers_save_nothing_more():
-    raw_bytes = []
+    original_bytes = []
 
     def step(hooks, frozen=True):
         model = mlp()
@@ -88,7 +88,7 @@ def test_frozen_layers_save_nothing_more():
             loss = model(batch()).square().mean()
         loss.backward()
         if hooks is bridge:
-            raw_bytes.append(saver.raw_bytes)
+            original_bytes.append(saver.original_bytes)
         found = gradients(model)
         assert len(found) == (2 if frozen else 6)
         return found
@@ -96,7 +96,7 @@ def test_frozen_layers_save_nothing_more():
     agree(step)
     step(bridge, frozen=False)
     # The last layer's input and the loss's; those of all layers when all are trained.
-    assert raw_bytes == [4 * 40 * (64 + 32), 4 * 40 * (32 + 64 + 64 + 64 + 32)]
+    assert original_bytes == [4 * 40 * (64 + 32), 4 * 40 * (32 + 64 + 64 + 64 + 32)]
 
 
 class LoRA(nn.Module):
@@ -154,7 +154,7 @@ def test_gradient_accumulation(contexts):
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_checkpointing_inside(use_reentrant, backward):
     model = mlp()
-    raw_bytes = {}
+    original_bytes = {}
 
     def step(hooks, checkpointed=True):
         x = batch().requires_grad_()
@@ -163,7 +163,7 @@ def test_checkpointing_inside(use_reentrant, backward):
             h = checkpoint(middle, x, use_reentrant=use_reentrant) if checkpointed else middle(x)
             loss = model[4](h).square().mean()
             if hooks is bridge:
-                raw_bytes[checkpointed] = saver.raw_bytes
+                original_bytes[checkpointed] = saver.original_bytes
             if backward == "inside":
                 loss.backward()
         if backward == "after":
@@ -173,7 +173,7 @@ def test_checkpointing_inside(use_reentrant, backward):
     agree(step)
     step(bridge, checkpointed=False)
     # What the checkpoint was given is saved, and nothing that it will compute anew.
-    assert raw_bytes == {True: 4 * 40 * (32 + 64 + 32), False: 4 * 40 * (32 + 64 + 64 + 64 + 32)}
+    assert original_bytes == {True: 4 * 40 * (32 + 64 + 32), False: 4 * 40 * (32 + 64 + 64 + 64 + 32)}
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
@@ -213,7 +213,7 @@ def test_save_on_cpu_inside_takes_what_it_covers():
             loss = model[4](h).square().mean()
         loss.backward()
         if hooks is bridge:
-            assert saver.raw_bytes == 4 * 40 * (64 + 32)
+            assert saver.original_bytes == 4 * 40 * (64 + 32)
         return gradients(model)
 
     agree(step)

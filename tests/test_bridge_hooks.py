@@ -105,7 +105,7 @@ def test_a_broadcast_tensor_is_not_blown_up():
     with ours() as saver:
         y = (x * 1).expand(10_000, 64)
         y * y
-    assert saver.raw_bytes == 256
+    assert saver.original_bytes == 256
     assert saver.stored_bytes == 80
 
 
@@ -115,7 +115,7 @@ def test_a_storage_is_compressed_once_for_all_views():
         h = x * 2  # saves neither factor's memory but x's
         outputs = [h.sin(), h.t().exp() * h.t(), h.view(-1)[:3000].cos(), h[5:7].sin()]
     row = next(row for row in saver.report().rows if row.op == "mul")
-    assert (row.tensors, row.raw_bytes) == (1, 64 * 64 * 4)
+    assert (row.tensors, row.original_bytes) == (1, 64 * 64 * 4)
     assert len(outputs) == 4
 
 
@@ -155,9 +155,9 @@ def saved_of(saver, *tensors):
     """Original and stored bytes that a Compressor counts for saving these, in order, while all are needed."""
     found, needed = [], []
     for tensor in tensors:
-        before = saver.raw_bytes, saver.stored_bytes
+        before = saver.original_bytes, saver.stored_bytes
         needed.append(tensor.sin())
-        found.append((saver.raw_bytes - before[0], saver.stored_bytes - before[1]))
+        found.append((saver.original_bytes - before[0], saver.stored_bytes - before[1]))
     return found
 
 
@@ -188,14 +188,14 @@ def test_of_views_that_overlap_only_the_rest_is_compressed():
         assert saved_of(saver, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
 
 
-def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_raw():
+def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_exact():
     with Compressor(NOTHING, Policy([]), min_values=0) as saver:
         h = leaf(65, 65) * 2
         found = saved_of(saver, h[1:], h[:-1], h[:, :3], h, h)
-    raw = [4 * count for count in (64 * 65, 65, 0, 0, 0)]
+    original = [4 * count for count in (64 * 65, 65, 0, 0, 0)]
     held = [4 * 65 * 65, 0, 0, 0, 0]  # the first holds all of the storage
-    assert found == list(zip(raw, held, strict=True))
-    assert saver.report().raw_bytes == saver.report().stored_bytes == 4 * 65 * 65
+    assert found == list(zip(original, held, strict=True))
+    assert saver.report().original_bytes == saver.report().stored_bytes == 4 * 65 * 65
 
 
 def test_a_slice_that_stays_as_it_is_counts_all_that_it_keeps_alive():
@@ -206,7 +206,7 @@ def test_a_slice_that_stays_as_it_is_counts_all_that_it_keeps_alive():
     del h
     assert not storage.expired()
     (row,) = [row for row in saver.report().rows if row.saved_by == "sin"]
-    assert (row.raw_bytes, row.stored_bytes) == (4 * 100 * 64, 4 * 1000 * 64)
+    assert (row.original_bytes, row.stored_bytes) == (4 * 100 * 64, 4 * 1000 * 64)
     loss.backward()
 
 
@@ -387,7 +387,7 @@ def test_writes_past_the_version_counter_are_seen():
 
 
 @pytest.mark.parametrize("policy", [FMT, HADAMARD], ids=str)
-def test_a_raw_tensor_written_to_after_saving_is_an_error(policy):
+def test_an_exact_tensor_written_to_after_saving_is_an_error(policy):
     weight = torch.nn.Parameter(torch.ones(64, 64))
     x = leaf(64, 64)
     with Compressor(torch.nn.ParameterList([weight]), policy):
@@ -484,7 +484,7 @@ def test_of_nested_contexts_the_innermost_wins():
         z = y.square()
     z.sum().backward()
     size = 64 * 64 * 4
-    assert (outer.raw_bytes, inner.raw_bytes) == (2 * size, size)
+    assert (outer.original_bytes, inner.original_bytes) == (2 * size, size)
     assert outer.stored_bytes == 2 * 64 * 80
     assert inner.stored_bytes == 256 * 9
 
@@ -646,7 +646,7 @@ def test_what_is_made_of_an_expanded_parameter_is_no_copy_of_it(before):
     with ours(model, FMT) as saver:
         loss = (repeated() if made is None else made).square().sum()
     loss.backward()
-    assert [(row.kept, row.raw_bytes) for row in saver.report().rows if row.counted] == [
+    assert [(row.kept, row.original_bytes) for row in saver.report().rows if row.counted] == [
         ("compressed", 16 * 8 * 64 * 4)
     ]
 
@@ -679,7 +679,7 @@ def test_buffers_are_exact():
         y = x * model.scale
     y.sum().backward()
     assert torch.equal(x.grad, model.scale)
-    assert saver.raw_bytes == 0
+    assert saver.original_bytes == 0
 
 
 def test_log_softmax_is_told_by_its_operation():
@@ -744,7 +744,7 @@ def test_the_size_floor_keeps_small_tensors_exact():
     assert saver.report().rows[0].kept == "under 101 values"
 
 
-def test_strided_nested_tensors_stay_raw():
+def test_strided_nested_tensors_stay_exact():
     def gradients(context):
         x, y = leaf(40, 64), leaf(30, 64, seed=1)
         with context as saver:
@@ -756,10 +756,10 @@ def test_strided_nested_tensors_stay_raw():
     found, saver = gradients(ours(fmt=PlaneFormat("fp32", 64, 256)))
     assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
     (row,) = [row for row in saver.report().rows if row.kept == "not a plain strided tensor"]
-    assert (row.shape, row.raw_bytes) == ((70 * 64,), row.tensors * 70 * 64 * 4)
+    assert (row.shape, row.original_bytes) == ((70 * 64,), row.tensors * 70 * 64 * 4)
 
 
-def test_float64_stays_raw():
+def test_float64_stays_exact():
     x = leaf(64, 64).double()
     with ours() as saver:
         x.sin()
@@ -873,9 +873,9 @@ def test_the_report_adds_up_and_prints():
     with Compressor(model, FMT) as saver:
         model(leaf(64, 64)).sin().log_softmax(1)
     report = saver.report()
-    assert report.raw_bytes == saver.raw_bytes == 3 * 64 * 64 * 4
+    assert report.original_bytes == saver.original_bytes == 3 * 64 * 64 * 4
     assert report.stored_bytes == saver.stored_bytes == 2 * 64 * 80 + 64 * 64 * 4
-    assert report.ratio == report.raw_bytes / report.stored_bytes
+    assert report.ratio == report.original_bytes / report.stored_bytes
     text = str(report)
     for word in ("log-softmax", "compressed", "64 x 64", "float32", "total"):
         assert word in text

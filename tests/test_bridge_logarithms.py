@@ -47,13 +47,13 @@ def test_gradients_of_logarithms_of_a_softmax_are_right(name, spread, fmt):
     assert (found - exact).norm() < 0.03 * exact.norm()
     if name != "entropy":  # of which both factors are exact
         (row,) = [row for row in saver.report().rows if row.op == "_softmax"]
-        assert row.stored_bytes < 0.5 * row.raw_bytes
+        assert row.stored_bytes < 0.5 * row.original_bytes
 
 
 def test_a_softmax_that_nobody_takes_the_logarithm_of_has_four_bits():
     _, saver = gradient(lambda p: nn.functional.gelu(p + 1e-8).sum(), Policy.default(FORMATS[0]), 1.0)
     (row,) = [row for row in saver.report().rows if row.op == "_softmax"]
-    assert row.stored_bytes * 8 == row.raw_bytes
+    assert row.stored_bytes * 8 == row.original_bytes
 
 
 @pytest.mark.parametrize("height", [0.0, 5.0, 8.0, 12.0, 16.0])

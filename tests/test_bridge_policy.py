@@ -1,4 +1,4 @@
-"""Rules say how each tensor is kept: as bits, raw or in a format of its own."""
+"""Rules say how each tensor is kept: as bits, exact or in a format of its own."""
 
 import contextlib
 
@@ -70,7 +70,7 @@ def test_a_dropout_mask_is_kept_as_bits_and_exact(dtype):
     assert saver.stored_bytes == -(-10_000 // 512) * 64
 
 
-def test_quotients_of_16_bytes_stay_raw():
+def test_quotients_of_16_bytes_stay_exact():
     def gradient(context):
         x = torch.randn(40, 40, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
         x.requires_grad_()
@@ -186,10 +186,10 @@ def test_bits_fall_through_where_there_are_more_values():
     assert [row.kept for row in saver.report().rows] == ["compressed", "bits"]
 
 
-def test_without_a_rule_all_stays_raw():
+def test_without_a_rule_all_stays_exact():
     with Compressor(NOTHING, Policy([])) as saver:
         leaf(64, 64).sin()
-    assert saver.raw_bytes == saver.stored_bytes
+    assert saver.original_bytes == saver.stored_bytes
     assert kept(saver) == {"no rule"}
 
 

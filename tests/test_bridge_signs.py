@@ -221,7 +221,7 @@ def test_a_divisor_shares_nothing_with_what_was_compressed_before():
 
 
 def test_a_saved_tensor_is_compressed_as_soon_as_the_operation_that_saves_it_begins():
-    """No more than the inputs of one operation wait undecided: the forward pass keeps no raw tensors."""
+    """No more than the inputs of one operation wait undecided: the forward pass keeps no tensor exact."""
     with Compressor(torch.nn.Module(), FMT, "golden") as saver:
         x = torch.randn(4096, requires_grad=True)
         for _ in range(6):

@@ -46,7 +46,7 @@ TritonBackend = triton_backend()
 
 
 def spread_of_targets(dtype, block):
-    """The smallest target (blocks of specials), whole and partial planes, and the raw size."""
+    """The smallest target (blocks of specials), whole and partial planes, and the uncompressed size."""
     low, high = target_range(dtype, block)
     plane = block // 8
     return sorted({low, low + 1, low + plane, high * 5 // 16, high // 2 + 1, high})

@@ -145,7 +145,9 @@ def test_calibration_spares_what_backward_formulas_compare():
     assert any(isinstance(fmt, HadamardFormat) for fmt in kept_as)
     _, saver = gradients(model, batches[0], policy)
     relu = next(row for row in saver.report().rows if row.op == "relu")
-    assert relu.raw_bytes / relu.stored_bytes == pytest.approx(6.4, rel=0.01)  # the fewest planes there are
+    assert relu.original_bytes / relu.stored_bytes == pytest.approx(
+        6.4, rel=0.01
+    )  # the fewest planes there are
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_calibration_leaves_a_log_softmax_ten_bits(formats, bits):
     with Compressor(model, policy) as saver:
         model(batches[0][0])
     (row,) = [row for row in saver.report().rows if row.op == "_log_softmax"]
-    assert 32 * row.stored_bytes / row.raw_bytes == pytest.approx(bits, rel=0.01)
+    assert 32 * row.stored_bytes / row.original_bytes == pytest.approx(bits, rel=0.01)
 
 
 @pytest.mark.parametrize("formats", [[], [PlaneFormat("fp32", 64, None)], FMT, None, ["planes"]], ids=str)
@@ -219,7 +221,7 @@ def test_what_is_no_model_or_format_is_named():
         Rule("exact", unchecked=True)
 
 
-def test_a_large_budget_keeps_everything_raw():
+def test_a_large_budget_keeps_everything_exact():
     model, batches = calibrated_model()
     policy = calibrate(model, batches[0], budget=1 << 30, loss=cross_entropy)
     _, saver = gradients(model, batches[0], policy)

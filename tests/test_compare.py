@@ -269,7 +269,7 @@ def test_all_schemes_have_the_bits_that_their_names_say():
         options = runs.options_of("small", scheme, 1)
         fmt = options.format
         if scheme.endswith("x"):
-            assert f"{fmt.raw_bytes / fmt.target:.3g}x" == scheme.split()[-1]
+            assert f"{fmt.original_bytes / fmt.target:.3g}x" == scheme.split()[-1]
         if scheme.startswith("quant"):
             assert f"quant, {options.bits} bits" == scheme
         if scheme.startswith("recompute,"):

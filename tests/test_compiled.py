@@ -94,7 +94,7 @@ def kept(report):
     found = {}
     for row in report.rows:
         if row.counted and row.saved_by and "float" in row.dtype:
-            elements = row.raw_bytes // row.tensors
+            elements = row.original_bytes // row.tensors
             ways = found.setdefault((row.saved_by, row.op, elements), Counter())
             ways[row.kept] += row.tensors
     return found
@@ -255,7 +255,7 @@ def test_a_dropout_mask_is_kept_as_bits():
     found = step(model, call)
     masks = [row for row in call.report().rows if row.dtype == "bool"]
     assert {row.kept for row in masks} == {"bits"}
-    assert sum(row.raw_bytes for row in masks) == 8 * sum(row.stored_bytes for row in masks)
+    assert sum(row.original_bytes for row in masks) == 8 * sum(row.stored_bytes for row in masks)
     assert error(found, expected) < 0.15
 
 

@@ -69,7 +69,7 @@ def test_what_is_recorded_has_the_bytes_of_the_bridges_report(mlp):
     model, forward = mlp
     with Compressor(model, PLANES) as saver:
         forward().backward()
-    assert record(model, forward).saved_bytes == saver.raw_bytes
+    assert record(model, forward).saved_bytes == saver.original_bytes
 
 
 def test_values_are_those_that_were_saved():
@@ -95,15 +95,15 @@ def test_plain_tensors_are_aligned_and_do_not_overlap():
 
 @pytest.mark.parametrize(("fmt", "ratio"), [(PLANES, 3.2), (HadamardFormat("fp32", 128, 32), 16)])
 def test_the_address_of_a_block_is_a_multiplication(fmt, ratio):
-    raw = [4096, 1 << 16, 300, 2048]
-    places = FixedRate("x", fmt).place([tensor(size) for size in raw])
-    uncompressed = Plain().place([tensor(size) for size in raw])
+    sizes = [4096, 1 << 16, 300, 2048]
+    places = FixedRate("x", fmt).place([tensor(size) for size in sizes])
+    plain = Plain().place([tensor(size) for size in sizes])
     base = places[0].data[0].address
-    for place, as_it_is in zip(places, uncompressed, strict=True):
+    for place, as_it_is in zip(places, plain, strict=True):
         assert place.data[0].address - base == as_it_is.data[0].address / ratio
         assert not place.before
     assert places[1].data[0].size == places[1].stored == (1 << 16) / ratio
-    assert places[2].data[0].size == -(-300 // fmt.raw_bytes) * fmt.target
+    assert places[2].data[0].size == -(-300 // fmt.original_bytes) * fmt.target
 
 
 def test_exact_tensors_stay_as_they_are():

@@ -234,7 +234,9 @@ def test_the_simulated_netlist_gives_the_golden_models_words(part, tmp_path):
         bits = [[column >> stream & 1 for column in word[: 8 * size]] for word in given]
         seen = np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
         if part == "compressor":
-            whole = np.frombuffer(taken[: len(taken) // fmt.raw_bytes * fmt.raw_bytes], fmt.float_type.array)
+            whole = np.frombuffer(
+                taken[: len(taken) // fmt.original_bytes * fmt.original_bytes], fmt.float_type.array
+            )
             expected = fmt.compress(whole).tobytes()
         else:
             blocks = np.frombuffer(taken, np.uint8).reshape(-1, fmt.target)

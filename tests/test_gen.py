@@ -140,7 +140,7 @@ def test_the_manifest_says_what_an_integrator_needs(tmp_path, scheme, interface)
     assert (manifest["license"], manifest["version"]) == ("Apache-2.0", project.VERSION)
     (entry,) = manifest["configs"]
     text = (tmp_path / entry["file"]).read_text()
-    ratio = fmt.raw_bytes / fmt.target
+    ratio = fmt.original_bytes / fmt.target
     assert entry["parameters"] | {"ratio": ratio, "interface": interface} == entry["parameters"]
     for engine in entry["engines"].values():
         assert engine["uncompressed_bytes_per_cycle"] == 16
@@ -221,7 +221,7 @@ def test_presets_have_the_formats_that_their_names_say():
         "gpt2-bf16-8x": ("bf16", 256, 32),
     }.items():
         fmt = PRESETS[name].fmt
-        assert (fmt.scheme, fmt.dtype, fmt.raw_bytes, fmt.target) == ("hadamard", *values)
+        assert (fmt.scheme, fmt.dtype, fmt.original_bytes, fmt.target) == ("hadamard", *values)
     axi = PRESETS["gpt2-fp32-16x-axi"]
     assert (axi.fmt, axi.interface) == (PRESETS["gpt2-fp32-16x"].fmt, "axi")
     rates = PRESETS["gpt2-fp32-hadamard-runtime"].formats
@@ -253,7 +253,7 @@ def test_so_are_those_of_engines_of_many_formats(small):
 
 def test_memory_presets_have_both_formats_behind_memories_of_two_widths():
     for parameters in memory.PRESETS.values():
-        ratios = [fmt.raw_bytes / fmt.target for fmt in parameters.formats]
+        ratios = [fmt.original_bytes / fmt.target for fmt in parameters.formats]
         assert (ratios, parameters.bus_bytes) == ([3.2, 16], 64)
     assert [parameters.memory_bytes for parameters in memory.PRESETS.values()] == [64, 16]
 

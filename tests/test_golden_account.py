@@ -51,7 +51,11 @@ def test_the_parts_are_what_is_stored_to_the_bit(case):
     assert sum(account.stored.values()) == 8 * stored.nbytes
     blocks = len(words)
     assert account.values == words.size
-    assert account.raw == {"sign": words.size, "exponent": p.e * words.size, "mantissa": p.m * words.size}
+    assert account.original == {
+        "sign": words.size,
+        "exponent": p.e * words.size,
+        "mantissa": p.m * words.size,
+    }
     assert account.header == {"sign": blocks, "exponent": (8 + p.e) * blocks, "mantissa": p.m * blocks}
     assert sum(account.header.values()) == account.stored["header"]
     assert account.plain_exponent == plain_base_delta(fmt, words)
@@ -82,10 +86,10 @@ def test_ratios_are_original_bits_over_stored_bits_with_headers_and_padding(case
     assert account.plain_ratio == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_whole_ratio_of_a_fixed_target_is_the_raw_block_over_the_target():
+def test_the_whole_ratio_of_a_fixed_target_is_the_uncompressed_block_over_the_target():
     for fmt in PlaneFormat("fp32", 64, 80), PlaneFormat("bf16", 64, 64), PlaneFormat("fp16", 128, 41):
         account = fmt.account(as_values(fmt, adversarial(fmt, 30, seed=6)))
-        assert account.ratio["whole"] == pytest.approx(fmt.raw_bytes / fmt.target, rel=1e-12), fmt
+        assert account.ratio["whole"] == pytest.approx(fmt.original_bytes / fmt.target, rel=1e-12), fmt
 
 
 @settings(deadline=None, max_examples=50)
@@ -123,7 +127,7 @@ def test_an_empty_array_has_nothing_to_count_and_no_ratio(dtype, target):
     fmt = PlaneFormat(dtype, 32, target)
     account = fmt.account(as_values(fmt, np.zeros((0, 32))))
     assert isinstance(account, Account)
-    assert account.values == sum(account.raw.values()) == sum(account.stored.values()) == 0
+    assert account.values == sum(account.original.values()) == sum(account.stored.values()) == 0
     for ratios in account.ratio, account.plain_ratio:
         assert list(ratios) == ["sign", "exponent", "mantissa", "whole"]
         assert all(math.isnan(ratio) for ratio in ratios.values())

@@ -61,14 +61,16 @@ def test_the_hadamard_format_has_no_lossless_mode():
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_target_too_small_for_header_and_two_bits_a_value_or_larger_than_the_raw_block(dtype, block):
+def test_a_target_too_small_for_header_and_two_bits_a_value_or_larger_than_the_uncompressed_block(
+    dtype, block
+):
     low, high = target_range(dtype, block)
     for target in (low, high, np.int64(high)):
         assert PlaneFormat(dtype, block, target).target == target
     for target in (low - 1, high + 1, 0, -1, -high, 1 << 70):
         with raises(
-            f"target must be from {low} (header and two bits per value) to {high} bytes (the raw block) "
-            f"for {dtype} and block {block}, not {target!r}"
+            f"target must be from {low} (header and two bits per value) to {high} bytes "
+            f"(the uncompressed block) for {dtype} and block {block}, not {target!r}"
         ):
             PlaneFormat(dtype, block, target)
 
@@ -106,7 +108,7 @@ def test_a_hadamard_format_is_a_value():
 def test_the_default_hadamard_format_is_fp32_at_16x():
     fmt = HadamardFormat()
     assert (fmt.dtype, fmt.block, fmt.target) == ("fp32", 128, 32)
-    assert fmt.raw_bytes / fmt.target == 16
+    assert fmt.original_bytes / fmt.target == 16
 
 
 def test_a_format_is_a_value():
@@ -122,7 +124,7 @@ def test_a_format_is_a_value():
 def test_the_default_is_fp32_at_3_2x():
     fmt = PlaneFormat()
     assert (fmt.dtype, fmt.block, fmt.target, fmt.rounding) == ("fp32", 64, 80, "nearest")
-    assert fmt.raw_bytes / fmt.target == 3.2
+    assert fmt.original_bytes / fmt.target == 3.2
 
 
 @pytest.mark.parametrize("target", [None, 80])

@@ -319,7 +319,7 @@ def test_the_spread_has_every_dtype_block_bus_and_rounding():
     assert {fmt.rounding for fmt in planes} == {"nearest", "truncate"}
     assert {config.bus_bytes for config in configs.ALL} == {16, 32, 64, 128}
     assert any(fmt.has_specials_blocks for fmt in planes)
-    assert any(fmt.target == fmt.raw_bytes for fmt in planes)
+    assert any(fmt.target == fmt.original_bytes for fmt in planes)
     coefficients = [fmt.widths for fmt in formats if isinstance(fmt, HadamardFormat)]
     assert {int(width) for widths in coefficients for width in widths} == {0, 1, 2, 3, 4}
 

@@ -67,7 +67,7 @@ def test_in_the_forward_pass_of_a_module(gate, policy):
     # The first tanh is compressed where it is saved outside, and exact where the gate saves it.
     rows = [row.kept for row in saver.report().rows if row.counted]  # input, tanh, tanh, sigmoid, tanh
     assert rows == ["compressed", "compressed", KEPT, KEPT, "compressed"]
-    assert (saver.raw_bytes, saver.stored_bytes) == (5 * 16384, 3 * 2304 + 2 * 16384)
+    assert (saver.original_bytes, saver.stored_bytes) == (5 * 16384, 3 * 2304 + 2 * 16384)
     # The gradient that comes to the gate is not exact, what it makes of it is.
     assert unequal(found, expected) == list(expected)
 

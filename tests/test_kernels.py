@@ -88,7 +88,7 @@ def lossy_of(saver: bitstash.Compressor, function: str) -> int:
     rows = [row for row in saver.report().rows if row.saved_by == function]
     assert rows, f"no row of {function}"
     floats = [row for row in rows if row.dtype == "float32"]
-    return sum(row.tensors for row in floats if row.stored_bytes < row.raw_bytes)
+    return sum(row.tensors for row in floats if row.stored_bytes < row.original_bytes)
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def test_attention_survives_compression_in_bf16(fmt):
     )
     assert max(found) < SPREADS[5.4]
     rows = [row for row in saver.report().rows if row.saved_by == "FlashAttnFunc" and row.dtype == "bfloat16"]
-    assert all(row.stored_bytes < row.raw_bytes for row in rows)
+    assert all(row.stored_bytes < row.original_bytes for row in rows)
     assert sum(row.tensors for row in rows) == 4
 
 
@@ -396,7 +396,7 @@ def test_inputs_of_a_recomputation_are_lossy_and_what_it_recomputes_fits_them(re
     found, saver = errors(model, HADAMARD)
     assert 0 < max(found) < 0.35
     (row,) = [row for row in saver.report().rows if row.shape == (TOKENS, WIDTH)]
-    assert row.stored_bytes < row.raw_bytes / 7
+    assert row.stored_bytes < row.original_bytes / 7
 
 
 class Unread(nn.Module):
@@ -429,7 +429,7 @@ def test_a_function_that_nobody_has_read_stays_exact_and_is_named_once():
     assert f"{TOKENS * WIDTH * 4:,} bytes" in message
     assert 'Rule(fmt, saved_by="Sine")' in message
     (row,) = [row for row in saver.report().rows if row.saved_by == "Sine"]
-    assert row.stored_bytes == row.raw_bytes
+    assert row.stored_bytes == row.original_bytes
 
 
 def test_a_rule_allows_what_nobody_has_read():

@@ -25,8 +25,8 @@ def test_random_bursts_become_what_the_reference_says(memory_harness):
 def test_a_wrong_bit_of_a_block_is_found(memory_harness, monkeypatch):
     real = harness._Codecs._compress
 
-    def compress(self, number_of_format, number, raw, stored):
-        real(self, number_of_format, number, raw, stored)
+    def compress(self, number_of_format, number, original, stored):
+        real(self, number_of_format, number, original, stored)
         harness._octets(stored, 16)[15] ^= number % 4 == 3
 
     monkeypatch.setattr(harness._Codecs, "_compress", compress)

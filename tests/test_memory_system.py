@@ -47,7 +47,7 @@ def test_what_is_written_at_an_address_is_stored_and_read_as_golden_says(engine)
         values = rng.normal(size=100 * 64).astype(np.float32)
         first = 7
         before = engine.traffic
-        engine.write(region.base + first * fmt.raw_bytes, octets(values))
+        engine.write(region.base + first * fmt.original_bytes, octets(values))
         stored = fmt.compress(values, first)
         place = region.stored + first * fmt.target
         assert (engine.content[place : place + stored.size] == stored.reshape(-1)).all()
@@ -55,7 +55,7 @@ def test_what_is_written_at_an_address_is_stored_and_read_as_golden_says(engine)
         # Ranges begin and end anywhere.
         for start, count in ((0, len(back)), (3, 5000), (4090, 11), (255, 1)):
             assert (
-                engine.read(region.base + first * fmt.raw_bytes + start, count) == back[start:][:count]
+                engine.read(region.base + first * fmt.original_bytes + start, count) == back[start:][:count]
             ).all()
         moved = engine.traffic - before
         assert moved.accelerator_bytes == 2 * len(back) + 5012
@@ -207,10 +207,10 @@ def test_training_through_memory_is_as_golden_with_its_numbers(scheme, libraries
     assert ours["train_loss"] == golden["train_loss"]
     assert ours["val_loss"] == golden["val_loss"]
     assert "cycles" not in golden
-    raw, stored = ours["accelerator_bytes"], ours["memory_bytes"]
-    assert raw > ours["raw_bytes"]
+    original, stored = ours["accelerator_bytes"], ours["memory_bytes"]
+    assert original > ours["original_bytes"]
     least, most = (3, 3.2) if scheme == "planes" else (9, 16)
-    assert least < raw / stored <= most
+    assert least < original / stored <= most
     assert ours["cycles_without"] > 0.9 * ours["cycles"]  # the port is no wider than the memory
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"step 2: the accelerator moved {raw / 1e6:.1f} MB" in printed
+    assert f"step 2: the accelerator moved {original / 1e6:.1f} MB" in printed

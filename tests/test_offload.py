@@ -111,9 +111,9 @@ def test_a_storage_is_written_once_and_parameters_never(model, tmp_path):
     disk = Offload(tmp_path, amount="all")
     loss, _, saver = forward(model, offload=disk, min_values=0)
     settle(disk)
-    assert disk.stored_bytes == saver.raw_bytes
+    assert disk.stored_bytes == saver.original_bytes
     # Small tensors are parts of others here, and parts under an eighth are written again.
-    assert abs(plain.raw_bytes - saver.raw_bytes) < 1000
+    assert abs(plain.original_bytes - saver.original_bytes) < 1000
     assert all("offloaded" in row.kept for row in saver.report().rows if row.counted)
     assert not any("offloaded" in row.kept for row in saver.report().rows if not row.counted)
     del loss
@@ -123,7 +123,7 @@ def test_bytes_written_shrink_by_the_ratio(model, tmp_path):
     disk = Offload(tmp_path, amount="all")
     loss, _, saver = forward(model, FMT, offload=disk)
     settle(disk)
-    assert disk.stored_bytes <= saver.stored_bytes < saver.raw_bytes / 2
+    assert disk.stored_bytes <= saver.stored_bytes < saver.original_bytes / 2
     del loss
 
 

@@ -36,7 +36,7 @@ class Machine:
             loss = y.sum()
         del y
         loss.backward()
-        return self.now - began, saver.offloaded_bytes / saver.raw_bytes
+        return self.now - began, saver.offloaded_bytes / saver.original_bytes
 
 
 class Thread:

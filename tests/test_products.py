@@ -140,7 +140,7 @@ def test_what_the_head_is_given_stays_exact_from_the_first_step(autocast):
     found = step(model, LOSSES["linear"], saver, autocast)
     assert torch.equal(found["head.weight"], expected)
     (row,) = [row for row in saver.report().rows if row.kept == "input of a wide matrix product"]
-    assert row.raw_bytes == 2 * TOKENS * WIDTH * (2 if autocast else 4)
+    assert row.original_bytes == 2 * TOKENS * WIDTH * (2 if autocast else 4)
     assert kept(saver, "_log_softmax") == {"recomputed"}
 
 
@@ -292,7 +292,7 @@ def test_queries_of_fewer_bits_than_attention_bears_are_stored():
     train(model, saver)
     rows = [row for row in saver.report().rows if row.saved_by.startswith("_scaled_dot") and row.op == "add"]
     assert {row.kept for row in rows} == {"compressed"}
-    assert all(row.stored_bytes * 8 == row.raw_bytes for row in rows)  # 4 bits of 32
+    assert all(row.stored_bytes * 8 == row.original_bytes for row in rows)  # 4 bits of 32
 
 
 def test_the_time_limits_what_is_picked():
@@ -493,8 +493,10 @@ def test_boundaries_of_checkpoints_are_compressed(use_reentrant, bits, ratio):
     expected = flat(run(nullcontext()))
     saver = Compressor(layers, bits=bits)
     found = flat(run(saver))
-    boundaries = [row for row in saver.report().rows if row.raw_bytes >= 5 * x.nbytes]
+    boundaries = [row for row in saver.report().rows if row.original_bytes >= 5 * x.nbytes]
     assert boundaries, saver.report()
-    raw, stored = (sum(getattr(row, name) for row in boundaries) for name in ("raw_bytes", "stored_bytes"))
-    assert raw / stored >= ratio
+    original, stored = (
+        sum(getattr(row, name) for row in boundaries) for name in ("original_bytes", "stored_bytes")
+    )
+    assert original / stored >= ratio
     assert float((found - expected).norm() / expected.norm()) < (0.15 if bits == 4 else 0.5)

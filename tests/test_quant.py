@@ -97,7 +97,7 @@ def test_in_a_model_it_is_what_its_report_says():
     with Compressor(model, Policy.default(QuantFormat("fp32", 4), recompute=False)) as saver:
         loss = model(torch.randn(256, 64)).square().mean()
     loss.backward()
-    assert saver.raw_bytes / saver.stored_bytes == pytest.approx(
+    assert saver.original_bytes / saver.stored_bytes == pytest.approx(
         256 / 36
     )  # rows of 64 values in groups of 64
 

@@ -27,9 +27,7 @@ from .plain_hooks import COARSE, FMT, NOTHING, gradients, unequal, untouched
 
 FOUR_BITS = HadamardFormat("fp32", 128, 64)
 # Recomputes what it can, and keeps the rest as it is.
-EXACT = Policy(
-    [*(rule for rule in Policy.default(FMT).rules if rule.keep in ("raw", "bits")), Rule("recompute")]
-)
+EXACT = Policy([Rule("recompute")])
 
 
 def ours(model=NOTHING, policy=EXACT, **options):
@@ -275,7 +273,7 @@ def test_of_all_views_there_is_one_entry_and_they_share_its_memory():
         y = h * 2
         saved = unpacked(y, y.t(), y[3:9], y.view(-1)[5:])
     (row,) = recomputed(saver)
-    assert (row.tensors, row.raw_bytes, row.stored_bytes) == (1, 64 * 64 * 4, 0)
+    assert (row.tensors, row.original_bytes, row.stored_bytes) == (1, 64 * 64 * 4, 0)
     found = [node._saved_self for node in saved]
     assert len({one.untyped_storage().data_ptr() for one in found}) == 1
     for one, view in zip(found, (y, y.t(), y[3:9], y.view(-1)[5:]), strict=True):
@@ -289,7 +287,7 @@ def test_only_what_is_saved_of_a_recomputed_storage_is_counted():
         y = h * 2
         (y[:16].cos(), y[8:24].cos())
     (row,) = recomputed(saver)
-    assert row.raw_bytes == 24 * 64 * 4
+    assert row.original_bytes == 24 * 64 * 4
 
 
 # What was written to
@@ -387,7 +385,7 @@ def test_a_parameter_whose_memory_was_replaced_is_no_recomputation_input():
 
 def test_a_recomputation_input_that_was_written_to_past_its_version_is_none():
     """Before what is made of it is saved; when it was, nobody looks any more."""
-    for kind in ("parameter", "raw"):
+    for kind in ("parameter", "exact"):
         with ours(model := Model()) as saver:
             h = saved_tensor(40, 50)
             start = model.bias if kind == "parameter" else h
@@ -913,7 +911,7 @@ def test_the_report_says_what_was_saved_and_spent():
         loss = h.cos().sum() + (h * 2).cos().sum()
     report = saver.report()
     assert (report.recomputed_bytes, report.recomputed_seconds) == (64 * 64 * 4, 0)
-    assert report.raw_bytes == 3 * 64 * 64 * 4
+    assert report.original_bytes == 3 * 64 * 64 * 4
     assert report.stored_bytes == 2 * 64 * 64 * 4
     assert "seconds" not in str(report)
     loss.backward()

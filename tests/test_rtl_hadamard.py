@@ -123,5 +123,5 @@ def test_invalid_and_broken_blocks_are_zeros_with_an_error():
     expected[[1, 3, 4]] = 0
     found, errors = exchanged(HadamardDecompressor(fmt, bus_bytes), [stored.tobytes()[:-5]], 0, 0.2)
     assert found == [expected.tobytes()]
-    words = fmt.raw_bytes // bus_bytes
+    words = fmt.original_bytes // bus_bytes
     assert [any(errors[0][i * words :][:words]) for i in range(5)] == [False, True, False, True, True]

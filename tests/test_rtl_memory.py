@@ -377,10 +377,10 @@ def test_blocks_of_two_formats_in_turn_flow_and_leave_in_order():
         fmt, number = FORMATS[index], int(rng.integers(2**32))
         values = rng.normal(size=fmt.block).astype(fmt.float_type.array)
         expected.append((0x100 * i, fmt.compress(values, number)[0].tobytes()))
-        raw, about = values.tobytes(), {"format": index + 1, "number": number, "address": 0x100 * i}
-        for at in range(0, len(raw), 16):
-            word = {"data": int.from_bytes(raw[at : at + 16], "little"), "first": at == 0}
-            sent.append(word | {"last": at + 16 == len(raw)} | about)
+        original, about = values.tobytes(), {"format": index + 1, "number": number, "address": 0x100 * i}
+        for at in range(0, len(original), 16):
+            word = {"data": int.from_bytes(original[at : at + 16], "little"), "first": at == 0}
+            sent.append(word | {"last": at + 16 == len(original)} | about)
 
     async def source(context):
         for word in sent:
@@ -482,9 +482,9 @@ def test_runs_of_one_block_are_cut_without_a_pause_between():
 
 def test_the_first_blocks_after_a_reset_all_reach_their_reads():
     chosen = parameters()
-    reply, raw = Reply(chosen), chosen.formats[0].raw_bytes
-    values = [{"data": n, "last": n % 4 == 3} for n in range(3 * raw // chosen.bus_bytes)]
-    assert raw == 4 * chosen.bus_bytes
+    reply, original = Reply(chosen), chosen.formats[0].original_bytes
+    values = [{"data": n, "last": n % 4 == 3} for n in range(3 * original // chosen.bus_bytes)]
+    assert original == 4 * chosen.bus_bytes
     found, taken = [], []
 
     async def give(context):

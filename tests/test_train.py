@@ -43,16 +43,16 @@ def test_verilated_and_golden_train_alike_to_the_last_bit(scheme, verilated_libr
 def test_the_default_model_shrinks_at_least_threefold():
     result = train.run(replace(TINY, steps=1, dropout=0.0))
     assert result["ratio"] >= 3.0
-    assert result["ratio"] == result["raw_bytes"] / result["stored_bytes"]
+    assert result["ratio"] == result["original_bytes"] / result["stored_bytes"]
 
 
 def test_what_is_recomputed_shrinks_more():
     tiny = replace(TINY, scheme="hadamard", steps=1, dropout=0.0)
     stored, recomputed = (train.run(replace(tiny, recompute=recompute)) for recompute in (False, True))
-    assert recomputed["raw_bytes"] == stored["raw_bytes"]
+    assert recomputed["original_bytes"] == stored["original_bytes"]
     assert stored["ratio"] < 14 < 25 < recomputed["ratio"]
     fused = train.run(replace(tiny, recompute=True, fused=True))
-    assert fused["raw_bytes"] < 0.6 * recomputed["raw_bytes"]
+    assert fused["original_bytes"] < 0.6 * recomputed["original_bytes"]
     assert fused["stored_bytes"] == recomputed["stored_bytes"]
 
 
@@ -60,11 +60,11 @@ def test_a_seed_gives_every_scheme_the_same_start():
     baseline, *others = (
         train.run(replace(TINY, scheme=scheme)) for scheme in ("baseline", "planes", "quant")
     )
-    assert baseline["raw_bytes"] <= baseline["stored_bytes"]  # a slice holds all of its memory
+    assert baseline["original_bytes"] <= baseline["stored_bytes"]  # a slice holds all of its memory
     for other in others:
         assert baseline["train_loss"][0] == other["train_loss"][0]
         assert baseline["train_loss"][1] != other["train_loss"][1]
-        assert baseline["raw_bytes"] == other["raw_bytes"]
+        assert baseline["original_bytes"] == other["original_bytes"]
 
 
 @pytest.mark.parametrize(("dtype", "attention"), [("bf16", "eager"), ("bf16", "sdpa"), ("fp16", "sdpa")])
@@ -106,7 +106,7 @@ def test_a_run_writes_its_result(tmp_path, capsys):
     result = json.loads(out.read_text())
     assert (result["scheme"], result["backend"], result["target"]) == ("planes", "auto", 96)
     assert len(result["train_loss"]) == 3
-    assert {"ratio", "raw_bytes", "stored_bytes", "val_loss", "seconds_per_step"} <= result.keys()
+    assert {"ratio", "original_bytes", "stored_bytes", "val_loss", "seconds_per_step"} <= result.keys()
     assert "3 of 3 steps" in capsys.readouterr().out
 
 

@@ -183,9 +183,9 @@ class Compressor(ContextDecorator):
     # What the last forward pass kept
 
     @property
-    def raw_bytes(self) -> int:
+    def original_bytes(self) -> int:
         """Bytes of the tensors that the last forward pass saved, parameters and buffers left out."""
-        return self._settled().tally.raw_bytes
+        return self._settled().tally.original_bytes
 
     @property
     def stored_bytes(self) -> int:
@@ -195,7 +195,7 @@ class Compressor(ContextDecorator):
     @property
     def ratio(self) -> float:
         """Original over stored bytes, as in the report; to ask for it never waits for a GPU."""
-        return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
+        return self.original_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
     @property
     def offloaded_bytes(self) -> int:

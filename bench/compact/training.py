@@ -104,7 +104,7 @@ def row(
         "val_loss": loss,
         "perplexity": math.exp(loss),
         "seconds_per_step": statistics.median(seconds),
-        "kept_bytes": saver.raw_bytes,
+        "kept_bytes": saver.original_bytes,
         "resting_bytes": resting,
         "peak_bytes": resting + peak,
     }

@@ -100,7 +100,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     torch.manual_seed(seed)
     subject = subject_of(model, options)
     compressed = options.make_scheme().compresses
-    raw_bytes = stored_bytes(subject, options, Policy([]), batch_of(subject, options))
+    original_bytes = stored_bytes(subject, options, Policy([]), batch_of(subject, options))
 
     def watch(step: int, net: torch.nn.Module) -> list[float | None]:
         """Of one batch: the gradient error, and in the end effective bits."""
@@ -131,7 +131,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
         else 32.0
         if scheme == "baseline"
         else None,  # type: ignore[operator]
-        "ratio": raw_bytes / result["stored_bytes"],
+        "ratio": original_bytes / result["stored_bytes"],
         "seed": seed,
         "steps": options.steps,
         "val_loss": result["val_loss"],

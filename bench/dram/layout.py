@@ -105,9 +105,9 @@ class FixedRate:
             if tensor.exact:
                 span = plain.take(tensor.size, ALIGNMENT)
             else:
-                # The region holds raw addresses that are aligned as the allocator has them.
-                blocks = -(-tensor.size // self.fmt.raw_bytes)
-                per_alignment = max(1, ALIGNMENT // self.fmt.raw_bytes)
+                # The region holds the accelerator's addresses that are aligned as the allocator has them.
+                blocks = -(-tensor.size // self.fmt.original_bytes)
+                per_alignment = max(1, ALIGNMENT // self.fmt.original_bytes)
                 taken = region.take(blocks * self.fmt.target, per_alignment * self.fmt.target)
                 span = Span(_REGION + taken.address, taken.size)
             places.append(Place((), (span,), span.size))
@@ -121,7 +121,7 @@ class Pages:
     Args:
         name: of its row.
         codec: sizes of pages, bytes.
-        page: raw bytes of a page.
+        page: uncompressed bytes of a page.
         entry: bytes of its metadata.
         granularity: of what the allocator gives out, bytes.
     """

@@ -17,7 +17,7 @@ class Codec(Protocol):
 
         Args:
             values: of a tensor of fp32, uint8[size].
-            page: raw bytes of a page; the last of a tensor is filled with zeros.
+            page: uncompressed bytes of a page; the last of a tensor is filled with zeros.
         """
         ...
 

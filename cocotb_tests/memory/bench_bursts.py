@@ -86,7 +86,7 @@ def content_of(burst: Burst, tb: TB) -> tuple[np.ndarray, np.ndarray]:
 
 def stored_at(region: Region, offset: int) -> int:
     """Where the block, or in bypass the byte, is stored that lies so far into a region."""
-    return region.stored + (offset // region.fmt.raw_bytes * region.fmt.target if region.fmt else offset)
+    return region.stored + (offset // region.fmt.original_bytes * region.fmt.target if region.fmt else offset)
 
 
 def make_faulty(tb: TB) -> None:
@@ -99,7 +99,7 @@ def make_faulty(tb: TB) -> None:
                 place = (start + after) // beat * beat
                 dram.faults.append((place, place + beat, response))
             if region.fmt:
-                invalid = stored_at(region, FAULTY + PAGE - region.fmt.raw_bytes)
+                invalid = stored_at(region, FAULTY + PAGE - region.fmt.original_bytes)
                 dram.content[invalid : invalid + region.fmt.target] = 5
 
 
@@ -222,7 +222,7 @@ class Owner:
     async def _write(self, region: Region, start: int) -> None:
         """Whole blocks, one after the other, each in any pieces."""
         tb = self._tb
-        size = region.fmt.raw_bytes if region.fmt else 256
+        size = region.fmt.original_bytes if region.fmt else 256
         first = self._rng.randrange(1024 // size)
         asked = []
         for n in range(first, min(first + self._rng.randint(1, 4), 1024 // size)):
@@ -311,7 +311,7 @@ async def writes_that_are_not_bufferable_are_answered_after_memory(_):
     """And those that are, before."""
     tb = await TB.started("late answers", latency=200)
     for region in tb.regions:
-        size = region.fmt.raw_bytes if region.fmt else BUS
+        size = region.fmt.original_bytes if region.fmt else BUS
         for bufferable in (False, True) if region.fmt else (False,):
             burst = Burst(region.base, size // BUS, BUS)
             words = np.ones((burst.beats, BUS), np.uint8)
@@ -329,7 +329,7 @@ async def no_channel_waits_for_another(_):
     accelerator, memory = tb.accelerator, tb.memory
     always = repeat(True)
     for region in tb.regions:
-        size = region.fmt.raw_bytes if region.fmt else 4 * BUS
+        size = region.fmt.original_bytes if region.fmt else 4 * BUS
         whole = Burst(region.base, size // BUS, BUS)
         words = np.full((whole.beats, BUS), 7, np.uint8)
         for first, second in ((memory.w, memory.aw), (memory.aw, memory.w)):
@@ -366,7 +366,7 @@ async def shared_beats_are_read_anew_once_they_were_written(_):
     """Blocks share beats; a read that goes on where the one before ended sees what was written since."""
     tb = await TB.started("shared beats", latency=5)
     for region in tb.regions[:-1]:
-        size = region.fmt.raw_bytes
+        size = region.fmt.original_bytes
         for n in range(12):
             for at in (n, n + 1):
                 burst = Burst(region.base + at * size, size // BUS, BUS)
@@ -411,7 +411,7 @@ async def a_bus_master_of_others_finds_what_it_wrote(_):
             number = rng.randrange(len(tb.regions))
             region = tb.regions[number]
             by_region[number] += 2
-            size = region.fmt.raw_bytes if region.fmt else 64
+            size = region.fmt.original_bytes if region.fmt else 64
             start = region.base + part * PAGE // 2 + rng.randrange(PAGE // 4 // size) * size
             content = np.frombuffer(rng.randbytes(rng.randint(1, 3) * size), np.uint8)
             burst = Burst(start, len(content) // BUS, BUS)

@@ -56,7 +56,7 @@ async def rates(tb: TB, regions: list[Region], size: int) -> dict[str, float]:
     for direction in ("READ", "WRITE"):
         beats = after[f"MEMORY_{direction}_BEATS"] - before[f"MEMORY_{direction}_BEATS"]
         stored = sum(
-            size * (region.fmt.target / region.fmt.raw_bytes if region.fmt else 1) for region in regions
+            size * (region.fmt.target / region.fmt.original_bytes if region.fmt else 1) for region in regions
         )
         stored *= count / len(regions)
         figures[f"{direction.lower()}_excess"] = beats * TASK.memory_bytes / stored - 1
@@ -93,7 +93,7 @@ async def small_reads_in_a_row_use_the_block_that_is_there(_):
         ends = [tb.accelerator.ended[ticket] for ticket in asked]
         figures[region.fmt.scheme] = (count - 65) * BUS / (ends[-1] - ends[64])
         beats.append(await tb.get("MEMORY_READ_BEATS"))
-        stored = count * BUS // region.fmt.raw_bytes * region.fmt.target
+        stored = count * BUS // region.fmt.original_bytes * region.fmt.target
         taken = (beats[-1] - beats[-2]) * TASK.memory_bytes
         assert taken < 1.01 * stored + 2 * TASK.memory_bytes, f"{taken} bytes, not {stored}"
         tb.accelerator.reads.clear()
@@ -158,7 +158,7 @@ async def errors_of_memory_and_invalid_blocks_stay_where_they_are(_):
             beat = region.stored + 9 * TASK.memory_bytes
             dram.faults.append((beat, beat + 1, Response.DECERR))
             if region.fmt:
-                invalid = region.stored + (PAGE // region.fmt.raw_bytes + 1) * region.fmt.target
+                invalid = region.stored + (PAGE // region.fmt.original_bytes + 1) * region.fmt.target
                 dram.content[invalid : invalid + region.fmt.target] = 5
         for page in range(2):
             burst = Burst(region.base + page * PAGE, min(PAGE // BUS, 256), BUS)
@@ -172,7 +172,7 @@ async def errors_of_memory_and_invalid_blocks_stay_where_they_are(_):
         assert await tb.set("ERRORS", 63) == OKAY
         tb.model.errors.clear()
         beat = region.stored + 3 * TASK.memory_bytes
-        size = region.fmt.raw_bytes if region.fmt else BUS
+        size = region.fmt.original_bytes if region.fmt else BUS
         address = region.base + (beat - region.stored) // (region.fmt.target if region.fmt else 1) * size
         if not region.fmt:
             address = region.base + 3 * TASK.memory_bytes // BUS * BUS

@@ -147,15 +147,15 @@ class Harness {
         const auto after = machine_.dram.statistics();
         const double beats = after.read_beats - before.read_beats + after.written_beats - before.written_beats;
         const Codec *codec = region.format ? &codecs_[region.format - 1] : nullptr;
-        const double stored = 2.0 * count * size * (codec ? double(codec->target) / codec->raw : 1);
+        const double stored = 2.0 * count * size * (codec ? double(codec->target) / codec->original : 1);
         three[2] = beats * MEMORY_BYTES / stored - 1;
     }
 
     // Cycles that a read of one word adds to memory's own.
     unsigned added_latency(unsigned index) {
         quiet();
-        const unsigned raw = model_.regions[index].format ? codecs_[model_.regions[index].format - 1].raw : 0;
-        machine_.master.read(whole(model_.regions[index].base + 3 * kPage + raw, BUS_BYTES));
+        const unsigned original = model_.regions[index].format ? codecs_[model_.regions[index].format - 1].original : 0;
+        machine_.master.read(whole(model_.regions[index].base + 3 * kPage + original, BUS_BYTES));
         machine_.until([&] { return !machine_.master.reads(); });
         machine_.master.take();
         const auto &dram = machine_.dram;
@@ -195,23 +195,23 @@ class Harness {
     // Blocks of random values; where reads fail, also some that no encoder makes.
     void fill(const Window &window) {
         const Region &region = model_.regions[window.region];
-        std::vector<uint8_t> raw(kPage);
+        std::vector<uint8_t> original(kPage);
         for (uint64_t address = window.start; address < window.start + kPages * kPage;) {
-            for (uint8_t &byte : raw) byte = random_.next();
+            for (uint8_t &byte : original) byte = random_.next();
             uint8_t *stored = &model_.memory[model_.place(region, address)];
             if (region.format == 0) {
-                std::copy(raw.begin(), raw.end(), stored);
+                std::copy(original.begin(), original.end(), stored);
                 address += kPage;
                 continue;
             }
             const Codec &codec = codecs_[region.format - 1];
-            const uint32_t number = (address - region.base) / codec.raw;
+            const uint32_t number = (address - region.base) / codec.original;
             if (address >= window.start + kFailing * kPage && random_.chance(0.3)) {
                 for (unsigned i = 0; i < codec.target; ++i) stored[i] = random_.next();
             } else {
-                codec.compress(region.format, number, raw.data(), stored);
+                codec.compress(region.format, number, original.data(), stored);
             }
-            address += codec.raw;
+            address += codec.original;
         }
         const auto place = [&](unsigned page) { return model_.place(region, window.start + page * kPage); };
         auto &faults = machine_.dram.faults;
@@ -651,7 +651,7 @@ class Harness {
         for (unsigned kind = 0; kind <= codecs_.size(); ++kind) {
             const Window &window = windows_[3 * kind + random_.below(3)];
             const Region &region = model_.regions[window.region];
-            const unsigned bytes = region.format ? codecs_[region.format - 1].raw : BUS_BYTES;
+            const unsigned bytes = region.format ? codecs_[region.format - 1].original : BUS_BYTES;
             quiet();
             machine_.dram.pause = 0.9;
             unsigned sent = 0;
@@ -680,8 +680,8 @@ class Harness {
             const Window &window = windows_[random_.below(windows_.size())];
             const Region &region = model_.regions[window.region];
             if (!region.format) continue;
-            const unsigned raw = codecs_[region.format - 1].raw;
-            Burst burst = whole(window.start + random_.below(kOpen * kPage / raw) * raw, raw);
+            const unsigned original = codecs_[region.format - 1].original;
+            Burst burst = whole(window.start + random_.below(kOpen * kPage / original) * original, original);
             burst.cache = 3;
             send_write(content_of(burst, 1), 0);
             settle();
@@ -767,9 +767,9 @@ class Harness {
 
     // Whole blocks, in up to three bursts.
     void begin_write(Master &master, unsigned number, const Region &region, uint64_t low) {
-        const unsigned raw = region.format ? codecs_[region.format - 1].raw : BUS_BYTES;
-        const unsigned most = kOwn / raw, first = random_.below(most);
-        const uint64_t start = low + first * raw, end = start + (1 + random_.below(most - first)) * raw;
+        const unsigned original = region.format ? codecs_[region.format - 1].original : BUS_BYTES;
+        const unsigned most = kOwn / original, first = random_.below(most);
+        const uint64_t start = low + first * original, end = start + (1 + random_.below(most - first)) * original;
         const unsigned pieces = 1 + random_.below(3);
         Burst burst;
         burst.id = number;

@@ -43,7 +43,7 @@ _DECOMPRESS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_uint32, cty
 
 class _Codec(ctypes.Structure):
     _fields_ = (
-        ("raw", ctypes.c_uint),
+        ("original", ctypes.c_uint),
         ("target", ctypes.c_uint),
         ("compress", _COMPRESS),
         ("decompress", _DECOMPRESS),
@@ -57,22 +57,24 @@ class _Codecs:
         self._backends = [backends.get("cpu", fmt) for fmt in formats]
         compress, decompress = _COMPRESS(self._compress), _DECOMPRESS(self._decompress)
         self.array = (_Codec * len(formats))(
-            *(_Codec(fmt.raw_bytes, fmt.target, compress, decompress) for fmt in formats)
+            *(_Codec(fmt.original_bytes, fmt.target, compress, decompress) for fmt in formats)
         )
 
-    def _compress(self, number_of_format: int, number: int, raw: int, stored: int) -> None:
+    def _compress(self, number_of_format: int, number: int, original: int, stored: int) -> None:
         codec = self._backends[number_of_format - 1]
-        values = torch.from_numpy(_octets(raw, codec.fmt.raw_bytes)).view(TORCH_DTYPES[codec.fmt.dtype])
+        values = torch.from_numpy(_octets(original, codec.fmt.original_bytes)).view(
+            TORCH_DTYPES[codec.fmt.dtype]
+        )
         _octets(stored, codec.fmt.target)[:] = codec.compress(values, number)[0].numpy()
 
-    def _decompress(self, number_of_format: int, number: int, stored: int, raw: int) -> int:
+    def _decompress(self, number_of_format: int, number: int, stored: int, original: int) -> int:
         codec = self._backends[number_of_format - 1]
         block = torch.from_numpy(_octets(stored, codec.fmt.target)).view(1, -1)
         try:
             values = codec.decompress(block, codec.fmt.block, number)
         except ValueError:
             return 0
-        _octets(raw, codec.fmt.raw_bytes)[:] = values.view(torch.uint8).numpy()
+        _octets(original, codec.fmt.original_bytes)[:] = values.view(torch.uint8).numpy()
         return 1
 
 

@@ -18,10 +18,10 @@
 enum Kinds { kDecode, kRefused, kEvicted, kInvalid, kRead, kWrite };  // of errors, in the order of their bits
 
 struct Codec {
-    unsigned raw, target;  // bytes of a block
+    unsigned original, target;  // bytes of a block
     // Those of a block with a number; decompress says whether an encoder produces what is stored.
-    void (*compress)(unsigned format, uint32_t number, const uint8_t *raw, uint8_t *stored);
-    int (*decompress)(unsigned format, uint32_t number, const uint8_t *stored, uint8_t *raw);
+    void (*compress)(unsigned format, uint32_t number, const uint8_t *original, uint8_t *stored);
+    int (*decompress)(unsigned format, uint32_t number, const uint8_t *stored, uint8_t *original);
 };
 
 struct Region {
@@ -85,7 +85,7 @@ class Reference {
             note(kDecode, burst.address);
             return {words, responses};
         }
-        const unsigned size = region->format ? codecs_[region->format - 1].raw : BUS_BYTES;
+        const unsigned size = region->format ? codecs_[region->format - 1].original : BUS_BYTES;
         if (region->format) evict_told(*region, burst, size);
         std::vector<uint8_t> content(size);
         uint64_t has = 1;
@@ -118,7 +118,7 @@ class Reference {
         const uint64_t offset = address - region.base;
         if (!region.format) return region.stored + offset;
         const Codec &codec = codecs_[region.format - 1];
-        return region.stored + offset / codec.raw * codec.target;
+        return region.stored + offset / codec.original * codec.target;
     }
 
    private:
@@ -151,7 +151,7 @@ class Reference {
     }
 
     uint32_t number(const Region &region, uint64_t address) const {
-        return uint32_t((address - region.base) / codecs_[region.format - 1].raw);
+        return uint32_t((address - region.base) / codecs_[region.format - 1].original);
     }
 
     int write_through(const Region &region, const Burst &burst, const std::vector<uint8_t> &words,
@@ -174,10 +174,10 @@ class Reference {
 
     void gather(const Region &region, const Burst &burst, const std::vector<uint8_t> &words,
                 const std::vector<uint64_t> &strobes, Wait *wait) {
-        const unsigned raw = codecs_[region.format - 1].raw;
+        const unsigned original = codecs_[region.format - 1].original;
         for (unsigned beat = 0; beat < burst.beats; ++beat) {
             if (!strobes[beat]) continue;
-            const uint64_t word = burst.at(beat) / BUS_BYTES * BUS_BYTES, offset = word % raw;
+            const uint64_t word = burst.at(beat) / BUS_BYTES * BUS_BYTES, offset = word % original;
             const auto block = opened(region, word - offset);
             for (unsigned lane = 0; lane < BUS_BYTES; ++lane) {
                 if (!(strobes[beat] >> lane & 1)) continue;
@@ -196,8 +196,8 @@ class Reference {
             if (block->address == address) return block;
         }
         if (open_.size() == BUFFERS) evict(open_.begin());
-        const unsigned raw = codecs_[region.format - 1].raw;
-        open_.push_back({&region, address, std::vector<uint8_t>(raw), std::vector<bool>(raw), raw, {}, false});
+        const unsigned original = codecs_[region.format - 1].original;
+        open_.push_back({&region, address, std::vector<uint8_t>(original), std::vector<bool>(original), original, {}, false});
         return std::prev(open_.end());
     }
 
@@ -246,10 +246,10 @@ class Reference {
     }
 
     // A read evicts the open blocks of which a bufferable write was answered.
-    void evict_told(const Region &region, const Burst &burst, unsigned raw) {
+    void evict_told(const Region &region, const Burst &burst, unsigned original) {
         unsigned count = 0;
         for (unsigned beat = 0; beat < burst.beats; ++beat) {
-            const uint64_t address = burst.at(beat) - burst.at(beat) % raw;
+            const uint64_t address = burst.at(beat) - burst.at(beat) % original;
             for (auto block = open_.begin(); block != open_.end(); ++block) {
                 if (block->address == address && block->told) {
                     evict(block);

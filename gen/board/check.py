@@ -36,7 +36,7 @@ class Found:
 
 def batch_blocks(device: Device, fmt: Format) -> int:
     """How many of a format's blocks fit the memories."""
-    return device.about.memory_bytes // fmt.raw_bytes
+    return device.about.memory_bytes // fmt.original_bytes
 
 
 def check_compression(
@@ -48,7 +48,7 @@ def check_compression(
         device: with the format.
         fmt: the format.
         values: what the golden model is given, as many as fit.
-        place: where the board has the same: the raw memory, to which they are sent, or the generator.
+        place: where the board has the same: the memory of values, to which they are sent, or the generator.
         found: what is added to.
         of_request: the number of the first block, and what the generator is told.
 
@@ -61,7 +61,7 @@ def check_compression(
     first = of_request.setdefault("first", 0)
     stored = np.asarray(fmt.compress(values, first))
     given = fmt.decompress(stored, values.size, first)
-    if place == Place.RAW:
+    if place == Place.UNCOMPRESSED:
         device.write(place, values.tobytes())
     verdict = device.run(fmt, place, values.nbytes, **of_request)
     found.blocks += len(stored)
@@ -71,8 +71,14 @@ def check_compression(
     if agrees and place == Place.GENERATED:
         return stored
     seen = _read(device, Place.STORED, stored)
-    raw = _read(device, Place.RAW, given)
-    _compare(found, agrees, len(stored), {Place.STORED: (seen, stored), Place.RAW: (raw, given)}, of_request)
+    uncompressed = _read(device, Place.UNCOMPRESSED, given)
+    _compare(
+        found,
+        agrees,
+        len(stored),
+        {Place.STORED: (seen, stored), Place.UNCOMPRESSED: (uncompressed, given)},
+        of_request,
+    )
     return seen
 
 
@@ -108,14 +114,14 @@ def check_decompression(
     verdict = device.run(fmt, Place.STORED, stored.nbytes, first=first)
     agrees = _agrees(device, verdict, stored, given, _words_of(device, fmt, refused))
     found.blocks += len(stored)
-    raw = _read(device, Place.RAW, given)
-    _compare(found, agrees, len(stored), {Place.RAW: (raw, given)}, {"first": first})
-    return raw
+    uncompressed = _read(device, Place.UNCOMPRESSED, given)
+    _compare(found, agrees, len(stored), {Place.UNCOMPRESSED: (uncompressed, given)}, {"first": first})
+    return uncompressed
 
 
 def _words_of(device: Device, fmt: Format, chosen: np.ndarray) -> int:
     """How many decompressed words have a byte of the chosen blocks, bool[blocks]."""
-    of_bytes = np.repeat(chosen, fmt.raw_bytes)
+    of_bytes = np.repeat(chosen, fmt.original_bytes)
     of_bytes = np.pad(of_bytes, (0, -len(of_bytes) % device.bus_bytes))
     return int(of_bytes.reshape(-1, device.bus_bytes).any(axis=1).sum())
 

@@ -105,7 +105,9 @@ def compress_array(
     flat = np.pad(flat, (0, -len(flat) % fmt.block))
     found, step = Found(), batch_blocks(device, fmt) * fmt.block
     blocks = [
-        check_compression(device, fmt, flat[start : start + step], Place.RAW, found, first=start // fmt.block)
+        check_compression(
+            device, fmt, flat[start : start + step], Place.UNCOMPRESSED, found, first=start // fmt.block
+        )
         for start in progress.track(range(0, len(flat), step), description=target.name)
     ]
     format_fields = {name: value for name, value in asdict(fmt).items() if value is not None}

@@ -41,7 +41,7 @@ def selftest(device: Device, blocks: int, progress: Progress) -> dict[Format, Fo
             first = int(rng.integers(1 << 32))
             if batch % _SENT == 0:
                 values = adversarial(fmt.float_type, count * fmt.block, rng)
-                check_compression(device, fmt, values, Place.RAW, of_format, first=first)
+                check_compression(device, fmt, values, Place.UNCOMPRESSED, of_format, first=first)
                 stored, refused = spoil(fmt, np.asarray(fmt.compress(values, first)), rng)
                 check_decompression(device, fmt, stored, first, of_format, refused)
             else:
@@ -78,7 +78,7 @@ def _generated(
 ) -> None:
     kinds = list(_kinds(fmt.float_type))
     mask, ones = kinds[batch % len(kinds)]
-    content = generate(seed, count * fmt.raw_bytes, device.bus_bytes, mask, ones)
+    content = generate(seed, count * fmt.original_bytes, device.bus_bytes, mask, ones)
     values = np.frombuffer(content, fmt.float_type.array)
     request = {"first": first, "seed": seed, "mask": mask, "ones": ones}
     check_compression(device, fmt, values, Place.GENERATED, found, **request)

@@ -204,7 +204,7 @@ class EveryBlock(wiring.Component):
             i.p.first.eq(first),
             o.ready.eq(1),
         ]
-        words = fmt.raw_bytes // bus_bytes
+        words = fmt.original_bytes // bus_bytes
         come = Signal(range(self.BLOCKS * words + 1))
         block = come // words
         m.d.comb += [

@@ -292,7 +292,7 @@ class MapInside(wiring.Component):
         low_bits = parameters.word_bits
         m.d.comb += [size.eq(parameters.bus_bytes), low.eq(address[low_bits:PAGE_BITS] << low_bits)]
         for i, fmt in enumerate(parameters.formats):
-            bits = parameters.raw_bits(i)
+            bits = parameters.original_bits(i)
             with m.If(lookup.found.format == i + 1):
                 m.d.comb += [size.eq(fmt.target), low.eq(address[bits:PAGE_BITS] << bits)]
         m.d.comb += [

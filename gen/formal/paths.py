@@ -72,7 +72,7 @@ class _Compressor(_Counting):
 class _Decompressor(_Counting):
     def __init__(self, fmt: PlaneFormat, bus_bytes: int):
         i, o = word_layout(bus_bytes, first=True), word_layout(bus_bytes, error=True)
-        super().__init__(fmt.raw_bytes // bus_bytes, 0, i, o)
+        super().__init__(fmt.original_bytes // bus_bytes, 0, i, o)
 
 
 def without_codecs(path: wiring.Component, platform) -> Fragment:

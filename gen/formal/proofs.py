@@ -235,7 +235,7 @@ def _counts(config: Config, part: str, whole_blocks: bool = False, less: int = 0
     assert fmt.target is not None
     engine = geometry(config)
     latency = parts(config)[part].latency(engine)
-    taken, given = (fmt.raw_bytes, fmt.target) if compresses else (fmt.target, fmt.raw_bytes)
+    taken, given = (fmt.original_bytes, fmt.target) if compresses else (fmt.target, fmt.original_bytes)
     name = config.name
     if compresses:
         latency += 0 if whole_blocks else engine.words - 1
@@ -301,8 +301,11 @@ def _switched_depth(engine: type[wiring.Component], config: Config) -> int:
 def _counts_switched(engine: type[wiring.Component], config: Config, number: int, bypass: bool) -> Proof:
     fmt, bus = config.formats[number], config.bus_bytes
     assert fmt.target is not None
-    compressed, raw = Rate(bus, fmt.raw_bytes, fmt.target, bus), Rate(bus, fmt.target, fmt.raw_bytes, bus)
-    rate = compressed if engine is RuntimeCompressor else raw
+    compressed, original = (
+        Rate(bus, fmt.original_bytes, fmt.target, bus),
+        Rate(bus, fmt.target, fmt.original_bytes, bus),
+    )
+    rate = compressed if engine is RuntimeCompressor else original
 
     def harness():
         runtime = engine(config.formats, bus)

@@ -59,7 +59,7 @@ class RoundTrip(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        raw_bytes, bus_bytes = self._fmt.raw_bytes, self._bus_bytes
+        original_bytes, bus_bytes = self._fmt.original_bytes, self._bus_bytes
         m.submodules.compressor = compressor = Compressor(self._fmt, bus_bytes)
         m.submodules.decompressor = decompressor = Decompressor(self._fmt, bus_bytes)
         m.submodules.plain = plain = Plain(self._plain)
@@ -69,18 +69,18 @@ class RoundTrip(wiring.Component):
 
         # The block is whatever is at the port in the first cycle.
         is_first = Signal(init=1)
-        kept, x = Signal(8 * raw_bytes), Signal(8 * raw_bytes)
+        kept, x = Signal(8 * original_bytes), Signal(8 * original_bytes)
         m.d.sync += [is_first.eq(0), kept.eq(x)]
         m.d.comb += [x.eq(Mux(is_first, Value.cast(self.x), kept)), Value.cast(plain.x).eq(kept)]
 
-        words = -(-raw_bytes // bus_bytes)
+        words = -(-original_bytes // bus_bytes)
         sent, come = Signal(range(words + 1)), Signal(range(words + 1))
         is_last = sent == words - 1
         m.d.comb += [
             i.valid.eq(sent != words),
             i.p.data.eq(x.word_select(sent, 8 * bus_bytes) if words > 1 else x),
             i.p.last.eq(is_last),
-            i.p.empty.eq(words * bus_bytes - raw_bytes),
+            i.p.empty.eq(words * bus_bytes - original_bytes),
             o.ready.eq(1),
         ]
         with m.If(i.valid & i.ready):

@@ -34,7 +34,7 @@ __all__ = [
     "stored_layout",
 ]
 
-# Blocks begin at multiples of so many bytes: the smallest raw block.
+# Blocks begin at multiples of so many bytes: the smallest uncompressed block.
 BLOCK_UNIT_BITS = 5
 
 # Of a page's tag: all that is compared of a page by who asks whether something of it is on its way. Where two

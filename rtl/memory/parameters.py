@@ -23,8 +23,8 @@ class MemoryParameters:
     """The parameters of a :class:`rtl.memory.MemoryEngine`.
 
     Args:
-        formats: that regions can have, 15 at most, each with a fixed target and a raw block of at least two
-            words.
+        formats: that regions can have, 15 at most, each with a fixed target and an uncompressed block of at
+            least two words.
         bus_bytes: bytes of the accelerator's data bus: 16, 32 or 64.
         memory_bytes: of the memory's: as many, or a half or a quarter.
         address_bits: of both, from 16 to 44.
@@ -77,9 +77,10 @@ class MemoryParameters:
         for fmt in self.formats:
             if fmt.target is None:
                 raise ValueError("formats must have fixed targets, not None")
-            if fmt.raw_bytes < 2 * self.bus_bytes:
+            if fmt.original_bytes < 2 * self.bus_bytes:
                 raise ValueError(
-                    f"formats must have blocks of at least {2 * self.bus_bytes} bytes, not {fmt.raw_bytes}"
+                    f"formats must have blocks of at least {2 * self.bus_bytes} bytes, "
+                    f"not {fmt.original_bytes}"
                 )
 
     @property
@@ -100,7 +101,7 @@ class MemoryParameters:
     @cached_property
     def words(self) -> tuple[int, ...]:
         """Words of each format's block."""
-        return tuple(fmt.raw_bytes // self.bus_bytes for fmt in self.formats)
+        return tuple(fmt.original_bytes // self.bus_bytes for fmt in self.formats)
 
     @property
     def most_words(self) -> int:
@@ -115,11 +116,11 @@ class MemoryParameters:
         """Bytes that divide all places of stored blocks, and a beat."""
         return gcd(self.memory_bytes, *(fmt.target for fmt in self.formats))
 
-    def raw_bits(self, index: int) -> int:
-        """Of an address within a format's raw block."""
-        return exact_log2(self.formats[index].raw_bytes)
+    def original_bits(self, index: int) -> int:
+        """Of an address within a format's uncompressed block."""
+        return exact_log2(self.formats[index].original_bytes)
 
     def page_stored(self, index: int) -> int:
         """Bytes that a page of a format's blocks takes in memory."""
         fmt = self.formats[index]
-        return PAGE // fmt.raw_bytes * fmt.target
+        return PAGE // fmt.original_bytes * fmt.target

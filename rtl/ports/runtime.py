@@ -95,10 +95,10 @@ class _RuntimeEngine(wiring.Component):
 class RuntimeCompressor(_RuntimeEngine):
     """A format's compressor that a stream of configurations switches between rates and types, or bypasses.
 
-    Throughput: one bus word a cycle while neither end stalls, in every format whose raw block is at least two
-    bus words, of the Hadamard format four. Latency: as of a compressor that moves as many values a cycle as
-    the bus holds of the shortest type, :attr:`latency` cycles in the format that takes longest; none in
-    bypass.
+    Throughput: one bus word a cycle while neither end stalls, in every format whose uncompressed block is at
+    least two bus words, of the Hadamard format four. Latency: as of a compressor that moves as many values a
+    cycle as the bus holds of the shortest type, :attr:`latency` cycles in the format that takes longest; none
+    in bypass.
     A configuration is taken at the block boundary between two tensors: when the last one has left the engine,
     before the next one begins, which waits for it. It holds until the next configuration.
     After reset the engine holds nothing and has its first format.

@@ -3,7 +3,7 @@
 ::
 
                         generator ──┐
-    rx ── Commands ── raw memory ───┴─ compressor ── stored memory ── decompressor ── raw memory
+    rx ── Commands ── memory of values ───┴─ compressor ── stored memory ── decompressor ── memory of values
     tx ──────┘                                                     └─ signature    └─ signature
 """
 

@@ -24,7 +24,7 @@ class Engines(wiring.Component):
     Members:
         format: which one works; it changes only together with ``clear``.
         clear: they are emptied.
-        raw, compressed: streams into and out of the compressor.
+        uncompressed, compressed: streams into and out of the compressor.
         stored, given: the same of the decompressor.
     """
 
@@ -34,12 +34,12 @@ class Engines(wiring.Component):
             for fmt in formats
         ]
         self._layouts = {
-            "raw": word_layout(bus_bytes, first=True),
+            "uncompressed": word_layout(bus_bytes, first=True),
             "compressed": word_layout(bus_bytes),
             "stored": word_layout(bus_bytes, first=True),
             "given": word_layout(bus_bytes, error=True),
         }
-        flows = {"raw": In, "compressed": Out, "stored": In, "given": Out}
+        flows = {"uncompressed": In, "compressed": Out, "stored": In, "given": Out}
         streams = {name: flow(stream.Signature(self._layouts[name])) for name, flow in flows.items()}
         super().__init__({"format": In(8), "clear": In(1), **streams})
 
@@ -48,7 +48,7 @@ class Engines(wiring.Component):
         slices = {name: FullSlice(layout) for name, layout in self._layouts.items()}
         for name, part in slices.items():
             m.submodules[name] = ResetInserter(self.clear)(part)
-        wiring.connect(m, wiring.flipped(self.raw), slices["raw"].i)
+        wiring.connect(m, wiring.flipped(self.uncompressed), slices["uncompressed"].i)
         wiring.connect(m, slices["compressed"].o, wiring.flipped(self.compressed))
         wiring.connect(m, wiring.flipped(self.stored), slices["stored"].i)
         wiring.connect(m, slices["given"].o, wiring.flipped(self.given))
@@ -60,11 +60,11 @@ class Engines(wiring.Component):
             m.d.sync += works.eq(self.format == index)
             with m.If(works):
                 for source, sink in (
-                    *((slices["raw"].o, compressor.i), (slices["stored"].o, decompressor.i)),
+                    *((slices["uncompressed"].o, compressor.i), (slices["stored"].o, decompressor.i)),
                     *((compressor.o, slices["compressed"].i), (decompressor.o, slices["given"].i)),
                 ):
                     _offer(m, source, sink)
-                m.d.comb += slices["raw"].o.ready.eq(compressor.i.ready)
+                m.d.comb += slices["uncompressed"].o.ready.eq(compressor.i.ready)
                 m.d.comb += slices["stored"].o.ready.eq(decompressor.i.ready)
             # Those that do not work are empty, and offer nothing.
             m.d.comb += compressor.o.ready.eq(slices["compressed"].i.ready)

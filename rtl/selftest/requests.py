@@ -22,7 +22,7 @@ class Command(IntEnum):
 class Place(IntEnum):
     """Where words are."""
 
-    RAW = 0  # memory of uncompressed words; every run leaves what is decompressed there
+    UNCOMPRESSED = 0  # memory of uncompressed words; every run leaves what is decompressed there
     STORED = 1  # memory of compressed words; a run from here decompresses only
     ABOUT = 2  # what the design is; of :attr:`Command.READ` only
     VERDICT = 3  # what the last run found, see :func:`verdict_layout`; of :attr:`Command.READ` only

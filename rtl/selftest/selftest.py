@@ -21,9 +21,9 @@ __all__ = ["SelfTest"]
 class SelfTest(wiring.Component):
     """Engines of several formats between two memories, commanded over a UART.
 
-    A run goes at full rate: a word of the generator, or of the raw memory, into a compressor in each cycle;
-    what it gives into the stored memory, which is a FIFO then; from there into the decompressor; and what
-    that gives into the raw memory. Signatures are taken of both.
+    A run goes at full rate: a word of the generator, or of the memory of values, into a compressor in each
+    cycle; what it gives into the stored memory, which is a FIFO then; from there into the decompressor; and
+    what that gives into the memory of values. Signatures are taken of both.
 
     Args:
         formats: with a fixed target; each has its own engines.
@@ -62,17 +62,17 @@ class SelfTest(wiring.Component):
             m.d.sync += [job.eq(commands.request), verdict.eq(0), verdict.busy.eq(1)]
         m.d.sync += verdict.lost.eq(commands.lost)
 
-        raw, stored = self._memories(m)
-        self._feed(m, raw, job, verdict)
+        uncompressed, stored = self._memories(m)
+        self._feed(m, uncompressed, job, verdict)
         self._queue(m, stored, job, verdict)
-        self._collect(m, raw, verdict)
-        self._answer(m, raw, stored, verdict)
+        self._collect(m, uncompressed, verdict)
+        self._answer(m, uncompressed, stored, verdict)
         return m
 
     def _memories(self, m):
         """Write and read port of either; while no run goes on the host has them, a byte at a time."""
         ports, commands = [], self._commands
-        for place in (Place.RAW, Place.STORED):
+        for place in (Place.UNCOMPRESSED, Place.STORED):
             m.submodules[place.name.lower()] = memory = Memory(
                 shape=8 * self._bus_bytes, depth=self._depth, init=[]
             )
@@ -89,13 +89,13 @@ class SelfTest(wiring.Component):
         return ports
 
     def _feed(self, m, memory, job, verdict):
-        """Words to be compressed, of the generator or the raw memory."""
+        """Words to be compressed, of the generator or the memory of values."""
         _, read = memory
-        words, starts = self._engines.raw, self._commands.starts
+        words, starts = self._engines.uncompressed, self._commands.starts
         m.submodules.generator = generator = Generator(self._bus_bytes)
-        is_generated, is_raw = job.place == Place.GENERATED, job.place == Place.RAW
+        is_generated, is_uncompressed = job.place == Place.GENERATED, job.place == Place.UNCOMPRESSED
         fetched = Signal(32)
-        is_there = self._fetch(m, read, fetched, Mux(is_raw, job.count, 0), words.ready)
+        is_there = self._fetch(m, read, fetched, Mux(is_uncompressed, job.count, 0), words.ready)
         m.d.comb += [
             *(generator.seed.eq(self._commands.request.seed), generator.start.eq(starts)),
             *(generator.mask.eq(job.mask), generator.ones.eq(job.ones), generator.next.eq(words.ready)),
@@ -139,7 +139,7 @@ class SelfTest(wiring.Component):
         self._check(m, words, verdict.stored, verdict.stored_signature)
 
     def _collect(self, m, memory, verdict):
-        """What comes out, into the raw memory; its last word ends the run."""
+        """What comes out, into the memory of values; its last word ends the run."""
         write, _ = memory
         words = self._engines.given
         m.d.comb += words.ready.eq(1)
@@ -182,7 +182,7 @@ class SelfTest(wiring.Component):
         with m.If(is_held):
             m.d.sync += Value.cast(signature).eq(with_word(signature, word))
 
-    def _answer(self, m, raw, stored, verdict):
+    def _answer(self, m, uncompressed, stored, verdict):
         """The byte that the host asks for, two cycles after its address and offset."""
         commands = self._commands
         text = len(self._about).to_bytes(2, "little") + self._about
@@ -191,8 +191,8 @@ class SelfTest(wiring.Component):
         index = Cat(commands.offset, commands.request.address)
         m.d.comb += page.addr.eq(index)
         with m.Switch(commands.request.place):
-            with m.Case(Place.RAW):
-                m.d.sync += commands.found.eq(raw[1].data.word_select(commands.offset, 8))
+            with m.Case(Place.UNCOMPRESSED):
+                m.d.sync += commands.found.eq(uncompressed[1].data.word_select(commands.offset, 8))
             with m.Case(Place.STORED):
                 m.d.sync += commands.found.eq(stored[1].data.word_select(commands.offset, 8))
             with m.Case(Place.ABOUT):

@@ -111,13 +111,13 @@ def _facts(trained: Trained, plain: Trained) -> dict[str, Any]:
 
 def _bytes(saver: Compressor | None) -> dict[str, Any]:
     if saver is None:
-        return {"raw": 0, "stored": 0, "offloaded": 0, "kept": {}}
+        return {"original": 0, "stored": 0, "offloaded": 0, "kept": {}}
     kept: dict[str, int] = {}
     for row in saver.report().rows:
         if row.counted:
             kept[row.kept] = kept.get(row.kept, 0) + row.stored_bytes
     return {
-        "raw": saver.raw_bytes,
+        "original": saver.original_bytes,
         "stored": saver.stored_bytes,
         "offloaded": saver.offloaded_bytes,
         "kept": kept,
@@ -172,8 +172,8 @@ def check(
             assert (run["losses"], run["more"]) == (plain["losses"], plain["more"]), name
             assert run["changed"] == 0, f"{name}: gradients or weights are not the plain run's"
     lossy = found["8x"]
-    assert 0 < found["exact"]["raw"] <= found["exact"]["stored"]  # a slice holds all of its memory
-    assert lossy["raw"] >= ratio * lossy["stored"], lossy["kept"]
+    assert 0 < found["exact"]["original"] <= found["exact"]["stored"]  # a slice holds all of its memory
+    assert lossy["original"] >= ratio * lossy["stored"], lossy["kept"]
     assert 0 < lossy["error"] < most_error
     for loss, expected in zip(lossy["losses"], plain["losses"], strict=True):
         assert abs(loss - expected) < most_loss * abs(expected), (lossy["losses"], plain["losses"])

@@ -43,7 +43,9 @@ def format_for(fmt: AnyFormat, dtype: torch.dtype) -> AnyFormat:
         return fmt
     if not isinstance(fmt, PlaneFormat):
         return replace(fmt, dtype=name)
-    raw_bytes = fmt.block * TORCH_DTYPES[name].itemsize
+    original_bytes = fmt.block * TORCH_DTYPES[name].itemsize
     return replace(
-        fmt, dtype=name, target=min(max(fmt.target * raw_bytes // fmt.raw_bytes, fmt.target), raw_bytes)
+        fmt,
+        dtype=name,
+        target=min(max(fmt.target * original_bytes // fmt.original_bytes, fmt.target), original_bytes),
     )

@@ -56,7 +56,7 @@ class QuantFormat:
         return 4 + self.block * self.bits // 8
 
     @property
-    def raw_bytes(self) -> int:
+    def original_bytes(self) -> int:
         """Bytes of an uncompressed group."""
         return self.block * FLOAT_TYPES[self.dtype].width // 8
 

@@ -45,7 +45,7 @@ class _Kind:
     """All tensors that one rule will be about: those of one module, operation and dtype.
 
     Attributes:
-        raw_bytes, power: float[runs], their bytes and the sum of their squares.
+        original_bytes, power: float[runs], their bytes and the sum of their squares.
         options: what could be done with them: by format float[2, runs], its bytes and its squared error.
         effect: squared gradient error over squared error, as measured.
     """
@@ -53,20 +53,20 @@ class _Kind:
     module: str
     op: str
     dtype: str
-    raw_bytes: np.ndarray
+    original_bytes: np.ndarray
     power: np.ndarray
     options: dict[Format, np.ndarray] = field(default_factory=dict)
     effect: float = 0
 
     def rule(self, fmt: Format | None, error: float = 0) -> Rule:
-        """The rule that keeps them in a format, or raw."""
+        """The rule that keeps them in a format, or exact."""
         why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
         module, op = _escape(self.module), _escape(self.op)
         return Rule(fmt or "exact", module=module, op=op, dtype=self.dtype, why=why)
 
     def keep(self, share: np.ndarray) -> None:
         """Only a share of them is stored: float[runs]."""
-        self.raw_bytes *= share
+        self.original_bytes *= share
         self.power *= share
         for option in self.options.values():
             option *= share
@@ -74,8 +74,8 @@ class _Kind:
     def bytes_of(self, fmt: Format | None) -> np.ndarray:
         """float[runs], infinite in a format that is no option."""
         if fmt is None:
-            return self.raw_bytes
-        return self.options[fmt][0] if fmt in self.options else np.full_like(self.raw_bytes, np.inf)
+            return self.original_bytes
+        return self.options[fmt][0] if fmt in self.options else np.full_like(self.original_bytes, np.inf)
 
     def noise_of(self, fmt: Format | None) -> float:
         """Squared error of compressing them in this format, the mean over the runs."""
@@ -102,7 +102,7 @@ def calibrate(
     Args:
         model: as it trains: its weights, and train() or eval().
         batch: one batch, or a list of several, whose errors are averaged.
-        budget: bytes that the saved tensors of each batch may take, with all that stays raw.
+        budget: bytes that the saved tensors of each batch may take, with all that stays exact.
         formats: to choose from, all with a target; by default planes of 5 to 16 bits a value, and Hadamard
             formats of 4, 3, 2 and 1.625. What the table of operations has in a finer one keeps that.
         loss: computes a batch's loss; by default ``model(**batch).loss``.
@@ -130,7 +130,7 @@ class Calibration:
 
     Attributes:
         least, most: bytes of the smallest budget that can be met, and of one with which all that could be
-            compressed stays raw; of the batch that takes the most.
+            compressed stays exact; of the batch that takes the most.
     """
 
     least: int
@@ -185,13 +185,13 @@ class Calibration:
         self._bytes = self._bytes.reshape(*shape, len(runs))
         self._errors = np.array([kind.error_of(fmt) for kind in kinds for fmt in self._choices])
         self._errors = self._errors.reshape(shape)
-        self._raw_sizes = self._sizes(self._policy(np.zeros(len(kinds), int)))
-        self.most = int(self._raw_sizes.max())
+        self._exact_sizes = self._sizes(self._policy(np.zeros(len(kinds), int)))
+        self.most = int(self._exact_sizes.max())
         self.least = int(self._sizes(self._policy(self._bytes.sum(2).argmin(1))).max())
 
     def policy(self, budget: int) -> Policy:
         """The policy for a budget in bytes, which every batch fits; raises ValueError if no choice does."""
-        chosen, sizes = np.zeros(len(self._kinds), int), self._raw_sizes
+        chosen, sizes = np.zeros(len(self._kinds), int), self._exact_sizes
         while sizes.max() > budget:
             smaller = self._shrunk(chosen, sizes, budget)
             if (smaller == chosen).all():
@@ -253,7 +253,7 @@ def _mean_error(runs: list[_Run], exact: list[list[torch.Tensor]], policy: Polic
 def _bits(fmt: Format) -> float:
     """A value's, in fp32."""
     assert fmt.target is not None
-    return 32 * fmt.target / fmt.raw_bytes
+    return 32 * fmt.target / fmt.original_bytes
 
 
 def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
@@ -268,7 +268,7 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
         name = (saved.module, saved.op, str(dtype).removeprefix("torch."))
         kind = kinds.setdefault(name, _Kind(*name, *np.zeros((2, len(runs)))))
         values = torch.from_numpy(saved.values.view("u1")).view(dtype)
-        kind.raw_bytes[number] += values.nbytes
+        kind.original_bytes[number] += values.nbytes
         kind.power[number] += float(values.double().square().nan_to_num().sum())
         for fmt in formats:
             decision = Policy([Rule("recompute"), kind.rule(fmt)]).decide(saved.facts)
@@ -293,10 +293,10 @@ def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_
     for number, run in enumerate(runs):
         for row in run.report(policy).rows:
             if row.kept in found:
-                found[row.kept][number] += row.raw_bytes
+                found[row.kept][number] += row.original_bytes
     for name, kind in names.items():
-        kind.keep(found[name] / np.maximum(kind.raw_bytes, 1))
-    return [kind for kind in kinds if kind.raw_bytes.any() and kind.options]
+        kind.keep(found[name] / np.maximum(kind.original_bytes, 1))
+    return [kind for kind in kinds if kind.original_bytes.any() and kind.options]
 
 
 @dataclass

@@ -163,8 +163,8 @@ class Partitioner:
         for entry, nbytes in sizes.items():
             self._add(entry.facts, entry.kept, _nbytes(entry.node), nbytes)
 
-    def _add(self, facts: Facts, kept: str, raw: int, nbytes: int) -> None:
-        self._tally.add(facts, facts.made_by, kept, raw, nbytes)
+    def _add(self, facts: Facts, kept: str, original: int, nbytes: int) -> None:
+        self._tally.add(facts, facts.made_by, kept, original, nbytes)
 
 
 def _nbytes(node: Node) -> int:

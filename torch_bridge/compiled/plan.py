@@ -296,7 +296,7 @@ class Plan:
         in_rows = fmt.for_rows(row)
         padded = in_rows.padded_width(row) if row != geometry.region.count else row
         assert in_rows.target is not None
-        if padded * in_rows.target >= row * in_rows.raw_bytes:
+        if padded * in_rows.target >= row * in_rows.original_bytes:
             entry.kind, entry.kept = "exact", SHORT_ROWS
         entry.row = row
         return True

@@ -285,8 +285,8 @@ def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         report = explain.explain(job, fmt, given.out, budgets=given.budgets)
     except (ValueError, OSError, ImportError) as error:
         parser.error(str(error))
-    raw, stored = report.raw_bytes / 1e6, report.stored_bytes / 1e6
-    print(f"{raw:.1f} MB saved, {stored:.1f} MB kept; wrote {given.out}")
+    original, stored = report.original_bytes / 1e6, report.stored_bytes / 1e6
+    print(f"{original:.1f} MB saved, {stored:.1f} MB kept; wrote {given.out}")
     return 0
 
 

@@ -129,14 +129,23 @@ def runs_table(runs: list[dict[str, Any]]) -> Table:
     """One row a run: bytes of one step's saved tensors, losses and time."""
     table = Table(title="training")
     table.add_column("scheme, backend")
-    for heading in ("steps", "batch", "raw\nMB", "stored\nMB", "ratio", "train\nloss", "val\nloss", "s/step"):
+    for heading in (
+        "steps",
+        "batch",
+        "saved\nMB",
+        "stored\nMB",
+        "ratio",
+        "train\nloss",
+        "val\nloss",
+        "s/step",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
             run["scheme"] if run["scheme"] == "baseline" else f"{run['scheme']}, {run['backend']}",
             str(len(run["train_loss"])),
             str(run["batch"]),
-            f"{run['raw_bytes'] / 1e6:.1f}",
+            f"{run['original_bytes'] / 1e6:.1f}",
             f"{run['stored_bytes'] / 1e6:.1f}",
             f"{run['ratio']:.2f}",
             f"{run['train_loss'][-1]:.4f}",

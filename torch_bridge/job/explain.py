@@ -65,7 +65,7 @@ def explain(job: Job, fmt: AnyFormat, out: Path, *, budgets: bool = True) -> Rep
     report = saver.report()
     summary, *rest = plots.sections(report.rows)
     sections = [summary, _timeline(job, policy), *rest]
-    if budgets and report.raw_bytes:
+    if budgets and report.original_bytes:
         sections.insert(-1, _budgets(job))
     page.write(out, f"Activation memory of {job.name}", sections)
     return report

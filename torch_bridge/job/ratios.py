@@ -14,7 +14,7 @@ PAPER = {"sign": 2.09, "exponent": 2.04, "mantissa": 1.21}
 
 # Half of what eager attention saves is a causal zero: ratios depend on which tensors are counted.
 # A byte is a token here: with GPT-2's 50,257 tokens the log-softmax alone would be a fifth of all bytes,
-# and the bridge leaves it raw.
+# and the bridge leaves it exact.
 WORKLOAD = train.Options(config="wide", attention="eager", dropout=0.1, batch=1, steps=12)
 
 
@@ -30,7 +30,7 @@ def ratios(workload: train.Options = WORKLOAD) -> dict[str, object]:
 
     Returns:
         "sign", "exponent", "mantissa", "whole" with the zero code; "plain", the same without it;
-        "paper", the paper's figures; and "raw_bytes" that were counted.
+        "paper", the paper's figures; and "original_bytes" that were counted.
     """
     total: list[Account] = []
 
@@ -46,5 +46,5 @@ def ratios(workload: train.Options = WORKLOAD) -> dict[str, object]:
         **account.ratio,
         "plain": account.plain_ratio,
         "paper": PAPER,
-        "raw_bytes": sum(account.raw.values()) // 8,
+        "original_bytes": sum(account.original.values()) // 8,
     }

@@ -109,8 +109,8 @@ class Options:
             block = 128 if self.block is None else self.block
             return HadamardFormat(self.dtype, block, block // 4 if self.target is None else self.target)
         block, rounding = 64 if self.block is None else self.block, self.rounding or "nearest"
-        raw = PlaneFormat(self.dtype, block, None, rounding).raw_bytes
-        default = raw * 10 // 32 if self.dtype == "fp32" else raw // 2
+        original = PlaneFormat(self.dtype, block, None, rounding).original_bytes
+        default = original * 10 // 32 if self.dtype == "fp32" else original // 2
         return PlaneFormat(self.dtype, block, default if self.target is None else self.target, rounding)
 
     def make_scheme(self) -> Scheme:
@@ -206,14 +206,14 @@ def run(
             from it, as if it had never been ended; a run that ends removes it.
 
     Returns:
-        The options, and: "ratio", "raw_bytes" and "stored_bytes" of the saved tensors of one step, and
+        The options, and: "ratio", "original_bytes" and "stored_bytes" of the saved tensors of one step, and
         "offloaded_bytes" of these; "offload_plan", what an adaptive offload has chosen;
         "train_loss", one per step; "val_curve", pairs of step and validation loss; "val_loss", the last
         of them; "watched", what ``watch`` returned; "seconds_per_step", the median; "interrupted", whether
-        Ctrl-C ended it early, in which case the rest is what was done until then. Without compression raw
-        and stored bytes are equal. With backend "memory" there are also "accelerator_bytes", "memory_bytes",
-        "cycles" and "cycles_without", of the last step, as of ``memory_system.Moved``, and "dram", what
-        the memory is like.
+        Ctrl-C ended it early, in which case the rest is what was done until then. Without compression
+        original and stored bytes are equal. With backend "memory" there are also "accelerator_bytes",
+        "memory_bytes", "cycles" and "cycles_without", of the last step, as of ``memory_system.Moved``, and
+        "dram", what the memory is like.
 
     Raises:
         ValueError: an option is not one of its values, or the checkpoint is of a run with others.
@@ -275,7 +275,7 @@ def run(
                 losses.append(loss.item())
                 seconds.append(time.perf_counter() - start)
                 if saver is not None:
-                    bytes_of_step = (saver.raw_bytes, saver.stored_bytes, saver.offloaded_bytes)
+                    bytes_of_step = (saver.original_bytes, saver.stored_bytes, saver.offloaded_bytes)
                 if system is not None:
                     moved = system.moved()
                     bar.print(f"step {step + 1}: {moved}")
@@ -296,7 +296,7 @@ def run(
     if checkpoint and not interrupted:
         checkpoint.unlink(missing_ok=True)
 
-    raw, stored, offloaded = bytes_of_step
+    original, stored, offloaded = bytes_of_step
     config = asdict(options) | {
         "data": str(options.data) if options.data else None,
         "offload_dir": str(options.offload_dir),
@@ -307,8 +307,8 @@ def run(
         config |= asdict(moved) | {"dram": asdict(system.engine.figures)}
         config["dram"]["bytes_per_cycle"] = system.engine.bytes_per_cycle
     return config | {
-        "ratio": raw / stored if stored else None,
-        "raw_bytes": raw,
+        "ratio": original / stored if stored else None,
+        "original_bytes": original,
         "stored_bytes": stored,
         "offloaded_bytes": offloaded,
         "offload_plan": scheme.offload and scheme.offload.plan,

@@ -53,7 +53,7 @@ class Offload:
         ...     with Compressor(model, Policy([]), offload=disk) as saver:
         ...         loss = model(torch.randn(64, 64)).square().mean()
         ...     loss.backward()
-        >>> saver.offloaded_bytes == saver.raw_bytes
+        >>> saver.offloaded_bytes == saver.original_bytes
         True
     """
 

@@ -25,17 +25,17 @@ def sections(rows: Sequence[Row]) -> list[page.Section]:
 def _totals(rows: list[Row]) -> page.Section:
     shares: dict[str, int] = dict.fromkeys(TREATMENTS, 0)
     for row in rows:
-        shares[_treatment(row)] += row.raw_bytes
+        shares[_treatment(row)] += row.original_bytes
     bars = [
         {"type": "bar", "orientation": "h", "name": name, "x": [size / 1e6], "y": ["saved"]}
         | {"marker": {"color": TREATMENTS[name]}, "hovertemplate": f"{name}: %{{x:.2f}} MB<extra></extra>"}
         for name, size in shares.items()
     ]
-    raw, stored = sum(row.raw_bytes for row in rows), sum(row.stored_bytes for row in rows)
+    original, stored = sum(row.original_bytes for row in rows), sum(row.stored_bytes for row in rows)
     text = (
-        f"The forward pass saves {_mb(raw)} for the backward pass; {_mb(stored)} are kept of it"
-        f"{f', {raw / stored:.1f} times less' if stored else ''}. {_mb(shares['recomputed'])} are computed "
-        "anew from the rest."
+        f"The forward pass saves {_mb(original)} for the backward pass; {_mb(stored)} are kept of it"
+        f"{f', {original / stored:.1f} times less' if stored else ''}. {_mb(shares['recomputed'])} are "
+        "recomputed from the rest."
     )
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "MB saved"}}, "height": 190}
     return page.Section("What is saved", text, page.plot(bars, layout))
@@ -54,7 +54,7 @@ def _kinds(rows: list[Row]) -> page.Section:
 def _bars(rows: Iterable[Row], name_of: Callable[[Row], str]) -> str:
     sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
-        sizes[name_of(row)][0] += row.raw_bytes
+        sizes[name_of(row)][0] += row.original_bytes
         sizes[name_of(row)][1] += row.stored_bytes
     largest = sorted(sizes.items(), key=lambda item: item[1][0])
     shown, rest = largest[-_MOST_BARS:], largest[:-_MOST_BARS]
@@ -79,10 +79,10 @@ def _treatments(all_rows: Sequence[Row]) -> page.Section:
             row.dtype,
             _why(row),
             str(row.tensors),
-            f"{row.raw_bytes / 1e6:.3f}",
+            f"{row.original_bytes / 1e6:.3f}",
             f"{row.stored_bytes / 1e6:.3f}",
         ]
-        for row in sorted(merged(all_rows), key=lambda row: -row.raw_bytes)
+        for row in sorted(merged(all_rows), key=lambda row: -row.original_bytes)
     ]
     text = (
         "Every kind of saved tensor. Recomputed: cheap operations made it of others, and make it anew. Bits: "

@@ -20,7 +20,7 @@ class Report:
 
     Attributes:
         rows: in the order in which the first of each kind was saved.
-        raw_bytes, stored_bytes: totals over the rows that are counted.
+        original_bytes, stored_bytes: totals over the rows that are counted.
         curve: what could be recomputed by matrix products, and what is; None if that is nobody's question.
     """
 
@@ -28,8 +28,8 @@ class Report:
     curve: Curve | None = None
 
     @property
-    def raw_bytes(self) -> int:
-        return sum(row.raw_bytes for row in self.rows if row.counted)
+    def original_bytes(self) -> int:
+        return sum(row.original_bytes for row in self.rows if row.counted)
 
     @property
     def stored_bytes(self) -> int:
@@ -37,13 +37,13 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Raw over stored bytes of all that is counted, headers and what stays exact included."""
-        return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
+        """Original over stored bytes of all that is counted, headers and what stays exact included."""
+        return self.original_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
     @property
     def recomputed_bytes(self) -> int:
         """Bytes of what is not stored, as others make it."""
-        return sum(row.raw_bytes for row in self.rows if row.kept == RECOMPUTED)
+        return sum(row.original_bytes for row in self.rows if row.kept == RECOMPUTED)
 
     @property
     def recomputed_seconds(self) -> float:
@@ -65,7 +65,7 @@ class Report:
         table = Table(title="saved tensors")
         for heading in ("operation", "saved by", "shape", "dtype", "kept"):
             table.add_column(heading, overflow="fold")
-        for heading in ("tensors", "raw kB", "stored kB", "ratio"):
+        for heading in ("tensors", "saved kB", "stored kB", "ratio"):
             table.add_column(heading, justify="right", no_wrap=True)
         seconds = self.recomputed_seconds
         if seconds:
@@ -79,11 +79,11 @@ class Report:
                 row.dtype,
                 row.kept if row.counted else f"{row.kept} (not counted)",
             ]
-            cells += [str(row.tensors), *_sizes(row.raw_bytes, row.stored_bytes)]
+            cells += [str(row.tensors), *_sizes(row.original_bytes, row.stored_bytes)]
             table.add_row(*cells, *([f"{row.seconds:.4f}" if row.seconds else ""] if seconds else []))
         table.add_section()
         tensors = sum(row.tensors for row in self.rows if row.counted)
-        cells = ["total", "", "", "", "", str(tensors), *_sizes(self.raw_bytes, self.stored_bytes)]
+        cells = ["total", "", "", "", "", str(tensors), *_sizes(self.original_bytes, self.stored_bytes)]
         table.add_row(*cells, *([f"{seconds:.4f}"] if seconds else []))
         return table
 
@@ -104,7 +104,7 @@ class Sums:
     facts: Facts
     kept: str
     tensors: int = 0
-    raw_bytes: int = 0
+    original_bytes: int = 0
     stored_bytes: int = 0
     seconds: float = 0.0
 
@@ -118,7 +118,7 @@ class Sums:
             self.kept,
             not facts.constant,
             self.tensors,
-            self.raw_bytes,
+            self.original_bytes,
             self.stored_bytes,
             self.seconds,
             facts.module,
@@ -133,46 +133,46 @@ class Tally:
         self._sums: dict[
             tuple[str, int, str], Sums
         ] = {}  # which hold the facts: equal ones are summed up later
-        self.raw_bytes = 0
+        self.original_bytes = 0
         self.stored_bytes = 0
 
-    def add(self, facts: Facts, op: str, kept: str, raw: int, stored: int) -> Sums:
+    def add(self, facts: Facts, op: str, kept: str, original: int, stored: int) -> Sums:
         """Add a tensor to its row, and give that."""
         key = op, id(facts), kept
         sums = self._sums.get(key)
         if sums is None:
             sums = self._sums[key] = Sums(op, facts, kept)
         sums.tensors += 1
-        sums.raw_bytes += raw
+        sums.original_bytes += original
         sums.stored_bytes += stored
         if not facts.constant:
-            self.raw_bytes += raw
+            self.original_bytes += original
             self.stored_bytes += stored
         return sums
 
-    def more(self, sums: Sums, raw: int) -> None:
+    def more(self, sums: Sums, original: int) -> None:
         """More bytes of a tensor that was added, of which none are stored."""
-        sums.raw_bytes += raw
-        self.raw_bytes += raw
+        sums.original_bytes += original
+        self.original_bytes += original
 
-    def move(self, before: Sums, kept: str, raw: int, stored: tuple[int, int]) -> Sums:
+    def move(self, before: Sums, kept: str, original: int, stored: tuple[int, int]) -> Sums:
         """A tensor is kept in another way than its row says: the row that it is in now.
 
         Args:
-            raw: bytes of it.
+            original: bytes of it.
             stored: that it took, and takes now.
         """
         before.tensors -= 1
-        before.raw_bytes -= raw
+        before.original_bytes -= original
         before.stored_bytes -= stored[0]
-        self.raw_bytes -= raw
+        self.original_bytes -= original
         self.stored_bytes -= stored[0]
-        return self.add(before.facts, before.op, kept, raw, stored[1])
+        return self.add(before.facts, before.op, kept, original, stored[1])
 
     def report(self) -> Report:
         """Rows of like tensors, whatever places of the model with facts of their own they are from."""
         return Report(tuple(sum_up(sums.row for sums in self._sums.values() if sums.tensors)))
 
 
-def _sizes(raw: int, stored: int) -> tuple[str, str, str]:
-    return f"{raw / 1e3:,.1f}", f"{stored / 1e3:,.1f}", f"{raw / stored:.2f}" if stored else "-"
+def _sizes(original: int, stored: int) -> tuple[str, str, str]:
+    return f"{original / 1e3:,.1f}", f"{stored / 1e3:,.1f}", f"{original / stored:.2f}" if stored else "-"

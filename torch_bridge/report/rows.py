@@ -20,7 +20,7 @@ class Row:
             why the tensor stayed exact.
         counted: whether the totals count it; parameters and buffers are in neither.
         tensors: how many there are, each storage and version counted once.
-        raw_bytes: bytes of all of them as they were.
+        original_bytes: bytes of all of them as they were.
         stored_bytes: bytes of all of them as they are kept.
         seconds: that were spent so far to compute them anew.
         module: in whose forward pass the first of them was saved; "" is the model itself.
@@ -32,7 +32,7 @@ class Row:
     kept: str
     counted: bool
     tensors: int
-    raw_bytes: int
+    original_bytes: int
     stored_bytes: int
     seconds: float = 0.0
     module: str = ""
@@ -58,7 +58,7 @@ def _sum(one: Row, other: Row) -> Row:
     return replace(
         one,
         tensors=one.tensors + other.tensors,
-        raw_bytes=one.raw_bytes + other.raw_bytes,
+        original_bytes=one.original_bytes + other.original_bytes,
         stored_bytes=one.stored_bytes + other.stored_bytes,
         seconds=one.seconds + other.seconds,
     )

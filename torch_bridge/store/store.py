@@ -321,7 +321,7 @@ class Store:
         row = region.row(row)
         codec = self._codecs.get(fmt, decision.of, row)
         padded = codec.fmt.padded_width(row) if row != region.count else row
-        is_smaller = padded * fmt.target < row * fmt.raw_bytes
+        is_smaller = padded * fmt.target < row * fmt.original_bytes
         return codec if is_smaller else None
 
     def _recompute(self, saved: Saved, facts: Facts, decision: Decision) -> Recomputed | None:

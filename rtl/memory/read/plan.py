@@ -208,8 +208,8 @@ class Plan(wiring.Component):
         for i, fmt in enumerate(parameters.formats):
             with m.If(found.format == i + 1):
                 m.d.comb += [
-                    begin.eq(start + Mux(is_kept, fmt.raw_bytes, 0)),
-                    count.eq((end - begin)[parameters.raw_bits(i) : PAGE_BITS]),
+                    begin.eq(start + Mux(is_kept, fmt.original_bytes, 0)),
+                    count.eq((end - begin)[parameters.original_bits(i) : PAGE_BITS]),
                     size.eq((count + 1) * fmt.target),
                 ]
         m.d.comb += [
@@ -337,10 +337,10 @@ class Plan(wiring.Component):
         ]
 
     def _by_format(self, number: Value, of) -> Value:
-        """What follows from the bits of an address within a format's raw block."""
+        """What follows from the bits of an address within a format's uncompressed block."""
         result = C(of(PAGE_BITS - 1), PAGE_BITS)
         for i in range(len(self._parameters.formats)):
-            result = Mux(number == i + 1, C(of(self._parameters.raw_bits(i)), PAGE_BITS), result)
+            result = Mux(number == i + 1, C(of(self._parameters.original_bits(i)), PAGE_BITS), result)
         return result
 
 

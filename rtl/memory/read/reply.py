@@ -171,7 +171,7 @@ class Reply(wiring.Component):
         word, start = Signal(range(parameters.most_words)), Signal(len(at))
         m.d.comb += start.eq(Cat(C(0, word_bits), at[word_bits:]))
         for i in range(len(parameters.formats)):
-            bits = parameters.raw_bits(i)
+            bits = parameters.original_bits(i)
             with m.If(number == i + 1):
                 m.d.comb += [word.eq(at[word_bits:bits]), start.eq(Cat(C(0, bits), at[bits:]))]
         return word, start

@@ -89,7 +89,7 @@ class Mapper(wiring.Component):
         start = Cat(C(0, PAGE_BITS), self.found.stored)
         m.d.comb += self.address.eq(start + Cat(self.low, self.found.offset))
         for i, fmt in enumerate(parameters.formats):
-            bits = parameters.raw_bits(i)
+            bits = parameters.original_bits(i)
             number = Cat(self.low[bits:], self.found.offset)
             with m.If(self.found.format == i + 1):
                 m.d.comb += [self.number.eq(number), self.address.eq(start + number * fmt.target)]

@@ -405,7 +405,7 @@ class Gather(wiring.Component):
         """In which unit of its page the block begins that an address lies in."""
 
         def of(i: int) -> Value:
-            bits = self._parameters.raw_bits(i)
+            bits = self._parameters.original_bits(i)
             return Cat(C(0, bits - BLOCK_UNIT_BITS), at[bits:])
 
         return self._by_format(number, of)
@@ -413,7 +413,7 @@ class Gather(wiring.Component):
     def _word(self, at: Value, number: Value) -> Value:
         """Which of its block's words an address lies in."""
         parameters = self._parameters
-        return self._by_format(number, lambda i: at[parameters.word_bits : parameters.raw_bits(i)])
+        return self._by_format(number, lambda i: at[parameters.word_bits : parameters.original_bits(i)])
 
     def _last_word(self, number: Value) -> Value:
         return self._by_format(number, lambda i: C(self._parameters.words[i] - 1, 8))

@@ -128,13 +128,13 @@ class EngineStore(Store):
         assert region.fmt.target is not None
         stored = system.engine.content[region.stored : region.stored + region.stored_size]
         super().__init__(region, stored.reshape(-1, region.fmt.target))
-        self._system, self._index, self._size = system, index, region.fmt.raw_bytes
+        self._system, self._index, self._size = system, index, region.fmt.original_bytes
         system.engine.enable(index, region)
 
-    def write(self, number: int, raw: np.ndarray) -> None:
+    def write(self, number: int, original: np.ndarray) -> None:
         offset = number * self._size
-        self._system.accesses.append(Access(True, self._index, offset, len(raw)))
-        self._system.engine.write(self.region.base + offset, raw)
+        self._system.accesses.append(Access(True, self._index, offset, len(original)))
+        self._system.engine.write(self.region.base + offset, original)
 
     def read(self, number: int, blocks: int) -> np.ndarray:
         offset, count = number * self._size, blocks * self._size

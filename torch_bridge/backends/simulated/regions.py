@@ -76,7 +76,7 @@ class Store(ABC):
         return number
 
     @abstractmethod
-    def write(self, number: int, raw: np.ndarray) -> None:
+    def write(self, number: int, original: np.ndarray) -> None:
         """Write whole blocks, uint8[bytes], from one on."""
 
     @abstractmethod
@@ -91,10 +91,12 @@ class GoldenStore(Store):
         assert region.fmt is not None
         assert region.fmt.target is not None
         self._fmt = region.fmt
-        super().__init__(region, np.zeros((region.size // region.fmt.raw_bytes, region.fmt.target), np.uint8))
+        super().__init__(
+            region, np.zeros((region.size // region.fmt.original_bytes, region.fmt.target), np.uint8)
+        )
 
-    def write(self, number: int, raw: np.ndarray) -> None:
-        rows = self._fmt.compress(raw.view(self._fmt.float_type.array), number)
+    def write(self, number: int, original: np.ndarray) -> None:
+        rows = self._fmt.compress(original.view(self._fmt.float_type.array), number)
         self._stored[number : number + len(rows)] = rows
 
     def read(self, number: int, blocks: int) -> np.ndarray:
@@ -120,11 +122,11 @@ class RegionBackend(Backend):
         if values.device.type != "cpu":
             raise ValueError(f"what regions keep must come from the CPU, not from {values.device}")
         blocks = self.fmt.blocks(values.numel())
-        raw, given = np.zeros(blocks * self.fmt.raw_bytes, np.uint8), values.contiguous()
-        raw[: given.nbytes] = octets(given)
+        original, given = np.zeros(blocks * self.fmt.original_bytes, np.uint8), values.contiguous()
+        original[: given.nbytes] = octets(given)
         number, rows = self._store.take(blocks)
         if blocks:
-            self._store.write(number, raw)
+            self._store.write(number, original)
         return torch.from_numpy(rows)
 
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
@@ -133,8 +135,8 @@ class RegionBackend(Backend):
             return torch.empty(0, dtype=TORCH_DTYPES[self.fmt.dtype], device="cpu")
         if not stored.is_contiguous():
             raise ValueError(f"stored must be whole blocks in a row, not of strides {stored.stride()}")
-        raw = self._store.read(self._store.number_of(stored.data_ptr()), len(stored))
-        return torch.from_numpy(raw).view(TORCH_DTYPES[self.fmt.dtype])[:count]
+        original = self._store.read(self._store.number_of(stored.data_ptr()), len(stored))
+        return torch.from_numpy(original).view(TORCH_DTYPES[self.fmt.dtype])[:count]
 
 
 def _refuse(first: int) -> None:
@@ -145,7 +147,7 @@ def _refuse(first: int) -> None:
 def region_of(fmt: Format, index: int = 0) -> Region:
     """The region of a format, one of several apart from each other."""
     assert fmt.target is not None
-    size = _ROOM // fmt.target * fmt.raw_bytes // PAGE * PAGE
+    size = _ROOM // fmt.target * fmt.original_bytes // PAGE * PAGE
     return Region(index * _REACH, size, index * _ROOM, fmt)
 
 

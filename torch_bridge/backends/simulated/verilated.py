@@ -55,12 +55,12 @@ class VerilatedBackend(Backend):
 
     def _compress(self, values: torch.Tensor, first: int) -> torch.Tensor:
         blocks = self.fmt.blocks(values.numel())
-        raw = torch.zeros(blocks * self.fmt.raw_bytes, dtype=torch.uint8, device="cpu")
+        original = torch.zeros(blocks * self.fmt.original_bytes, dtype=torch.uint8, device="cpu")
         taken = torch.from_numpy(octets(values.contiguous().cpu()))
-        raw[: taken.numel()] = taken
+        original[: taken.numel()] = taken
         stored = torch.empty((blocks, self._target), dtype=torch.uint8, device="cpu")
         with self._lock:
-            status = self._library.bitstash_compress(raw.data_ptr(), blocks, first, stored.data_ptr())
+            status = self._library.bitstash_compress(original.data_ptr(), blocks, first, stored.data_ptr())
         if status:
             raise RuntimeError(f"the simulated compressor ended with status {status}")
         return stored.to(values.device)
@@ -68,14 +68,14 @@ class VerilatedBackend(Backend):
     def _decompress(self, stored: torch.Tensor, count: int, first: int) -> torch.Tensor:
         blocks = len(stored)
         rows = stored.cpu().contiguous()
-        raw = torch.empty(blocks * self.fmt.raw_bytes, dtype=torch.uint8, device="cpu")
+        original = torch.empty(blocks * self.fmt.original_bytes, dtype=torch.uint8, device="cpu")
         with self._lock:
-            status = self._library.bitstash_decompress(rows.data_ptr(), blocks, first, raw.data_ptr())
+            status = self._library.bitstash_decompress(rows.data_ptr(), blocks, first, original.data_ptr())
         if status != -1:
             # This says which block it was: a word may hold several.
             self.fmt.decompress(rows.numpy(), count, first)
             raise RuntimeError(f"the simulated decompressor ended with status {status}")
-        return raw.view(TORCH_DTYPES[self.fmt.dtype])[:count].to(stored.device)
+        return original.view(TORCH_DTYPES[self.fmt.dtype])[:count].to(stored.device)
 
 
 @cache
