@@ -331,7 +331,7 @@ def training_rows(rows: list[Row], seeds: list[int]) -> Iterator[Row]:
         for title, bits in TRAINED:
             if (title, bits, seed) in done:
                 continue
-            options = Everything(scheme="hadamard", steps=STEPS, seed=seed)
+            options = Everything(scheme="hadamard", target=32, steps=STEPS, seed=seed)
             with simulated(replace(VARIANTS[title], bits=bits)):
                 result = train.run(options, progress=True)
             if result["interrupted"]:

@@ -22,7 +22,6 @@ _ROOT = Path(__file__).resolve().parent.parent
 _DOCUMENTS = (
     *("LICENSE", "CHANGELOG.md"),
     *(f"docs/{name}.md" for name in ("hardware", "memory", "format", "verification", "board")),
-    *("docs/scaling.png", "docs/scaling.json"),
 )
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 

@@ -45,7 +45,7 @@ def test_of_both_stages_the_larger_peak_and_all_traffic_count():
             "bytes_written": 5,
             "bytes_read": rank,
         }
-        for method in page.COLOURS
+        for method in page.METHODS
         for rank in range(2)
     ]
     baseline = page.by_method(rows)["baseline"]

@@ -117,7 +117,7 @@ def test_command_lines_start_without_what_only_plots_need():
 
 
 def result(scheme, seed, loss, model="small"):
-    bits = {"baseline": 32.0, "planes 3.2x": 10.0, "step 8x": 4.0, "recomputed, hadamard 16x": 2.0}[scheme]
+    bits = {"baseline": 32.0, "planes 3.2x": 10.0, "recomputed, hadamard 16x": 2.0}[scheme]
     return {
         "model": model,
         "scheme": scheme,
@@ -159,7 +159,7 @@ def test_a_run_that_diverges_is_kept_and_said():
     json.loads(text, parse_constant=lambda name: pytest.fail(f"JSON has no {name}"))
     assert rows.with_infinities(json.loads(text)) == lost
     table = page.table_of([*ROWS[:2], lost], "small")
-    assert "| planes 3.2x | 10 | 3.2x | 1 | diverges |  |  | no | inf |  |" in table
+    assert "| bit-plane format 3.2x | 10 | 3.2x | 1 | diverges |  |  | no | inf |  |" in table
 
 
 def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
@@ -181,11 +181,12 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     assert text.startswith("before\n")
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old" not in text
-    line = "| planes 3.2x | 10 | 3.2x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
+    line = "| bit-plane format 3.2x | 10 | 3.2x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
     assert line in text
-    found = "- **The plane format, the paper's with a code for zero**: 3.2x +0.0000 ± 0.1271 in *small*.\n"
+    found = (
+        "- **The bit-plane format, the paper's with a code for zero**: 3.2x +0.0000 ± 0.1271 in *small*.\n"
+    )
     assert found in text
-    assert Path("docs/convergence.png").exists()
 
 
 def test_the_page_says_what_its_rows_say():
@@ -200,24 +201,26 @@ def test_the_page_says_what_its_rows_say():
 
 def test_a_ratio_that_recomputation_makes_is_told_of_fused_gelu_too():
     recomputed = [result("recomputed, hadamard 16x", 1, 2.0) | {"ratio": 28.0}]
-    assert "| recomputed, hadamard 16x | 2 | 28.0x, of fused GELU 16.4x | 1 |" in page.table_of(
+    assert "| recomputed, Hadamard 16x | 2 | 28.0x, of fused GELU 16.4x | 1 |" in page.table_of(
         recomputed, "small"
     )
 
 
-def test_what_an_earlier_release_had_stays_and_is_named(tmp_path, monkeypatch):
+def test_what_no_scheme_is_called_any_more_leaves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("docs").mkdir()
-    Path("docs/convergence.md").write_text(EMPTY)
-    earlier = [result("step 8x", 1, 2.01), result("step 8x", 2, 2.99)]
-    Path("docs/convergence.json").write_text(json.dumps(earlier + ROWS))
-    page.document(rows.finished())
-    assert sorted(json.loads(Path("docs/convergence.json").read_text()), key=str) == sorted(
-        ROWS + earlier, key=str
-    )
-    text = Path("docs/convergence.md").read_text()
-    assert "| step format (release 0.1) 8x | 4 | 8.0x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 |" in text
-    assert f"4 of {len(rows.wanted(rows.STUDIES))} runs" in text
+    Path("docs/convergence.json").write_text(json.dumps([*ROWS, ROWS[0] | {"scheme": "step 8x"}]))
+    assert sorted(rows.finished(), key=str) == sorted(ROWS, key=str)
+
+
+def test_the_picture_has_a_colour_for_each_setting_and_no_wide_intervals(tmp_path):
+    committed = [rows.with_infinities(row) for row in json.loads(Path("docs/convergence.json").read_text())]
+    lines = page.points(committed)
+    assert {setting for _, setting, *_ in lines} <= {*page.SETTINGS}
+    assert len(page.SETTINGS) == len(page.COLOURS) <= 5
+    assert all(half < page.MOST_HALF for *_, half in lines)
+    page.plot(committed, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("lost", [None, ValueError("no such thing"), KeyboardInterrupt()])

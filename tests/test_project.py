@@ -282,7 +282,6 @@ def test_a_release_has_all_that_a_chip_project_takes_and_is_always_the_same(tmp_
     assert {link for _, link in links} >= {
         "verification.md",
         "board.md",
-        "scaling.json",
         "waves",
         "memory.md",
     }

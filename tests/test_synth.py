@@ -379,4 +379,3 @@ def test_scaling_covers_widths_and_blocks(elsewhere, monkeypatch):
     assert set(measured) == {(part, *size) for part in ("compressor", "decompressor") for size in sizes}
     points = json.loads(Path("docs/scaling.json").read_text())
     assert {(point["part"], point["block"], point["bus_bytes"]) for point in points} == set(measured)
-    assert Path("docs/scaling.png").read_bytes().startswith(b"\x89PNG")

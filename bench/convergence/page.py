@@ -13,37 +13,31 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
 from scipy import stats
 
 from ..page import fill, write
-from .rows import DOCS, EARLIER, SCHEMES, STUDIES, as_json, is_earlier, wanted
+from .rows import DOCS, SCHEMES, STUDIES, as_json, wanted
 
-COLOURS = {"planes": "tab:orange", "hadamard": "tab:green", "quant": "tab:blue"}
-COLOURS |= {"recomputed, hadamard": "tab:olive", "recomputed, calibrated": "tab:pink"}
-COLOURS |= {"recompute": "tab:cyan", "recompute, time 1.2": "tab:gray", "recompute, time 1.35": "black"}
-COLOURS |= {"step": "tab:red", "step, nearest": "tab:purple", "compact": "tab:brown"}
-STYLES = {"10.7x": (0, (8, 2)), "12.8x": "-.", "16x": "--", "19.7x": ":", "32x": (0, (1, 4))}
-STYLES |= {"6.4x": "--", "3 bits": "-.", "2 bits": "--"}  # of a rate's curve, if not a line
 LIMIT = 0.02  # of a loss that counts as the same
-TOP = 6  # of a loss that is shown
+# Okabe and Ito's colours, told apart by everyone.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+# Of the picture: its settings, and the widest interval that says something.
+SETTINGS, MOST_HALF = ("4 bits", "2 bits", "4 bits, time 1.2", "4 bits, time 1.35"), 0.05
 # MB that the models save of a batch of 8, as they are and with GELU as one operation.
 SAVED_MB = {"small": (90.89, 53.14), "medium": (268.71, 155.46)}
 
 
 def document(rows: list[dict[str, Any]]) -> None:
-    """Write docs/convergence.json, the tables of docs/convergence.md and the plots."""
+    """Write docs/convergence.json, the tables of docs/convergence.md and its picture."""
     text = "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n"
     write(DOCS / "convergence.json", text)
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
-    done = sum(not is_earlier(row["scheme"]) for row in rows)
     fill(page, "table", "\n\n".join([progress(rows), *tables]))
     fill(page, "findings", findings(rows))
-    if rows:
-        plot_bits(rows, DOCS / "convergence.png")
-        plot_curves(rows, DOCS / "convergence_steps.png")
-    print(f"{done} of {len(wanted(STUDIES))} runs are finished; wrote {page}")
+    if points(rows):
+        plot(rows, DOCS / "convergence.png")
+    print(f"{len(rows)} of {len(wanted(STUDIES))} runs are finished; wrote {page}")
 
 
 def progress(rows: list[dict[str, Any]]) -> str:
@@ -65,12 +59,12 @@ def progress(rows: list[dict[str, Any]]) -> str:
 
 
 def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of a model, those of earlier releases last."""
+    """The rows of a model, in the order of schemes."""
     found = defaultdict(list)
     for row in rows:
         if row["model"] == model:
             found[row["scheme"]].append(row)
-    return {scheme: found[scheme] for scheme in (*SCHEMES, *filter(is_earlier, found)) if scheme in found}
+    return {scheme: found[scheme] for scheme in SCHEMES if scheme in found}
 
 
 def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[float, float, int]:
@@ -103,7 +97,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         finite = all(map(math.isfinite, losses))
         spread = f"{statistics.stdev(losses):.4f}" if finite and len(losses) > 1 else ""
         cells = [
-            _label(scheme),
+            label_of(scheme),
             f"{bits:.4g}" if (bits := found[0]["bits_per_value"]) else "",
             _whole(model, scheme, found[0]["ratio"]),
             str(len(found)),
@@ -137,7 +131,7 @@ def findings(rows: list[dict[str, Any]]) -> str:
 
 
 FINDINGS = {
-    "The plane format, the paper's with a code for zero": ("planes 3.2x", "planes 6.4x"),
+    "The bit-plane format, the paper's with a code for zero": ("planes 3.2x", "planes 6.4x"),
     "The Hadamard format": (
         *("hadamard 8x", "hadamard 10.7x", "hadamard 12.8x"),
         *("hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
@@ -149,7 +143,6 @@ FINDINGS = {
     "Recomputed, and [calibrated](guides/calibrate.md) rates that take as many bytes": (
         "recomputed, calibrated 16x",
     ),
-    "The step format of release 0.1": ("step 8x", "step 10.7x", "step 12.8x", "step 16x"),
     "Group quantisation": ("quant, 4 bits", "quant, 3 bits", "quant, 2 bits"),
 }
 
@@ -180,103 +173,45 @@ def _whole(model: str, scheme: str, ratio: float) -> str:
     return f"{ratio:.1f}x, of fused GELU {ratio * fused / as_it_is:.1f}x"
 
 
-def plot_bits(rows: list[dict[str, Any]], path: Path) -> None:
-    """Difference to the loss without compression against bits per value, a panel for each model."""
-    models = [model for model in STUDIES if by_scheme(rows, model)]
-    columns, lines = min(2, len(models)), -(-len(models) // 2)
-    size = (5.5 * columns, 4.1 * lines + 0.6)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=size, squeeze=False, sharey=True, layout="constrained"
-    )
-    for axis in axes.flat[len(models) :]:
-        axis.set_axis_off()
-    for axis, model in zip(axes.flat, models, strict=False):
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """What the default policy adds to the loss: a line for each model and setting, with its overall ratio."""
+    lines = points(rows)
+    figure, axis = plt.subplots(figsize=(8.5, 1.3 + 0.34 * len(lines)), layout="constrained")
+    for place, (model, setting, ratio, middle, half) in enumerate(lines):
+        axis.errorbar(
+            middle, place, xerr=half, fmt="o", color=COLOURS[SETTINGS.index(setting)], capsize=3, ms=6
+        )
+        axis.annotate(
+            f"{ratio:.0f}x", (1, place), (8, -3), ("axes fraction", "data"), textcoords="offset points"
+        )
+        if place and lines[place - 1][0] != model:
+            axis.axhline(place - 0.5, color="gray", lw=0.5)
+    axis.axvspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
+    most = max(middle for _, setting, _, middle, _ in lines if setting == "4 bits")
+    figure.suptitle(f"With 4 bits a value the loss rises by at most {most:.3f}", weight="bold")
+    axis.set_yticks(range(len(lines)), labels=[f"{STUDIES[model].title}: {of}" for model, of, *_ in lines])
+    axis.invert_yaxis()
+    axis.set_xlabel("added validation loss, 95 % interval")
+    axis.annotate("ratio", (1, 1), (8, 6), "axes fraction", textcoords="offset points")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def points(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float, float]]:
+    """Model, setting, overall ratio, added loss and half its interval, unless that is too wide."""
+    found = []
+    for model in STUDIES:
         schemes = by_scheme(rows, model)
-        places = defaultdict(list)
-        for scheme, found in schemes.items():
-            bits = found[0]["bits_per_value"]
-            if scheme != "baseline" and bits:
-                middle, half, _ = difference(found, schemes.get("baseline", []))
-                if not math.isfinite(middle):
-                    axis.plot(bits, TOP / 2, "^", color=COLOURS[_kind(scheme)], ms=8)
-                    axis.annotate("diverges", (bits, TOP / 2), (9, -4), textcoords="offset points")
-                    continue
-                places[_kind(scheme)].append((bits, middle, 0 if half == math.inf else half))
-        for kind, points in places.items():
-            bits, middles, halves = zip(*sorted(points), strict=True)
-            axis.errorbar(
-                bits, middles, halves, fmt="o-", color=COLOURS[kind], label=_label(kind), capsize=3, ms=5
-            )
-        axis.axhspan(-LIMIT, LIMIT, color="gray", alpha=0.15, lw=0)
-        axis.axvline(10, color="tab:orange", ls=":", label="the paper's rate, 3.2x")
-        axis.set_xscale("log", base=2)
-        axis.set_xlim(0.9, 11.5)
-        ticks = [1, 1.6, 2, 3, 4, 5, 10]
-        axis.set_xticks(ticks, labels=[f"{bits:g}\n{32 / bits:.3g}x" for bits in ticks])
-        # Straight where losses count as the same, logarithmic beyond.
-        axis.set_yscale("symlog", linthresh=2 * LIMIT)
-        ticks = [-LIMIT, 0, LIMIT, 0.1, 1, 4]
-        axis.set_yticks(ticks, labels=[f"{loss:g}" for loss in ticks])
-        axis.set_ylim(-2 * LIMIT, TOP)
-        axis.minorticks_off()
-        axis.set_xlabel("stored bits per fp32 value, and the ratio")
-        axis.set_title(STUDIES[model].title)
-        axis.grid(alpha=0.3)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("validation loss, less that without")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=9, ncols=4, loc="outside lower center")
-    figure.suptitle("Trained through each compression: means of the seeds, 95 % intervals", fontsize=11)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        for scheme, of in schemes.items():
+            middle, half, _ = difference(of, schemes.get("baseline", []))
+            if scheme.startswith("recompute") and "calibrated" not in scheme and half < MOST_HALF:
+                limit = re.search(", time .*", scheme)
+                setting = f"{of[0]['bits_per_value']:g} bits{limit[0] if limit else ''}"
+                found.append((model, setting, of[0]["ratio"], middle, half))
+    return found
 
 
-def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    """Validation loss against steps, the mean of the seeds; beside it the same less the baseline's."""
-    models = [model for model in STUDIES if by_scheme(rows, model)]
-    figure, axes = plt.subplots(len(models), 2, figsize=(11, 4 * len(models)), squeeze=False)
-    for (axis, beside), model in zip(axes, models, strict=True):
-        schemes = by_scheme([row for row in rows if not is_earlier(row["scheme"])], model)
-        means = {
-            scheme: [statistics.mean(losses) for losses in zip(*map(_losses, found), strict=True)]
-            for scheme, found in schemes.items()
-        }
-        for scheme, losses in means.items():
-            steps = [step for step, _ in schemes[scheme][0]["curve"]]
-            rate = next((rate for rate in STYLES if scheme.endswith(rate)), None)
-            style = {"color": COLOURS.get(_kind(scheme), "black"), "ls": STYLES.get(rate, "-"), "lw": 1.4}
-            diverges = "" if math.isfinite(losses[-1]) else " (diverges)"
-            axis.plot(steps, losses, label=scheme + diverges, **style)
-            exact = {row["seed"]: _losses(row) for row in schemes.get("baseline", [])}
-            pairs = [(_losses(row), exact[row["seed"]]) for row in schemes[scheme] if row["seed"] in exact]
-            if pairs:
-                less = np.mean([np.subtract(*pair) for pair in pairs], axis=0)
-                beside.plot(steps, less, **style)
-        if "baseline" in means:
-            axis.set_ylim(min(means["baseline"]) - 0.05, max(means["baseline"]) + 0.1)
-            beside.set_ylim(-0.06, 0.1)
-        axis.set_title(STUDIES[model].title, fontsize=10)
-        axis.set_ylabel("validation loss, nats a token")
-        beside.set_title("less that without compression", fontsize=10)
-        axis.legend(fontsize=8)
-        for one in (axis, beside):
-            one.set_xlabel("step")
-            one.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _losses(row: dict[str, Any]) -> list[float]:
-    return [loss for _, loss in row["curve"]]
-
-
-def _label(scheme: str) -> str:
-    """What tables and plots call a scheme, or a kind of schemes."""
-    return next(
-        (scheme.replace(*names, 1) for names in EARLIER.items() if scheme.startswith(names[0])), scheme
-    )
-
-
-def _kind(scheme: str) -> str:
-    """A scheme's name without its rate."""
-    return re.sub(",? [0-9.]+(x| bits)", "", scheme)
+def label_of(scheme: str) -> str:
+    """What tables call a scheme."""
+    return scheme.replace("planes", "bit-plane format").replace("hadamard", "Hadamard")

@@ -100,16 +100,11 @@ STUDIES = {
         dtype="bf16",
     ),
 }
-# Formats of earlier releases, by what the schemes of their rows begin with, and what they are called here.
-EARLIER = {"step": "step format (release 0.1)"}
 DOCS, FOLDER = Path("docs"), Path("build/convergence")
 
 
 def finished() -> list[dict[str, Any]]:
-    """All rows that there are, of two the committed one.
-
-    They are in the order of models, schemes and seeds; those of earlier releases come behind, as committed.
-    """
+    """All rows that are wanted and there, of two the committed one, by models, schemes and seeds."""
     rows = []
     for path in [*sorted(FOLDER.glob("*.json")), DOCS / "convergence.json"]:
         if path.exists():
@@ -119,8 +114,7 @@ def finished() -> list[dict[str, Any]]:
                 sys.exit(f"{path} must be rows as JSON; without it they are trained anew: {error}")
             rows += map(with_infinities, found if isinstance(found, list) else [found])
     found = {(row["model"], row["scheme"], row["seed"], row["steps"]): row for row in rows}
-    earlier = [row for row in found.values() if is_earlier(row["scheme"])]
-    return [*(found[key] for key in wanted(STUDIES) if key in found), *earlier]
+    return [found[key] for key in wanted(STUDIES) if key in found]
 
 
 def as_json(row: dict[str, Any]) -> str:
@@ -152,8 +146,3 @@ def wanted(models: Any) -> list[tuple[str, str, int, int]]:
         for seed in STUDIES[model].seeds
         for scheme in STUDIES[model].schemes
     ]
-
-
-def is_earlier(scheme: str) -> bool:
-    """Whether only an earlier release had a scheme."""
-    return scheme.startswith(tuple(EARLIER))

@@ -1,4 +1,4 @@
-"""The tables and curves of docs/schemes.md."""
+"""The tables of docs/schemes.md."""
 
 from __future__ import annotations
 
@@ -7,31 +7,28 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from torch_bridge.job.compare import MARKERS, frontier
-
 from ..page import fill
 from .models import NAMES, SHAPES, Model
 
 Row = dict[str, Any]
 
-PAGE, PICTURE = Path("docs/schemes.md"), Path("docs/offload.png")
-COLOURS = {
-    "baseline": "black",
-    "checkpointing": "tab:gray",
-    "offload all": "tab:blue",
-    "offload adaptive": "tab:cyan",
-    "compress to 4 bits": "tab:red",
-    "compress, offload all": "tab:green",
-}
+PAGE = Path("docs/schemes.md")
+METHODS = (
+    "baseline",
+    "checkpointing",
+    "offload all",
+    "offload adaptive",
+    "compress to 4 bits",
+    "compress, offload all",
+)
 
 
 def document(rows: Sequence[Row]) -> None:
-    """Fill the page's tables, print them, and draw the curves."""
+    """Fill the page's tables, and print them."""
     tables = {"shapes": shapes(rows), "micro-batches": micro_batches(rows), "times": times(rows)}
     for name, text in tables.items():
         fill(PAGE, f"offload-{name}", text)
         print(f"{text}\n")
-    plot(rows, PICTURE)
 
 
 def shapes(rows: Sequence[Row]) -> str:
@@ -63,7 +60,7 @@ def times(rows: Sequence[Row]) -> str:
     cases = dict.fromkeys(tuple(row[key] for key in of) for row in rows)
     steps = [by_method([row for row in rows if tuple(row[key] for key in of) == case]) for case in cases]
     lines = []
-    for method in COLOURS:
+    for method in METHODS:
         ratios = [step[method]["seconds_per_step"] / step["baseline"]["seconds_per_step"] for step in steps]
         low, middle, high = quantiles(ratios, n=4)
         lines.append([method, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
@@ -92,54 +89,13 @@ def _lines(rows: Sequence[Row], title: str) -> list[list[str]]:
 def by_method(rows: Sequence[Row]) -> dict[str, Row]:
     """Of both stages' rows one for each method: the larger peak, the longer time, all traffic."""
     found: dict[str, Row] = {}
-    for method in COLOURS:
+    for method in METHODS:
         both = [row for row in rows if row["method"] == method]
         found[method] = both[0] | {
             **{key: max(row[key] for row in both) for key in ("activation_peak_bytes", "seconds_per_step")},
             **{key: sum(row[key] for row in both) for key in ("bytes_written", "bytes_read")},
-            "batch": both[0]["micro_batches"],
         }
     return found
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Peak against throughput, a panel for each model; a line is a method, a marker a number in flight."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * len(NAMES) + 2, 4), layout="constrained")
-    axes = figure.subplots(1, len(NAMES), squeeze=False)[0]
-    for axis, name in zip(axes, NAMES, strict=True):
-        found = [row for row in rows if (row["model"], row["schedule"]) == (name, "GPipe")]
-        numbers = sorted({row["micro_batches"] for row in found})
-        points = [
-            step
-            for number in numbers
-            for step in by_method([row for row in found if row["micro_batches"] == number]).values()
-        ]
-        for method, colour in COLOURS.items():
-            line = [point for point in points if point["method"] == method]
-            axis.plot(*zip(*map(_place, line), strict=True), "-", color=colour, lw=1, alpha=0.5)
-            for point in line:
-                axis.plot(*_place(point), MARKERS[numbers.index(point["micro_batches"])], color=colour, ms=6)
-            axis.plot([], [], "-", color=colour, lw=4, label=method)
-        best = frontier(points)
-        axis.step(*zip(*map(_place, best), strict=True), "k--", lw=1, where="post", label="frontier")
-        axis.set_title(name.upper())
-        axis.set_xscale("log")
-        axis.grid(alpha=0.3, which="both")
-    for marker, number in zip(MARKERS, numbers, strict=False):
-        axes[0].plot([], [], marker, color="gray", label=f"{number} micro-batches")
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
-    figure.supxlabel("activation peak of a stage, MB", fontsize=10)
-    figure.supylabel("micro-batches a second", fontsize=10)
-    figure.suptitle(
-        "checkpointing, offload, baseline in a GPipe schedule of two stages on a CPU", fontsize=11
-    )
-    figure.savefig(path, dpi=110)
-
-
-def _place(row: Row) -> tuple[float, float]:
-    return row["activation_peak_bytes"] / 1e6, row["micro_batches"] / row["seconds_per_step"]
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

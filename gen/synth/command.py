@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--paths", action="store_true", help="also print the longest paths")
     parser.add_argument(
-        "--scaling", type=Path, metavar="FOLDER", help="instead, write scaling.json and scaling.png there"
+        "--scaling",
+        type=Path,
+        metavar="FOLDER",
+        help="instead, measure sizes of bus and block, and write scaling.json there",
     )
     add_jobs(parser, "engines")
 

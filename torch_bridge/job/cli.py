@@ -69,7 +69,7 @@ def _parser(package: str) -> argparse.ArgumentParser:
         "--target",
         type=int,
         metavar="BYTES",
-        help="of a compressed block; by default 3.2x or, for 16 bits, 2x; with hadamard 2 bits a value",
+        help="of a compressed block; by default 3.2x or, for 16 bits, 2x; with hadamard 4 bits a value",
     )
     add("--rounding", choices=plane.ROUNDINGS, help="of values that lose bits; by default nearest")
     add("--bits", type=int, choices=BITS, default=default.bits, help="of a value, for quantisation")
@@ -138,7 +138,7 @@ def _parser(package: str) -> argparse.ArgumentParser:
     add = command.add_argument
     add("what", help="a job's options or a Hugging Face config, as JSON, or module:function")
     add("--scheme", choices=FORMATS, default="hadamard", help="format of what is not recomputed")
-    add("--bits", type=_number(float, 1, 32), default=2.0, metavar="BITS", help="of a value of 32")
+    add("--bits", type=_number(float, 1, 32), default=4.0, metavar="BITS", help="of a value of 32")
     add("--batch", type=_number(int, 1), default=4, help="sequences, for a Hugging Face config")
     add(
         "--length",

@@ -1,8 +1,8 @@
 """Checkpoint, offload, compress: what each costs in time and saves in memory, on the same models.
 
 Trains GPT-2, BERT and T5 for some steps with each scheme and several batch sizes, from the same weights and
-on the same data, and writes rok.json, a row for each, and rok.png: activation peak against throughput,
-with the frontier, after the recompute-offload-keep curves of SSDTrain (arXiv 2408.10013, section 4).
+on the same data, and writes rok.json, a row for each, and rok.png: activation peak against throughput of
+what is on the frontier, after the recompute-offload-keep curves of SSDTrain (arXiv 2408.10013, section 4).
 """
 
 from __future__ import annotations
@@ -39,24 +39,23 @@ RATES = {
     "recomputed-8x": train.Options(scheme="hadamard", target=64),
     "recomputed-16x+checkpointing": train.Options(scheme="hadamard+checkpointing", target=32),
 }
-# Colours and the order of rows.
-SCHEMES = {
-    "baseline": "black",
-    "checkpointing": "tab:gray",
-    "offload": "tab:blue",
-    ADAPTIVE: "tab:cyan",
-    "planes": "tab:orange",
-    "hadamard-16x": "tab:olive",
-    "recomputed-16x": "tab:red",
-    "recomputed-8x": "lightcoral",
-    "recomputed-16x+checkpointing": "darkred",
-    "quant": "tab:pink",
-    "planes+offload": "tab:green",
-    "planes+checkpointing": "tab:brown",
-    "compact": "tab:purple",
-    "pool": "gold",
-}
-MARKERS = "os^Dvp*hX"  # of batch sizes
+# In the order of rows.
+SCHEMES = (
+    "baseline",
+    "checkpointing",
+    "offload",
+    ADAPTIVE,
+    "planes",
+    "hadamard-16x",
+    "recomputed-16x",
+    "recomputed-8x",
+    "recomputed-16x+checkpointing",
+    "quant",
+    "planes+offload",
+    "planes+checkpointing",
+    "compact",
+    "pool",
+)
 
 _MASK, _IGNORED = 256, -100  # BERT's token for a masked byte; what no loss looks at
 
@@ -270,53 +269,43 @@ def table(rows: list[dict[str, Any]], model: str) -> Table:
 
 
 def plot(rows: list[dict[str, Any]], task: Task, path: Path) -> None:
-    """Peak against throughput, a panel for each model; a line is a scheme, a marker a batch size."""
+    """Peak against throughput, a panel for each model; what no other row beats in both is named."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
     models = list(dict.fromkeys(row["model"] for row in rows))
-    batches = sorted({row["batch"] for row in rows})
     across = min(len(models), 2)
     down = -(-len(models) // across)
-    size = (4.4 * across + 1.8, 3.7 * down + 0.6)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(5.5 * across, 4 * down + 0.4), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(models) :]:
         axis.set_visible(False)
     for axis, model in zip(axes.flat, models, strict=False):
         here = [row for row in rows if row["model"] == model]
-        for scheme, colour in SCHEMES.items():
-            line = [row for row in here if row["scheme"] == scheme]
-            places = [(row["activation_peak_bytes"] / 1e6, _throughput(row)) for row in line]
-            if places:
-                axis.plot(*zip(*places, strict=True), "-", color=colour, lw=1, alpha=0.5)
-                axis.plot([], [], "-", color=colour, lw=4, label=scheme)
-            for row, place in zip(line, places, strict=True):
-                axis.plot(*place, MARKERS[batches.index(row["batch"]) % len(MARKERS)], color=colour, ms=6)
-        best = frontier(here)
-        axis.step(
-            [row["activation_peak_bytes"] / 1e6 for row in best],
-            [_throughput(row) for row in best],
-            "k--",
-            lw=1,
-            where="post",
-            label="frontier",
-        )
+        best = [(row["activation_peak_bytes"] / 1e6, _throughput(row)) for row in frontier(here)]
+        others = [(row["activation_peak_bytes"] / 1e6, _throughput(row)) for row in here]
+        axis.plot(*zip(*others, strict=True), "o", color="lightgray", ms=5)
+        axis.plot(*zip(*best, strict=True), "o-", color="#0072B2", ms=6)
+        for row, place in zip(frontier(here), best, strict=True):
+            axis.annotate(
+                f"{row['scheme']}, batch {row['batch']}",
+                place,
+                (6, -9),
+                textcoords="offset points",
+                fontsize=8,
+            )
         axis.set_title(model)
         axis.set_xscale("log", subs=[2, 3, 5])
         axis.set_yscale("log", subs=[2, 3, 5])
+        axis.margins(x=0.3)
         for direction in (axis.xaxis, axis.yaxis):
             direction.set_major_formatter(ScalarFormatter())
             direction.set_minor_formatter(ScalarFormatter())
-        axis.grid(alpha=0.3, which="both")
-    for number, batch in enumerate(batches):
-        axes.flat[0].plot([], [], MARKERS[number % len(MARKERS)], color="gray", label=f"batch {batch}")
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.supxlabel("activation peak of a step, MB", fontsize=10)
     figure.supylabel("sequences a second", fontsize=10)
     how = "of CUDA's allocator" if task.device.type == "cuda" else "of live autograd storage on a CPU"
     figure.suptitle(
-        f"checkpointing, offload, compression: {task.config} models; peaks are {how}", fontsize=11
+        f"Named: what nothing beats in memory and speed ({task.config} models; peaks {how})", fontsize=11
     )
     figure.savefig(path, dpi=130)
 

@@ -53,7 +53,7 @@ class Options:
         scheme: a name in ``schemes.NAMES``.
         dtype: of format and activations; "bf16" and "fp16" train under autocast.
         block, target, rounding: the format's; None is its default. For planes that is 64 values at 3.2x,
-            for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 2 bits.
+            for 16 bits at 2x, rounded to nearest; for Hadamard, which has no rounding, 128 values of 4 bits.
         bits: of a value, for quantisation.
         recompute: whether what cheap operations made of stored tensors is computed anew, not compressed.
         time: of a step, for matrix products that are done again, as of a Compressor; None for none.
@@ -107,7 +107,7 @@ class Options:
             return QuantFormat(self.dtype, self.bits)
         if kind == HadamardFormat.scheme:
             block = 128 if self.block is None else self.block
-            return HadamardFormat(self.dtype, block, block // 4 if self.target is None else self.target)
+            return HadamardFormat(self.dtype, block, block // 2 if self.target is None else self.target)
         block, rounding = 64 if self.block is None else self.block, self.rounding or "nearest"
         original = PlaneFormat(self.dtype, block, None, rounding).original_bytes
         default = original * 10 // 32 if self.dtype == "fp32" else original // 2
