@@ -33,6 +33,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
     "compact": {"scheme": "compact"},
+    "HyC-LoRA, 4 bits": {"scheme": "hadamard", "bits": 4},
+    "HyC-LoRA, 2 bits": {"scheme": "hadamard", "bits": 2},
 }
 
 
@@ -62,7 +64,8 @@ class Study:
     lora: bool = False
 
 
-FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(("compact", "recompute,")))
+_OF_OTHERS = ("compact", "recompute,", "HyC-LoRA")
+FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(_OF_OTHERS))
 FEW = ("baseline", "planes 3.2x", "hadamard 8x", "hadamard 16x", "recomputed, hadamard 16x")
 _OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
 STUDIES = {
@@ -103,7 +106,10 @@ STUDIES = {
     ),
     "smollm2-lora-bf16": Study(
         "SmolLM2-135M, pretrained, LoRA of rank 16, bf16 autocast",
-        ("none", "recompute, 4 bits", "recompute, 2 bits", "recompute, 4 bits, time 1.35"),
+        (
+            *("none", "recompute, 4 bits", "recompute, 2 bits", "recompute, 4 bits, time 1.35"),
+            *("HyC-LoRA, 4 bits", "HyC-LoRA, 2 bits"),
+        ),
         (1, 2, 3),
         30,
         1,

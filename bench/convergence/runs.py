@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from torch_bridge import Compressor, Policy, calibrate
+from torch_bridge import Compressor, Policy, Rule, calibrate
 from torch_bridge.job import train
+from torch_bridge.schemes import hyclora
 
 from .. import smollm2
 from ..effective_bits import everything, mean, quality, tensors
@@ -38,6 +39,15 @@ class Calibrated(train.Options):
     @property
     def policy(self) -> Policy:
         return calibrated(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HycLora(train.Options):
+    """With the layers of ``hyclora.convert``; what is outside of them is exact, and the head recomputed."""
+
+    @property
+    def policy(self) -> Policy:
+        return Policy([Rule("recompute")])
 
 
 # What schemes begin with that have the default policy.
@@ -83,6 +93,8 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
     sizes["config"] = model if model in train.CONFIGS else "small"
     if "calibrated" in scheme:
         return Calibrated(model=model, seed=seed, **sizes, **SCHEMES[scheme])
+    if scheme.startswith("HyC-LoRA"):
+        return HycLora(seed=seed, **sizes, **SCHEMES[scheme])
     options = train.Options if scheme.startswith(DEFAULT_POLICY) else Everything
     return options(seed=seed, **sizes, **SCHEMES[scheme])
 
@@ -102,8 +114,10 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     options = replace(options_of(model, scheme, seed), device=device)
     torch.manual_seed(seed)
     subject = subject_of(model, options)
-    compressed = options.make_scheme().compresses
+    compressed = options.make_scheme().compresses and not isinstance(options, HycLora)
     original_bytes = stored_bytes(subject, options, Policy([]), batch_of(subject, options))
+    if isinstance(options, HycLora):
+        hyclora.convert(subject.model, options.bits)
 
     def watch(step: int, net: torch.nn.Module) -> list[float | None]:
         """Of one batch: the gradient error, and in the end effective bits."""
