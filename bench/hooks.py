@@ -3,12 +3,14 @@
 A step of 48 small GPT-2 blocks, forward and backward, less the same step without hooks, over the tensors that
 it saves; the processor's time, of one thread, all policies in turn in one process. Codecs do nothing here.
 A dispatch mode that does nothing, which PyTorch calls for each operation, is the least that they can cost.
-Rows go to build/bench/hooks.json.
+The median leaves out the collections of garbage that a few steps pay for; the mean has them. Rows go to
+build/bench/hooks.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 from contextlib import AbstractContextManager, nullcontext
@@ -67,8 +69,13 @@ class Nothing:
         pass
 
 
-def measure(steps: int) -> dict[str, float]:
-    """Microseconds that each kind of hooks adds for a saved tensor: the median of the steps."""
+def measure(steps: int, freeze: bool) -> dict[str, dict[str, float]]:
+    """Microseconds that each kind of hooks adds for a saved tensor: the median of the steps, and the mean.
+
+    Args:
+        steps: that are measured.
+        freeze: whether garbage is looked for only among what is made after the model.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     backends.get = Nothing  # type: ignore[assignment]
@@ -101,26 +108,35 @@ def measure(steps: int) -> dict[str, float]:
         model.zero_grad(set_to_none=True)
         return seconds
 
+    if freeze:
+        gc.collect()
+        gc.freeze()
     names = (PLAIN, IDENTITY, MODE, *POLICIES)
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in track(range(steps + 2), "measuring", console=Console(stderr=True), transient=True):
         for name in names:
             times[name].append(step(name))
-    middle = {name: statistics.median(seconds[2:]) for name, seconds in times.items()}
-    return {name: 1e6 * (middle[name] - middle[PLAIN]) / count for name in names[1:]}
+    found: dict[str, dict[str, float]] = {name: {} for name in names[1:]}
+    for what, average in {"median": statistics.median, "mean": statistics.fmean}.items():
+        plain = average(times[PLAIN][2:])
+        for name in found:
+            found[name][what] = 1e6 * (average(times[name][2:]) - plain) / count
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.hooks", description="Python's part of the hooks.")
-    parser.add_argument("--steps", type=int, default=20, help="of which the median counts (default: 20)")
+    parser.add_argument("--steps", type=int, default=20, help="that are measured (default: 20)")
+    parser.add_argument("--freeze", action="store_true", help="call gc.freeze() before the first step")
     given = parser.parse_args()
     if given.steps < 1:
         parser.error(f"--steps must be a number of steps, from 1, not {given.steps}")
-    rows = measure(given.steps)
+    rows = measure(given.steps, given.freeze)
     table = Table("hooks", title=f"microseconds of Python for each saved tensor, {BLOCKS} small blocks")
-    table.add_column("µs", justify="right")
-    for name, microseconds in rows.items():
-        table.add_row(name, f"{microseconds:.1f}")
+    for heading in ("median", "mean"):
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{microseconds:.1f}" for microseconds in row.values()))
     Console(width=100).print(table)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(json.dumps(rows, indent=1) + "\n")
