@@ -107,7 +107,7 @@ STUDIES = {
     "smollm2-lora-bf16": Study(
         "SmolLM2-135M, pretrained, LoRA of rank 16, bf16 autocast",
         (
-            *("none", "recompute, 4 bits", "recompute, 2 bits", "recompute, 4 bits, time 1.35"),
+            *("baseline", "recompute, 4 bits", "recompute, 2 bits", "recompute, 4 bits, time 1.35"),
             *("HyC-LoRA, 4 bits", "HyC-LoRA, 2 bits"),
         ),
         (1, 2, 3),

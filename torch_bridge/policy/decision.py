@@ -32,6 +32,7 @@ class Decision:
         products: whether matrix products may be among these operations, also those that are not wide.
         why: they stay exact, or have this format.
         normed: what a norm takes from it before it goes into the format, None if that is no norm's.
+        channels: whether the means of its channels are taken from it before that.
         finer: what takes the format's place where logits spread wider than a bound, or a softmax amplifies
             its error more: bounds, which rise, and formats, None for none.
         unknown: whether that is because no table knows what saves them.
@@ -47,6 +48,7 @@ class Decision:
     products: bool = False
     why: str = ""
     normed: Normed | None = None
+    channels: bool = False
     finer: tuple[tuple[float, AnyFormat | None], ...] = ()
     unknown: bool = False
     least: Strength = EXACT

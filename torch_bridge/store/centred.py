@@ -1,8 +1,11 @@
-"""What a norm reads of its input: what is left without the means, which are kept beside it.
+"""What is left of a tensor without its means, which are kept beside it.
 
 A format has an error of a part of its block's size. Where a mean is many times the spread around it, that is
 many times the spread. So the input of a norm goes into the format without its means, and where values with
 means of their own share a block, divided by their spreads as well. Both are in fp32, one for many values.
+
+Of other tensors the means of the channels are taken, where there are many tokens: what a linear layer puts
+out has half of its energy there, in the gates of a pretrained model.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from ..facts.geometry import Geometry
-from ..facts.needs import Normed
+from ..facts.needs import Normed, normed
 
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
@@ -24,7 +27,10 @@ class Means:
 
     Attributes:
         normed: as given.
+        is_needed: whether a norm needs the tensor without them.
     """
+
+    is_needed = True
 
     def __init__(self, tensor: torch.Tensor, normed: Normed) -> None:
         self.normed, self._geometry = normed, Geometry.of(tensor)
@@ -36,6 +42,10 @@ class Means:
         if not normed.is_of_rows or tensor.stride(-1) != 1:
             spreads = (parts - self._means).square_().mean(dims, keepdim=True).sqrt_()
             self._spreads = torch.where(spreads.isfinite() & (spreads > 0), spreads, 1)
+
+    def has(self, normed: Normed) -> bool:
+        """Whether it is what such a norm needs."""
+        return self.normed == normed
 
     @staticmethod
     def fit(tensor: torch.Tensor) -> bool:
@@ -79,6 +89,34 @@ class Means:
             parts.add_(self._means)
         else:
             torch.addcmul(self._means, parts, self._spreads, out=parts)
+
+
+class ChannelMeans(Means):
+    """The means of a tensor's channels over its tokens, [..., tokens, channels], in the tensor's type.
+
+    A token counts by its direction: the first tokens of a text are hundreds of times as large as the others,
+    and means of theirs would be an outlier in every other token.
+
+    Args:
+        tensor: whose; it has each element of its memory once.
+    """
+
+    is_needed = False
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.normed, self._geometry, self._spreads = _CHANNELS, Geometry.of(tensor), None
+        sizes = torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=torch.float32)
+        weights = torch.where(sizes.isfinite() & (sizes > 0), 1 / sizes, 0)
+        total = weights.sum(-2, keepdim=True)
+        weights = weights / torch.where(total > 0, total, 1)
+        means = (tensor * weights.to(tensor.dtype)).sum(-2, keepdim=True, dtype=torch.float32)
+        self._means = torch.where(means.isfinite(), means, 0).to(tensor.dtype)
+
+    def has(self, normed: Normed) -> bool:
+        return False
+
+
+_CHANNELS = normed((-2,))
 
 
 def _in_half(values: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from .attention import Logits, Node
 from .budget import Budget
-from .centred import Means
+from .centred import ChannelMeans, Means
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
@@ -246,10 +246,9 @@ class Store:
         region = Geometry.of(tensor).region
         if isinstance(entry, (Recomputed, Joint)) or entry.region != region or not entry.is_alone:
             return False
-        is_other = entry.means is not None and decision.normed is None  # a norm needs it without means
-        is_coarser = (
-            decision.normed is not None and entry.means is None and entry.strength > _strength(decision)
-        )
+        is_normed = entry.means is not None and entry.means.is_needed
+        is_other = is_normed and decision.normed is None  # a norm needs it without means
+        is_coarser = decision.normed is not None and not is_normed and entry.strength > _strength(decision)
         if decision.format is not None and (is_other or is_coarser):
             return False  # others need of it what it has
         values, means = region.values(tensor), None
@@ -525,7 +524,7 @@ def _nbytes(decision: Decision, facts: Facts) -> int:
 
 def _is_enough(entry: Entry, decision: Decision) -> bool:
     has, wants = entry.strength, decision.least
-    is_normed = decision.normed is None or (entry.means is not None and entry.means.normed == decision.normed)
+    is_normed = decision.normed is None or (entry.means is not None and entry.means.has(decision.normed))
     return entry.is_exact or (is_normed and has[0] >= wants[0] and has[1] >= wants[1])
 
 
@@ -539,8 +538,10 @@ def _has_means(tensor: torch.Tensor, decision: Decision) -> bool:
 
 
 def _means(tensor: torch.Tensor, decision: Decision) -> Means | None:
-    """What a norm takes from a tensor, None if no norm reads it."""
-    return None if decision.normed is None else Means(tensor, decision.normed)
+    """The means that are taken from a tensor, None if it goes into its format as it is."""
+    if decision.normed is not None:
+        return Means(tensor, decision.normed)
+    return ChannelMeans(tensor) if decision.channels and Means.fit(tensor) else None
 
 
 def _strength(decision: Decision) -> Strength:
