@@ -202,6 +202,30 @@ def tell_compiler() -> None:
             torch._dynamo.eval_frame.skip_code(_codes.pop())
 
 
+def new_size() -> Any:
+    """A size that is known when a graph runs, in the fake kernel of an operation.
+
+    ``new_dynamic_size`` gives one only where a user lets graphs contain operations such as ``nonzero``.
+    """
+    context = torch.library.get_ctx()
+    shapes = context._shape_env
+    if shapes is None:
+        return context.new_dynamic_size()  # raises what the caller expects
+    size = shapes.create_unbacked_symint()
+    torch.fx.experimental.symbolic_shapes._constrain_range_for_size(size, min=0)
+    return size
+
+
+def note_new_sizes(node: torch.fx.Node) -> None:
+    """Have the compiler know the sizes that a node of a graph has by ``new_size``."""
+    from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
+
+    value = node.meta["val"]
+    mode = getattr(value, "fake_mode", None)
+    if mode is not None and (bindings := compute_unbacked_bindings(mode.shape_env, value)):
+        node.meta["unbacked_bindings"] = bindings
+
+
 # The self-test
 
 

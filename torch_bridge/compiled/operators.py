@@ -121,7 +121,7 @@ def decompress(
     """
     codec = codecs(backend).get(format_of(format), cast(Of, of), row or None)
     values = codec.decompress(stored, prod(size))
-    return values.as_strided(tuple(size), _dense(size, order))
+    return values.as_strided(tuple(size), dense(size, order))
 
 
 @decompress.register_fake
@@ -135,7 +135,7 @@ def _(
     order: Sequence[int],
 ) -> torch.Tensor:
     dtype = TORCH_DTYPES[format_of(format).dtype]
-    return stored.new_empty_strided(tuple(size), _dense(size, order), dtype=dtype)
+    return stored.new_empty_strided(tuple(size), dense(size, order), dtype=dtype)
 
 
 @torch.library.custom_op("bitstash::pack_bits", mutates_args=())
@@ -157,15 +157,15 @@ def _(values: torch.Tensor) -> torch.Tensor:
 def unpack_bits(stored: torch.Tensor, size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     """The inverse of ``pack_bits``; sizes and order as of ``decompress``."""
     codec = BitsCodec(torch.empty(0), torch.bool)
-    return codec.decompress(stored, prod(size)).as_strided(tuple(size), _dense(size, order))
+    return codec.decompress(stored, prod(size)).as_strided(tuple(size), dense(size, order))
 
 
 @unpack_bits.register_fake
 def _(stored: torch.Tensor, size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    return stored.new_empty_strided(tuple(size), _dense(size, order), dtype=torch.bool)
+    return stored.new_empty_strided(tuple(size), dense(size, order), dtype=torch.bool)
 
 
-def _dense(size: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+def dense(size: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
     """Strides without gaps, the last dimension of the order having 1."""
     strides, step = [1] * len(size), 1
     for dimension in reversed(order):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -15,15 +16,18 @@ from torch.fx import GraphModule, Node
 from .. import backends
 from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
+from ..facts.needs import Need
 from ..policy import Policy, as_policy
 from ..report import Report
-from ..report.report import Tally
-from ..report.rows import RECOMPUTED
+from ..report.report import Sums, Tally
+from ..report.rows import COMPRESSED, RECOMPUTED
 from ..store.codecs import Codecs
+from ..store.store import PEAKED, SPREAD
 from . import operators  # noqa: F401  # graphs from a cache call them
 from .joint import Joint, geometry_of, is_tensor
+from .measured import CHOICES, sizes_of, text_of_all
 from .plan import Entry, Plan
-from .rewrite import Rewriter
+from .rewrite import Rewriter, merged
 from .saved import saved_tensors
 
 PARTITIONER = "kept by the partitioner"
@@ -72,22 +76,28 @@ class Partitioner:
         self._policy, self._backend, self._min_values = as_policy(policy, bits), backend, min_values
         Codecs(self._policy, backend)  # what is wrong with a format shows now
         self._tally, self._graphs, self._told = Tally(), 0, set[str]()
+        self._chosen: list[_Chosen] = []
         _register()
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         """As PyTorch calls a partitioner: a joint graph -> the graphs of the two passes."""
+        from torch._functorch import config
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         gm.graph.eliminate_dead_code()
         joint = Joint(gm.graph, kwargs.get("static_lifetime_input_indices"))
-        plan = Plan(joint, self._policy, self._min_values, saved_tensors(joint))
+        saved = saved_tensors(joint)
+        plan = Plan(joint, self._policy, self._min_values, saved, _is_captured(joint))
         rewriter = Rewriter(joint, plan, self._backend) if plan.changes else None
         if rewriter is not None:
             rewriter.run()
+            if config.cse:
+                gm.graph = merged(gm.graph, rewriter.inserted)
             gm.recompile()
-        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        with config.patch(cse=config.cse and rewriter is None):
+            forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         self._tell(plan)
         self._count(joint, plan, rewriter, forward, kwargs["num_fwd_outputs"])
         return forward, backward
@@ -113,6 +123,8 @@ class Partitioner:
                 "there is nothing to report: no graph with a backward pass was compiled, or all came from "
                 "a cache of torch.compile (torch.compiler.config.force_disable_caches = True compiles anew)"
             )
+        for one in self._chosen:
+            one.look(self._tally)
         return self._tally.report()
 
     def uuid(self) -> str:
@@ -143,9 +155,15 @@ class Partitioner:
         """Count what the forward graph hands over."""
         self._graphs += 1
         stored = {node.name: entry for node, entry in rewriter.stored.items()} if rewriter else {}
-        tensors = (node for node in joint.nodes if node not in joint.backward and is_tensor(node))
-        constants = {node.name: joint.constant(node) for node in tensors}
-        exact = {entry.node.name: entry for entry in plan.entries if entry.kind == "exact"}
+        tensors = {node.name: node for node in joint.nodes if node not in joint.tangents and is_tensor(node)}
+        constants = {name: joint.constant(node) for name, node in tensors.items()}
+        # What is kept may be another view of an entry's memory.
+        memory: dict[str, object] = {
+            name: (joint.root(node), joint.region(node)) for name, node in tensors.items()
+        }
+        exact: dict[object, Entry] = {
+            memory[entry.node.name]: entry for entry in plan.entries if entry.kind == "exact"
+        }
         for entry in plan.entries:
             if entry.kind in ("recomputed", "again"):
                 self._add(entry.facts, RECOMPUTED, _nbytes(entry.node), 0)
@@ -154,17 +172,60 @@ class Partitioner:
         for node in dict.fromkeys(out[outputs:]):
             if not isinstance(node, Node) or not is_tensor(node):
                 continue
-            found = stored.get(node.name) or exact.get(node.name)
+            found = stored.get(node.name) or exact.get(memory.get(node.name))
             if found is None:
                 facts = _facts_of_other(node, constants.get(node.name, ""))
                 self._add(facts, constants.get(node.name) or PARTITIONER, _nbytes(node), _nbytes(node))
             else:
-                sizes[found] = sizes.get(found, 0) + _nbytes(node)
+                before = sizes.get(found, 0) if node.name in stored else 0  # views share their memory
+                sizes[found] = before + _nbytes(node)
         for entry, nbytes in sizes.items():
-            self._add(entry.facts, entry.kept, _nbytes(entry.node), nbytes)
+            original = _nbytes(entry.node)
+            if rewriter is None or entry not in rewriter.places:
+                self._add(entry.facts, entry.kept, original, nbytes)
+                continue
+            takes = sizes_of(text_of_all(entry.formats), geometry_of(entry.node).region.count, entry.row)
+            sums = self._add(entry.facts, entry.kept, original, takes[0])
+            self._chosen.append(_Chosen(rewriter.places[entry], sums, original, takes))
 
-    def _add(self, facts: Facts, kept: str, original: int, nbytes: int) -> None:
-        self._tally.add(facts, facts.made_by, kept, original, nbytes)
+    def _add(self, facts: Facts, kept: str, original: int, nbytes: int) -> Sums:
+        return self._tally.add(facts, facts.made_by, kept, original, nbytes)
+
+
+@dataclass
+class _Chosen:
+    """A tensor whose format is chosen when the graph runs.
+
+    Attributes:
+        place: by which the choice is known.
+        sums: of the row that counts it.
+        original: bytes of it.
+        takes: bytes in each format.
+        level: the format that it is counted with.
+    """
+
+    place: str
+    sums: Sums
+    original: int
+    takes: list[int]
+    level: int = 0
+
+    def look(self, tally: Tally) -> None:
+        """Count it as it was kept last."""
+        level, before = CHOICES.chosen(self.place), self.takes[self.level]
+        if level != self.level:
+            why = PEAKED if self.sums.facts.need is Need.PROBABILITIES else SPREAD
+            kept = COMPRESSED if self.takes[level] < self.original else why
+            self.sums = tally.move(self.sums, kept, self.original, (before, self.takes[level]))
+            self.level = level
+
+
+def _is_captured(joint: Joint) -> bool:
+    """Whether a GPU is to record the graph and to replay it."""
+    from torch._inductor import config
+
+    values = (node.meta["val"] for node in joint.nodes if is_tensor(node))
+    return bool(config.triton.cudagraphs) and any(value.device.type == "cuda" for value in values)
 
 
 def _nbytes(node: Node) -> int:

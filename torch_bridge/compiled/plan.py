@@ -1,9 +1,9 @@
 """What becomes of each tensor that a joint graph saves: what the policy decides, as far as a graph allows.
 
 The decisions are those of ``Policy.decide`` for the same ``Facts`` as with hooks, in the order in which
-the model saves. What hooks ask of values cannot be asked of a graph: what may have infinities stays exact,
-as do queries and keys, whose logits may spread widely; floats with two values are not told from others, and a
-sum of lossy tensors is recomputed only if it is known that it does not cancel.
+the model saves. What hooks ask of values a graph asks only of queries, keys and softmaxes: ``measured.py``.
+Else what may have infinities stays exact; floats with two values are not told from others, and a sum of lossy
+tensors is recomputed only if it is known that it does not cancel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .sizes import is_static, otherwise
 CHANGING_ROWS = "rows whose length changes"
 OVERLAPS = "elements share memory"
 BEHIND = "made in the backward pass"
-LOGITS = "the spread of their logits is not known"
+NOT_MEASURED = "how fine it has to be is not known"
 NORMED = "a norm reads it in another shape or order"
 # The partitioner computes it anew where that is cheap.
 OF_INDICES = "made of indices"
@@ -69,6 +69,7 @@ class Entry:
         made_of: how it is recomputed.
         uses: whose backward formulas read it.
         normed: the tensor that a norm reads, whose means are taken out; it has the node's memory.
+        measured: whose backward pass needs it as finely as is measured when the graph runs; None without.
     """
 
     node: Node
@@ -80,6 +81,12 @@ class Entry:
     made_of: Made | None = None
     uses: list[Saved] = field(default_factory=list)
     normed: Node | None = None
+    measured: Saved | None = None
+
+    @property
+    def formats(self) -> list[AnyFormat | None]:
+        """Its format, and those that are finer; None is for exact."""
+        return [self.decision.format, *(fmt for _, fmt in self.decision.finer)]
 
     @property
     def format(self) -> AnyFormat | None:
@@ -121,6 +128,8 @@ class Plan:
         joint: the graph.
         policy: decides.
         min_values: what has fewer stays as it is.
+        saved: the tensors, in the order in which they are saved.
+        is_captured: whether a GPU records what the graph does and replays it, so that nothing can be chosen.
 
     Attributes:
         entries: what was planned, in the order in which it is saved.
@@ -131,8 +140,11 @@ class Plan:
         start: the first node of the backward pass; None if there is none.
     """
 
-    def __init__(self, joint: Joint, policy: Policy, min_values: int, saved: list[Saved]) -> None:
+    def __init__(
+        self, joint: Joint, policy: Policy, min_values: int, saved: list[Saved], is_captured: bool = False
+    ) -> None:
         self._joint, self._policy, self._min_values = joint, policy, min_values
+        self._is_captured = is_captured
         self.entries: list[Entry] = []
         self.outcome: dict[Saved, Entry] = {}
         self.unknown: dict[str, tuple[str, int]] = {}
@@ -169,7 +181,9 @@ class Plan:
         decision = self._policy.decide(facts)
         if decision.finer:
             how: Recompute = "no" if decision.recompute == "no" else "exact"
-            decision = replace(decision, format=None, finer=(), recompute=how, least=EXACT, why=LOGITS)
+            decision = replace(decision, recompute=how)
+            if not self._may_choose(saved):
+                decision = replace(decision, format=None, finer=(), least=EXACT, why=NOT_MEASURED)
         if facts.constant:
             self._add(saved, Entry(node, "exact", facts, decision.why))
             return
@@ -203,6 +217,13 @@ class Plan:
         self._held[joint.root(node), joint.region(node)] = entry
         self._add(saved, entry)
 
+    def _may_choose(self, saved: Saved) -> bool:
+        """Whether the graph can measure how fine a tensor has to be: of queries and keys, or a softmax."""
+        group = saved.group
+        if self._is_captured or group is None:
+            return False
+        return saved.need is Need.PROBABILITIES or (group.op.is_attention and group.is_whole)
+
     def _add(self, saved: Saved, entry: Entry) -> None:
         entry.uses.append(saved)
         self.entries.append(entry)
@@ -219,6 +240,8 @@ class Plan:
             return decision.recompute == "lossy" or (not any(decision.least) and decision.normed is None)
         if decision.format is None:
             return False
+        if decision.finer or entry.measured is not None:
+            return self._serves_measured(entry, saved, decision)
         has, wants = _strength(entry.decision), decision.least
         before, normed = entry.decision.normed, decision.normed
         if normed in (None, before) and has[0] >= wants[0] and has[1] >= wants[1]:
@@ -231,6 +254,18 @@ class Plan:
             entry.normed = saved.node
         entry.decision = replace(decision, of=entry.decision.of)
         return self._fits(entry, geometry_of(entry.node))
+
+    def _serves_measured(self, entry: Entry, saved: Saved, decision: Decision) -> bool:
+        """Whether what is kept of a tensor is good enough where one of two nodes has it measured."""
+        has, wants = _strength(entry.decision), decision.least
+        if not decision.finer:
+            return decision.normed is None and has[0] >= wants[0] and has[1] >= wants[1]
+        if entry.measured is not None:
+            return entry.measured.group is saved.group and entry.decision.finer == decision.finer
+        if entry.decision.normed is not None or has > _strength(decision):
+            return False
+        entry.decision, entry.measured = replace(decision, of=entry.decision.of), saved
+        return entry.decision.of == "values" and self._fits(entry, geometry_of(entry.node))
 
     def _may_be_normed(self, saved: Saved, node: Node, normed: Normed) -> bool:
         """Whether the graph can take a norm's means out of a tensor, which lies as the norm reads it."""
@@ -273,6 +308,8 @@ class Plan:
         entry = Entry(node, "format", facts, COMPRESSED, decision)
         if decision.normed is not None:
             entry.normed = saved.node
+        if decision.finer:
+            entry.measured = saved
         self._fits(entry, geometry_of(saved.node))
         return entry
 

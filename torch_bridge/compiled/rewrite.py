@@ -14,19 +14,24 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..facts.needs import Need
 from ..facts.recompute import RECOMPUTATIONS, Recomputation
-from ..internals import as_recorded
+from ..internals import as_recorded, note_new_sizes
 from . import operators
 from .joint import Group, Joint, geometry_of
+from .measured import text_of_all
 from .norms import means_of, spreads_of, with_means, without_means
 from .plan import Entry, Plan
+from .saved import Saved
 
 _OPS = torch.ops.bitstash
 _LARGEST_HALF = torch.finfo(torch.float16).max
+_APART = "_bitstash_apart"
 _COPIED = ("stack_trace", "nn_module_stack", "custom")
 
 
@@ -40,6 +45,8 @@ class Rewriter:
 
     Attributes:
         stored: by the node that gives the stored bytes, the entry that they are of.
+        inserted: nodes of the backward pass that it made.
+        places: of what is measured, by which the choice of its format is known.
     """
 
     def __init__(self, joint: Joint, plan: Plan, backend: str) -> None:
@@ -48,8 +55,11 @@ class Rewriter:
         self._graph: Graph = joint.graph
         self._versions: dict[Node, Node] = {}
         self._again: dict[Group, Node] = {}
+        self._measures: dict[Group, Node] = {}
         self._first = next(node for node in joint.nodes if node.op not in ("placeholder", "get_attr"))
         self.stored: dict[Node, Entry] = {}
+        self.places: dict[Entry, str] = {}
+        self.inserted: list[Node] = []
 
     def run(self) -> None:
         """Rewrite what every backward formula reads that is not kept as it is."""
@@ -105,6 +115,8 @@ class Rewriter:
             made = _OPS.unpack_bits.default
         elif entry.normed is not None:
             return self._without_means(entry)
+        elif entry.measured is not None:
+            return self._measured(entry, entry.measured)
         else:
             assert entry.format is not None
             text = operators.text_of(entry.format)
@@ -114,6 +126,38 @@ class Rewriter:
         stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         self.stored[stored] = entry
         return self._backward(made, (stored, *arguments, size, order), node)
+
+    def _measured(self, entry: Entry, saved: Saved) -> Node:
+        """A tensor in a format that is chosen when the graph runs."""
+        node, (size, order) = entry.node, self._layout(entry.node)
+        formats, bounds = text_of_all(entry.formats), [bound for bound, _ in entry.decision.finer]
+        measure = self._measure(saved)
+        place = f"{entry.facts.module}#{node.name} {tuple(entry.facts.shape)}"
+        args: tuple[Any, ...] = (node, measure, place, formats, bounds, entry.row, self._backend)
+        stored = self._forward(measure, _OPS.compress_measured.default, args, like=node)
+        stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        self.stored[stored], self.places[entry] = entry, place
+        args = (stored, formats, entry.row, self._backend, size, order)
+        return self._backward(_OPS.decompress_measured.default, args, node)
+
+    def _measure(self, saved: Saved) -> Node:
+        """How far the logits of an attention spread, or how much a softmax amplifies its error."""
+        group = saved.group
+        assert group is not None
+        if group not in self._measures:
+            base, place = group.nodes[0], (self._graph.inserting_before, group.nodes[0])
+            given = dict(zip(group.op.arguments, base.args, strict=False)) | base.kwargs
+            args: tuple[Any, ...] = (given.get("query"), given.get("key"), given.get("scale"))
+            target = _OPS.logit_spread.default
+            if saved.need is Need.PROBABILITIES:
+                place = self._graph.inserting_after, saved.node
+                target, args = _OPS.softmax_amplification.default, (saved.node,)
+            with place[0](place[1]):
+                node = self._graph.call_function(target, args)
+            self._describe(node, base)
+            node.meta["partitioner_tag"] = "is_forward"
+            self._measures[group] = node
+        return self._measures[group]
 
     def _without_means(self, entry: Entry) -> Node:
         """What a norm reads: compressed without its means, which are kept beside it and added again."""
@@ -258,6 +302,7 @@ class Rewriter:
             node = self._graph.call_function(target, args, kwargs or {})
         self._describe(node, like)
         node.meta["partitioner_tag"] = "must_be_in_backward"
+        self.inserted.append(node)
         return node
 
     def _forward(
@@ -284,6 +329,7 @@ class Rewriter:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
         with _fake_mode(like), as_recorded():
             node.meta["val"] = cast(Callable[..., Any], node.target)(*args, **kwargs)
+        note_new_sizes(node)
 
 
 class _Behind:
@@ -297,6 +343,22 @@ class _Behind:
     ) -> Node:
         self._last = self._rewriter._forward(self._last, target, args, kwargs, like)
         return self._last
+
+
+def merged(graph: Graph, apart: Sequence[Node]) -> Graph:
+    """A graph in which nodes that do the same are one, as PyTorch's partitioners start with.
+
+    Args:
+        graph: of both passes.
+        apart: nodes that stay by themselves: what does again what the forward pass did.
+    """
+    for number, node in enumerate(apart):
+        node.kwargs = node.kwargs | {_APART: number}  # no two are alike
+    found = fx_graph_cse(graph)
+    for node in found.nodes:
+        if _APART in node.kwargs:
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != _APART}
+    return found
 
 
 def _fake_mode(node: Node) -> Any:

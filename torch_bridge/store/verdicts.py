@@ -12,28 +12,43 @@ from collections.abc import Callable, Hashable
 import torch
 
 
-class Flag:
-    """One truth value on its way from a device.
+class Number:
+    """One number on its way from a device.
 
     Args:
-        flag: a tensor with that value.
+        number: a tensor with that value.
     """
 
-    def __init__(self, flag: torch.Tensor) -> None:
+    def __init__(self, number: torch.Tensor) -> None:
         self._event: torch.Event | None = None
-        self._host = flag
-        if flag.device.type != "cpu":
-            self._host = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self._host.copy_(flag.reshape(()), non_blocking=True)
-            self._event = torch.Event(flag.device)
+        self._host = number
+        if number.device.type != "cpu":
+            self._host = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._host.copy_(number.reshape(()), non_blocking=True)
+            self._event = torch.Event(number.device)
             self._event.record()
 
     @property
-    def value(self) -> bool | None:
+    def value(self) -> float | None:
         """The value, None if it is not there yet; never waits."""
         if self._event is not None and not self._event.query():
             return None
-        return bool(self._host.numpy())
+        return float(self._host.numpy())
+
+    def wait(self) -> float:
+        """The value, once it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._host.numpy())
+
+
+class Flag(Number):
+    """One truth value on its way from a device."""
+
+    @property
+    def value(self) -> bool | None:
+        found = super().value
+        return None if found is None else bool(found)
 
 
 # Answers that are remembered: of some tens for each of some hundred layers. With shapes of their own in every
