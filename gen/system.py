@@ -103,7 +103,7 @@ def header(parameters: MemoryParameters) -> str:
         if register.name == "CONTROL"
         for field in register.fields
     }
-    constants |= {name: 1 << fields[name] for name in ("ENABLE", "USABLE", "MERGE")} | {
+    constants |= {name: 1 << fields[name] for name in ("ENABLE", "LOCK", "USABLE", "MERGE")} | {
         "FORMAT_LOW": fields["FORMAT"]
     }
     lines = ["#pragma once"]

@@ -81,10 +81,11 @@ class Harness {
     // Bursts that each wait for the one before, or until that one waits for a block.
     void sequential(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
-            if (i % 2048 == 0) check_registers(), storm(), check_order();
+            if (i % 2048 == 0) check_all();
             if (i % 256 == 0) check_errors(), check_counters();
             if (i % 64 == 0) set_pauses();
-            if (random_.chance(0.004)) reopen();
+            if (random_.chance(0.004)) reopen(random_.below(REGIONS), random_.chance(0.7));
+            if (random_.chance(0.004)) exchange();
             random_.chance(0.5) ? one_read() : one_write();
             for (unsigned gap = random_.chance(0.3) ? random_.below(40) : 0; gap; --gap) machine_.step();
         }
@@ -115,6 +116,38 @@ class Harness {
             if (before != expected_.size()) idle = 0;
         }
         finish();
+    }
+
+    // Lock the regions, some of them enabled: what is locked changes no more, whatever is written. Only a reset ends
+    // that, so that nothing comes after it.
+    void lock() {
+        quiet();
+        for (unsigned i = 0; i < REGIONS; ++i) {
+            Region &region = model_.regions[i];
+            if (random_.chance(0.5)) model_.disable(region), machine_.disable(i);
+            const uint32_t merge = region.merge ? MERGE : 0, enabled = region.enabled ? ENABLE : 0;
+            const uint32_t control = LOCK | enabled | merge | region.format << FORMAT_LOW;
+            const unsigned at = i * REGION_STRIDE;
+            expect(machine_.set(REGION_CONTROL + at, control) == kOkay, "the answer to LOCK");
+            for (unsigned others = 0; others <= i; ++others) {  // those after it are not locked yet
+                const unsigned there = others * REGION_STRIDE;
+                for (unsigned offset : {REGION_BASE, REGION_SIZE, REGION_STORED, REGION_CONTROL}) {
+                    const uint32_t before = machine_.get(offset + there);
+                    for (const uint32_t value : {before, before ^ 1, uint32_t(random_.below(2))}) {
+                        expect(machine_.set(offset + there, value) == kSlvErr, "the answer of a locked region");
+                    }
+                    expect_register(offset + there, before);
+                }
+            }
+            expect_register(REGION_CONTROL + at, control | (region.enabled ? USABLE : 0));
+            expect_region(i, false);
+            if (i + 1 < REGIONS) {
+                machine_.disable(i + 1);
+                expect(!machine_.get(REGION_CONTROL + at + REGION_STRIDE), "a region that is not locked");
+                expect(enable(i + 1), "USABLE of a region that is not locked");
+            }
+        }
+        for (const Window &window : windows_) expect_read(whole(window.start, BUS_BYTES), 0), settle();
     }
 
     // Bytes a cycle read and written at once in bursts of `size`, and the share of memory's beats beyond the
@@ -233,6 +266,7 @@ class Harness {
         for (double *pause : {&pauses.aw, &pauses.w, &pauses.ar, &pauses.b, &pauses.r, &machine_.dram.pause}) {
             *pause = shares[random_.below(4)];
         }
+        machine_.registers.pause = shares[random_.below(4)];
         const size_t most[] = {1, 2, 64, 64};
         machine_.dram.most_reads = most[random_.below(4)];
     }
@@ -447,16 +481,40 @@ class Harness {
     }
 
     // A region is disabled, which evicts its open blocks, and enabled again, to merge or not.
-    void reopen() {
-        const unsigned index = random_.below(model_.regions.size());
+    void reopen(unsigned index, bool merges) {
         Region &region = model_.regions[index];
         remember("disable region ", std::to_string(index));
         model_.disable(region);
         machine_.disable(index);
         write_region(index);
         region.enabled = true;
-        region.merge = MERGING && region.format && random_.chance(0.7);
+        region.merge = MERGING && region.format && merges;
         if (!enable(index)) throw Broken("region " + std::to_string(index) + " does not answer again");
+        settle();
+        clear_errors();
+    }
+
+    // Two regions exchange their places in the accelerator's addresses; in memory they stay where they are.
+    void exchange() {
+        const unsigned pair[] = {unsigned(random_.below(REGIONS)), unsigned(1 + random_.below(REGIONS - 1))};
+        Region *regions[] = {&model_.regions[pair[0]], &model_.regions[(pair[0] + pair[1]) % REGIONS]};
+        const uint64_t slices[] = {regions[1]->base / kPage / kSlice, regions[0]->base / kPage / kSlice};
+        for (Region *region : regions) {
+            const unsigned index = region - &model_.regions[0];
+            remember("move region ", std::to_string(index));
+            model_.disable(*region);
+            machine_.disable(index);
+        }
+        for (unsigned i = 0; i < 2; ++i) {
+            const unsigned index = regions[i] - &model_.regions[0];
+            const uint64_t page = slices[i] * kSlice + random_.below(kSlice - regions[i]->size / kPage);
+            for (Window &window : windows_) {
+                if (window.region == index) window.start += page * kPage - regions[i]->base;
+            }
+            regions[i]->base = page * kPage;
+            regions[i]->enabled = true;
+            expect(enable(index), "USABLE of region " + std::to_string(index));
+        }
         settle();
         clear_errors();
     }
@@ -488,6 +546,7 @@ class Harness {
         for (unsigned i = 0; i < REGIONS; ++i) {  // evicts what is open
             model_.disable(model_.regions[i]);
             machine_.disable(i);
+            write_region(i);
             model_.regions[i].enabled = enable(i);
         }
         settle();
@@ -645,6 +704,40 @@ class Harness {
         for (const auto &[offset, value] : counters) expect_register(offset, value);
     }
 
+    // What random bursts seldom meet.
+    void check_all() {
+        check_registers();
+        storm();
+        stand_still();
+        check_order();
+        check_order_at_length();
+        check_evictions();
+        set_pauses();
+    }
+
+    // Bytes of several open blocks, each by a burst of its own that waits in a slot, until the region is disabled. Where
+    // it merges, of some blocks that are invalid or cannot be read.
+    void check_evictions() {
+        for (unsigned times = 0; FORMATS && times < 32; ++times) {
+            const Window &window = windows_[random_.below(windows_.size())];
+            Region &region = model_.regions[window.region];
+            if (!region.format) continue;
+            const unsigned raw = codecs_[region.format - 1].raw, most = std::max(1u, kMasters - 1);
+            const bool merges = MERGING && random_.chance(0.7);
+            reopen(window.region, merges);
+            const uint64_t page = window.start + (merges && random_.chance(0.7) ? kFailing : 0) * kPage;
+            for (unsigned i = random_.below(SLOTS); i < SLOTS; ++i) {
+                Burst burst;
+                burst.address = page + i % most * raw + random_.below(raw - 1);
+                burst.id = random_.below(16);
+                burst.cache = 2 + random_.chance(0.1);
+                send_write(content_of(burst, 1), 0);
+            }
+            settle();
+            reopen(window.region, merges);
+        }
+    }
+
     // More writes at once than there are slots and bursts of memory, of which some are refused: each is answered for
     // itself, for none lies beside another.
     void storm() {
@@ -691,6 +784,60 @@ class Harness {
         settle();
     }
 
+    // The same while memory stands still, so that blocks are in every part in which writes wait.
+    void check_order_at_length() {
+        for (unsigned times = 0; FORMATS && times < 64; ++times) {
+            quiet();
+            machine_.dram.pause = 1;
+            std::vector<Burst> written;
+            while (written.size() < 1 + times % 6) {
+                const Window &window = windows_[random_.below(windows_.size())];
+                const Region &region = model_.regions[window.region];
+                if (!region.format) continue;
+                const unsigned raw = codecs_[region.format - 1].raw;
+                written.push_back(whole(window.start + random_.below(kOpen * kPage / raw) * raw, raw));
+                written.back().cache = 3;
+                send_write(content_of(written.back(), 1), 0);
+                settle();
+            }
+            for (const Burst &burst : written) expect_read(burst, 0);
+            for (unsigned i = random_.below(400); i; --i) machine_.step();
+            machine_.dram.pause = 0;
+            settle();
+        }
+    }
+
+    // More reads than the engine has room for while R stands still for long; more writes while B does; then both
+    // while memory does.
+    void stand_still() {
+        constexpr unsigned kLong = 3000;  // cycles
+        auto &pauses = machine_.master.pauses;
+        for (double *still : {&pauses.r, &pauses.b, &machine_.dram.pause}) {
+            for (unsigned times = 0; times < 4; ++times) {
+                const Window &window = windows_[random_.below(windows_.size())];
+                const Region &region = model_.regions[window.region];
+                const unsigned raw = region.format ? codecs_[region.format - 1].raw : BUS_BYTES;
+                quiet();
+                *still = 1;
+                for (unsigned i = 0; still != &pauses.b && i < 40; ++i) {
+                    const unsigned most = std::min<uint64_t>(256 * BUS_BYTES, kPage);
+                    Burst burst = whole(window.start + (2 + i % 2) * kPage, i % 8 ? BUS_BYTES : most);
+                    burst.id = random_.below(16);
+                    expect_read(burst, 0);
+                }
+                for (unsigned i = 0; still != &pauses.r && i < 2 * SLOTS; ++i) {
+                    Burst burst = whole(window.start + i * raw % (2 * kPage), raw);
+                    burst.id = random_.below(16);
+                    burst.cache = 2 + i % 2;
+                    send_write(content_of(burst, 1), 0);
+                }
+                for (unsigned i = 0; i < kLong; ++i) machine_.step();
+                *still = 0;
+                settle();
+            }
+        }
+    }
+
     // Compare the error registers, and clear them. What is kept of the last reads is displaced: an error that is
     // not met again is not recorded again.
     void check_errors() {
@@ -703,9 +850,12 @@ class Harness {
             const bool is_there = kinds >> kind & 1;
             const uint64_t low = machine_.get(ERROR_ADDRESS_LOW + kind * ERROR_ADDRESS_STRIDE);
             const uint64_t high = machine_.get(ERROR_ADDRESS_HIGH + kind * ERROR_ADDRESS_STRIDE);
-            const bool is_any = kind == kWrite || ((kind == kEvicted || kind == kRead) && model_.evicts_any);
-            const bool is_equal = is_any || !is_there || error == model_.errors.end() ||
-                                  error->second == (high << 32 | low);
+            const bool is_any = (kind == kEvicted || kind == kRead) && model_.evicts_any;
+            // Which blocks share a burst to memory is the engine's choice.
+            const auto &failed = machine_.dram.failed_writes;
+            const uint64_t place = kind != kWrite ? error == model_.errors.end() ? 0 : error->second
+                                   : failed.empty() ? 0 : failed.front();
+            const bool is_equal = is_any || !is_there || place == (high << 32 | low);
             if (is_there == (error != model_.errors.end()) && is_equal) continue;
             ++mismatches[kMost];
             message += std::string("ERRORS: ") + kErrorNames[kind] + " is " + (is_there ? "" : "not ") + "set, at " +
@@ -719,6 +869,7 @@ class Harness {
     void clear_errors() {
         quiet();
         machine_.set(ERRORS, (1u << ERROR_KINDS) - 1);
+        machine_.dram.failed_writes.clear();
         model_.errors.clear();
         model_.evicts_any = false;
     }
@@ -838,6 +989,7 @@ int bitstash_harness_run(void *handle, uint64_t sequential, uint64_t concurrent)
     return run(harness, [&] {
         if (sequential) harness.sequential(sequential);
         if (concurrent) harness.concurrent(concurrent);
+        harness.lock();
     });
 }
 

@@ -129,7 +129,7 @@ class Harness:
             self._library.bitstash_harness_delete(self._handle)
 
     def run(self, sequential: int, concurrent: int) -> tuple[list[int], list[int]]:
-        """So many bursts one after the other and of several masters at once.
+        """So many bursts one after the other and of several masters at once; then all regions are locked.
 
         Returns:
             bursts and mismatches of each region; those that hit none are the last one's.

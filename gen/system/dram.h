@@ -37,6 +37,7 @@ class Dram {
     double pause = 0;           // share of the cycles in which a channel moves nothing, besides
     size_t most_reads = kMost;  // bursts that it takes before it has answered one
     uint64_t asked_at = 0, answered_at = 0;  // the cycles of the last AR, and of the last beat of R
+    std::vector<uint64_t> failed_writes;     // where bursts began that it answered with an error, in their order
 
     explicit Dram(const DramFigures &figures) : figures_(figures), random_(1), content_(figures.bytes) {}
 
@@ -176,6 +177,7 @@ class Dram {
                 if (from.strobes >> i & 1) content_[address + i] = from.data[i];
             }
         }
+        if (worst > kOkay) failed_writes.push_back(write.burst.address);
         written_[write.id].push_back({Response(worst), now + figures_.latency});
         ++answers_;
     }

@@ -9,37 +9,46 @@ class Lite {
    public:
     uint32_t data = 0;         // that was read
     Response response = kOkay;
+    double pause = 0;          // share of the cycles in which a channel offers or takes nothing
 
     void write(unsigned offset, uint32_t value, unsigned strobes = 15) {
         offset_ = offset;
         strobes_ = strobes;
         value_ = value;
-        aw_offered_ = w_offered_ = is_busy_ = true;
+        aw_ = w_ = kWaits;
+        is_busy_ = true;
     }
 
     void read(unsigned offset) {
         offset_ = offset;
-        ar_offered_ = is_busy_ = true;
+        ar_ = kWaits;
+        is_busy_ = true;
     }
 
     bool is_busy() const { return is_busy_; }
 
-    void drive(Vengine &m) const {
+    void drive(Vengine &m) {
+        for (State *channel : {&aw_, &w_, &ar_}) {
+            if (*channel == kWaits && !random_.chance(pause)) *channel = kOffered;
+        }
         m.s_axil_awaddr = m.s_axil_araddr = offset_;
         m.s_axil_wdata = value_;
         m.s_axil_wstrb = strobes_;
-        m.s_axil_awvalid = aw_offered_;
-        m.s_axil_wvalid = w_offered_;
-        m.s_axil_arvalid = ar_offered_;
-        m.s_axil_bready = m.s_axil_rready = 1;
+        m.s_axil_awvalid = aw_ == kOffered;
+        m.s_axil_wvalid = w_ == kOffered;
+        m.s_axil_arvalid = ar_ == kOffered;
+        m.s_axil_bready = !random_.chance(pause);
+        m.s_axil_rready = !random_.chance(pause);
     }
 
     void sample(const Vengine &m) {
-        if (m.s_axil_awready) aw_offered_ = false;
-        if (m.s_axil_wready) w_offered_ = false;
-        if (m.s_axil_arready) ar_offered_ = false;
-        if (m.s_axil_bvalid) response = Response(m.s_axil_bresp), is_busy_ = false;
-        if (m.s_axil_rvalid) {
+        hold(b_, m.s_axil_bvalid, m.s_axil_bready, m.s_axil_bresp, 0, "B");
+        hold(r_, m.s_axil_rvalid, m.s_axil_rready, m.s_axil_rresp, m.s_axil_rdata, "R");
+        if (m.s_axil_awready && m.s_axil_awvalid) aw_ = kIdle;
+        if (m.s_axil_wready && m.s_axil_wvalid) w_ = kIdle;
+        if (m.s_axil_arready && m.s_axil_arvalid) ar_ = kIdle;
+        if (m.s_axil_bvalid && m.s_axil_bready) response = Response(m.s_axil_bresp), is_busy_ = false;
+        if (m.s_axil_rvalid && m.s_axil_rready) {
             data = m.s_axil_rdata;
             response = Response(m.s_axil_rresp);
             is_busy_ = false;
@@ -47,7 +56,25 @@ class Lite {
     }
 
    private:
+    enum State { kIdle, kWaits, kOffered };
+    struct Held {
+        bool is_there = false;
+        unsigned response = 0;
+        uint32_t data = 0;
+    };
+
+    // An answer that was offered and not taken has to stay.
+    static void hold(Held &held, bool valid, bool ready, unsigned response, uint32_t data, const char *name) {
+        if (held.is_there && (!valid || response != held.response || data != held.data)) {
+            throw Broken(std::string(name) + " of a register changed before it was taken");
+        }
+        held = {valid && !ready, response, data};
+    }
+
+    Random random_{1};
     unsigned offset_ = 0, strobes_ = 15;
     uint32_t value_ = 0;
-    bool aw_offered_ = false, w_offered_ = false, ar_offered_ = false, is_busy_ = false;
+    State aw_ = kIdle, w_ = kIdle, ar_ = kIdle;
+    bool is_busy_ = false;
+    Held b_, r_;
 };

@@ -16,6 +16,7 @@ class Machine {
     Dram dram;
     Master master;
     Counters counters;  // since the reset
+    Lite registers;
 
     // A model of mutants has the one of this number, or none.
     explicit Machine(const DramFigures &figures, unsigned mutant = 0) : dram(figures), model_(new Vengine(&context_)) {
@@ -32,12 +33,12 @@ class Machine {
         Vengine &m = *model_;
         master.drive(m);
         dram.drive(m, cycle_);
-        lite_.drive(m);
+        registers.drive(m);
         m.aclk = 0;
         m.eval();
         master.sample(m, cycle_);
         dram.sample(m, cycle_);
-        lite_.sample(m);
+        registers.sample(m);
         counters.sample(m);
         m.aclk = 1;
         m.eval();
@@ -54,21 +55,21 @@ class Machine {
 
     // Write a register.
     Response set(unsigned offset, uint32_t value, unsigned strobes = 15) {
-        lite_.write(offset, value, strobes);
-        until([this] { return !lite_.is_busy(); });
-        return lite_.response;
+        registers.write(offset, value, strobes);
+        until([this] { return !registers.is_busy(); });
+        return registers.response;
     }
 
     uint32_t get(unsigned offset) {
-        lite_.read(offset);
-        until([this] { return !lite_.is_busy(); });
-        return lite_.data;
+        registers.read(offset);
+        until([this] { return !registers.is_busy(); });
+        return registers.data;
     }
 
     // Whether there is such a register.
     bool has(unsigned offset) {
         get(offset);
-        return lite_.response == kOkay;
+        return registers.response == kOkay;
     }
 
     // Let a region answer, or not; format 0 is bypass. Whether it does now, or no more.
@@ -96,6 +97,5 @@ class Machine {
 
     VerilatedContext context_;
     std::unique_ptr<Vengine> model_;
-    Lite lite_;
     uint64_t cycle_ = 0;
 };
