@@ -24,9 +24,12 @@ from gen.verilog import parts
 
 from . import code_coverage, configs, mutation, plan, reports, runner, stimulus
 from .memory import engines, harness
+from .memory import mutants as memory_mutants
+from .mutation import Finding
 
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 7  # for whose mutants no bench was written
+_MEMORY_SHARE = 5  # as many times more of a memory engine, which has more than a part of the others
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,11 +58,23 @@ def _parser() -> argparse.ArgumentParser:
     add("coverage", _coverage, "line and toggle coverage of the presets' Verilog", 10_000)
     add("netlist", _netlist, "the benches on gates", 5_000)
     add("xsafety", _xsafety, "the benches on gates that start in an unknown state", 1_000)
-    add("mutate", _mutate, "mutants of the engines: do the benches find each fault?", 5_000, MUTANTS_SEED)
+    text = "mutants of all engines: do the benches find each fault?"
+    mutate = add("mutate", _mutate, text, 5_000, MUTANTS_SEED)
+    text = f"of each engine and part, of memory engines {_MEMORY_SHARE} times as many (default: {MUTANTS})"
+    mutate.add_argument("--mutants", type=at_least(1), default=MUTANTS, help=text)
+    text = f"only these, of {', '.join(_mutated())} (default: all)"
+    mutate.add_argument(
+        "--engines", nargs="+", choices=_mutated(), default=_mutated(), metavar="NAME", help=text
+    )
     text = "take reports into docs/verification.json; write verification.md and tables of hardware.md"
     document = commands.add_parser("document", help=text)
     document.set_defaults(run=_document)
     return parser
+
+
+def _mutated() -> list[str]:
+    """Names of the engines of which there are mutants."""
+    return [*(config.name for config in configs.MUTATED), *memory_mutants.MUTATED]
 
 
 def _run_all(calls: Sequence[Callable[[], Any]], jobs: int, text: str) -> list[Any]:
@@ -205,17 +220,21 @@ def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[st
 
 
 def _mutate(arguments: argparse.Namespace) -> None:
-    folder = Path("build/mutate")
+    folder, count = Path("build/mutate"), arguments.mutants
     options = {"blocks": arguments.blocks, "seed": arguments.seed, "keep": True}
-    run = partial(mutation.run, folder=folder, count=MUTANTS, **options)
-    engines = _engines(configs.MUTATED)
-    calls = [partial(run, config, part) for config, part in engines]
+    run = partial(mutation.run, folder=folder, count=count, **options)
+    chosen = [config for config in configs.MUTATED if config.name in arguments.engines]
+    calls: list[Callable[[], list[Finding]]] = [partial(run, *engine) for engine in _engines(chosen)]
+    for name in filter(arguments.engines.__contains__, memory_mutants.MUTATED):
+        of_memory = {"count": _MEMORY_SHARE * count, "bursts": arguments.blocks // 2, "seed": arguments.seed}
+        calls.append(partial(memory_mutants.run, name, folder / "memory", **of_memory))
     findings = [finding for found in _run_all(calls, arguments.jobs, "mutating") for finding in found]
+    is_whole = (count, arguments.engines) == (MUTANTS, _mutated())
     (folder / "report.json").write_text(
         json.dumps([finding.as_row() for finding in findings], indent=2) + "\n"
     )
     rows = reports.mutants([finding.as_row() for finding in findings])
-    reports.MUTATION.write(rows, seed=arguments.seed)
+    reports.MUTATION.write(rows, seed=arguments.seed, only=None if is_whole else arguments.engines)
     for finding in findings:
         if finding.fate not in ("killed", "equivalent"):
             print(finding.fate, finding.config, finding.part, finding.mutant)

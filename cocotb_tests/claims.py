@@ -159,8 +159,9 @@ GAPS = (
     "ports, and formats at run time a choice, that have run as Verilog alone.",
     "Mutants are a hundred of an engine, of small engines with each kind of ports and of one 64-byte engine "
     "of each format. Whether one that survives is a fault ABC tells of small engines only.",
-    "`make mutate` has no mutants of the memory engine. `python -m cocotb_tests.memory.mutants` tries some "
-    "on its harness alone; those that survive there are not proven to be no faults.",
+    "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "
+    "without memories and codecs: what would take knowing which states cannot be reached stays undecided, as "
+    "does what only makes a read or a write wait longer than it must.",
     "What coverage gives a reason for is named by signal: other bits of it may be missed as well.",
     "Some mutants that differ and that no bench found are in sums that random bytes never make so large, and "
     "one is where a tensor ends just behind a block. Benches have both since; the score is of before.",

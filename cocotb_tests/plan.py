@@ -242,7 +242,9 @@ def _reached() -> Iterator[list[str]]:
 
 def _mutants() -> Iterator[list[str]]:
     seeds = _seeds({MUTATION.made().get("seed")})
-    for kind, rows in _by_engine(MUTATION.rows()).items():
+    of_memory = [row for row in MUTATION.rows() if row["part"] == "memory" and row["config"] != "all"]
+    groups = _by_engine(MUTATION.rows()) | ({"memory engines": of_memory} if of_memory else {})
+    for kind, rows in groups.items():
         equivalent, killed = (sum(row[name] for row in rows) for name in ("equivalent", "killed"))
         faults = sum(row["mutants"] for row in rows) - equivalent
         result = f"{killed} of {faults}; {equivalent} more are proven to be no fault"
@@ -282,6 +284,12 @@ def unreached() -> Iterator[str]:
             yield f"{count} branches or toggles of {engine} were not reached, for no reason that is known."
 
 
+def unmutated() -> Iterator[str]:
+    """Whether mutants of the memory engine are missing."""
+    if MUTATION.rows() and not any(row["part"] == "memory" for row in MUTATION.rows()):
+        yield "The recorded run of `make mutate` has no mutants of the memory engine."
+
+
 def _all_gaps() -> str:
     unfinished = [report.command for report in _COMMANDS if not report.rows()]
     listed = [
@@ -292,5 +300,11 @@ def _all_gaps() -> str:
         listed.append(
             f"The rows of {', '.join(stale)} are of older sources: what has changed since is not held."
         )
-    listed += [*(gap for claim in CLAIMS for gap in claim.gaps), *GAPS, *unproven(), *unreached()]
+    listed += [
+        *(gap for claim in CLAIMS for gap in claim.gaps),
+        *GAPS,
+        *unproven(),
+        *unreached(),
+        *unmutated(),
+    ]
     return "## Gaps\n\n" + "\n".join(f"- {gap}" for gap in listed) + "\n"

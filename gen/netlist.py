@@ -189,16 +189,12 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     base = path.with_suffix(".il")
     folder = path.with_name(f"mutant{mutant.number}")
     folder.mkdir(exist_ok=True)
-    command = path.with_suffix(".mutations").read_text().splitlines()[mutant.number - 1]
-    (top,) = set(re.findall(r"-module (\S+)", command))
+    top, change = commands_of(path, mutant)
     miter, aiger = folder / "miter.v", folder / "miter.aig"
     miter.write_text(_miter(base.read_text()))
-    wire = mutant.wire.partition("[")[0]
     commands = [
         f"read_rtlil {base}",
-        re.sub(r"-ctrl \S+ \S+ \S+ ", "", command),
-        # A wire that no register drives any more has no use for its initial value, and may contradict it.
-        *([f"setattr -unset init w:{wire}"] if mutant.port.startswith("Q[") and wire else []),
+        *change,
         f"rename {top} changed",
         f"read_rtlil {base}",
         f"rename {top} engine",
@@ -212,6 +208,28 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     if not kept.exists():
         kept.write_text(json.dumps(_compare(aiger, folder, seconds)))
     return Verdict(*json.loads(kept.read_text()))
+
+
+def commands_of(path: Path, mutant: Mutant) -> tuple[str, list[str]]:
+    """The module that a mutant is in, and the Yosys commands that put it there for good.
+
+    Args:
+        path: of the model that has it and others, as in :func:`read_mutants`.
+    """
+    command = path.with_suffix(".mutations").read_text().splitlines()[mutant.number - 1]
+    (top,) = set(re.findall(r"-module (\S+)", command))
+    commands = [re.sub(r"-ctrl \S+ \S+ \S+ ", "", command)]
+    wire = mutant.wire.partition("[")[0]
+    if mutant.port.startswith("Q[") and wire:
+        # A wire that no register drives any more has no use for its initial value, and may contradict it.
+        commands.append(f"setattr -unset init w:{wire}")
+    return top, commands
+
+
+def merges_to_nothing(aiger: Path, log: Path) -> bool:
+    """Whether a miter's output is 0 once ABC has merged what is the same by induction: quick on any."""
+    printed = run([str(_ABC), "-q", f"&r {aiger}; &lcorr; &scorr; &ps"], log)
+    return bool(re.search(r"and =\s+0\b", printed))
 
 
 def _compare(aiger: Path, folder: Path, seconds: int) -> Verdict:

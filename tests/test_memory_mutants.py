@@ -1,0 +1,57 @@
+"""Mutants of what has memories, on a queue: which of them are proven to be no fault."""
+
+import re
+
+import pytest
+from amaranth.back import rtlil
+
+from cocotb_tests.memory import mutants
+from gen import cut, netlist
+from rtl.memory.queue import Queue
+
+COUNT = 60
+
+
+@pytest.fixture
+def queue(tmp_path):
+    path = tmp_path / "engine.v"
+    mutants._write_mutants(rtlil.convert(Queue(4, 4), name="queue"), "queue", path, COUNT, seed=1)
+    return path
+
+
+def changed(path, number, mode):
+    """The mutant of this number, its place kept and what happens there changed."""
+    script = path.with_suffix(".mutations")
+    lines = script.read_text().splitlines()
+    lines[number - 1] = re.sub(r" -mode \S+| -ctrlbit \d+", "", lines[number - 1]) + f" -mode {mode}"
+    script.write_text("\n".join(lines) + "\n")
+    return netlist.read_mutants(path)[number - 1]
+
+
+def test_mutants_are_in_the_memory_and_around_it_and_one_is_selected(queue):
+    found = netlist.read_mutants(queue)
+    assert [mutant.number for mutant in found] == [*range(1, COUNT + 1)]
+    assert {mutant.port.partition("[")[0] for mutant in found} >= {"DATA", "EN", "Y", "Q"}
+    assert re.search(r"input \[5:0\] mutant;", queue.read_text())
+
+
+def test_what_changes_nothing_is_proven_equal(queue):
+    assert cut.is_equivalent(queue, changed(queue, 1, "none"))
+
+
+def test_a_fault_at_each_port_of_the_memory_is_seen(queue):
+    at_ports = {mutant.port.partition("[")[0]: mutant.number for mutant in netlist.read_mutants(queue)}
+    for port in ("DATA", "EN"):
+        assert not cut.is_equivalent(queue, changed(queue, at_ports[port], "inv")), port
+
+
+def test_a_payload_counts_only_while_it_is_offered():
+    outputs = ["m_axi_awvalid", "m_axi_awaddr", "s_axi_awready", "a.o__payload", "a.o__valid", "irq"]
+    outputs += ["q.memory.WR_EN", "q.memory.WR_DATA", "q.memory.RD_EN", "q.memory.RD_ADDR"]
+    when = {name: [*cut._when(name, outputs)] for name in outputs}
+    assert when["m_axi_awaddr"] == ["m_axi_awvalid"]
+    assert when["a.o__payload"] == ["a.o__valid"]
+    assert when["q.memory.WR_DATA"] == ["q.memory.WR_EN"]
+    assert when["q.memory.RD_ADDR"] == ["q.memory.RD_EN"]
+    for name in ("m_axi_awvalid", "s_axi_awready", "irq", "q.memory.WR_EN"):
+        assert when[name] == []
