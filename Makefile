@@ -57,7 +57,7 @@ mutate: setup ## Do the benches find each of three thousand faults? Hours (ARGS=
 	$(RUN) cocotb_tests mutate $(ARGS)
 
 verify: setup ## All of it in full depth: hours, goes on where it stopped; what fails ends none of the others; writes docs/verification.md
-	$(MAKE) --keep-going sim coverage netlist xsafety mutate formal synth; status=$$?; $(RUN) cocotb_tests document && exit $$status
+	$(MAKE) --keep-going sim coverage netlist xsafety mutate formal synth; status=$$?; $(RUN) cocotb_tests document --one-commit && exit $$status
 
 library: setup ## The Verilated engines as a library, for training through the RTL
 	$(RUN) gen library

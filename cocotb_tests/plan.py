@@ -290,6 +290,21 @@ def unmutated() -> Iterator[str]:
         yield "The recorded run of `make mutate` has no mutants of the memory engine."
 
 
+def mixed() -> list[str]:
+    """Why the record is not of one commit and of these sources: a line for each command, none if it is."""
+    found = []
+    commits = {report.made().get("commit") for report in _COMMANDS}
+    for report in _COMMANDS:
+        commit = report.made().get("commit", "unknown")
+        if not report.rows():
+            found.append(f"{report.command}: not run to its end")
+        elif report.is_stale:
+            found.append(f"{report.command}: of older sources, {commit}")
+        elif len(commits) > 1 or commit.endswith("-dirty") or "further" in report.made():
+            found.append(f"{report.command}: of {commit}, not of the one commit of all")
+    return found
+
+
 def _all_gaps() -> str:
     unfinished = [report.command for report in _COMMANDS if not report.rows()]
     listed = [

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cocotb_tests import __main__ as commands
 from cocotb_tests import plan, reports
 from cocotb_tests.claims import CLAIMS
 from cocotb_tests.runner import BENCHES, STREAM_BENCH
@@ -121,6 +122,27 @@ def test_rows_of_other_sources_are_shown_as_such(reported, monkeypatch):
     assert "| Packer | 2 to 4 bytes |" in page, "nothing is dropped"
     monkeypatch.setattr(provenance, "sources", lambda: "another")
     assert "- The rows of `make sim`, `make formal` are of older sources" in plan.page()
+
+
+def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, monkeypatch):
+    monkeypatch.setattr(provenance, "_commit", lambda: "0123456789")
+    monkeypatch.setattr(reports, "datasheet", str)
+    monkeypatch.setattr(plan, "page", str)
+    for report in plan._COMMANDS:
+        write(report, [dict.fromkeys(report.columns, 0)])
+    reports.take()
+    assert plan.mixed() == []
+    commands.main(["document", "--one-commit"])
+
+    monkeypatch.setattr(provenance, "_commit", lambda: "another")
+    write(reports.MUTATION, [dict.fromkeys(reports.MUTATION.columns, 0)])
+    reports.take()
+    assert "make mutate: of another, not of the one commit of all" in plan.mixed()
+    with pytest.raises(SystemExit, match="not of one commit:\nmake sim: of 0123456789"):
+        commands.main(["document", "--one-commit"])
+
+    monkeypatch.setattr(provenance, "sources", lambda: "changed")
+    assert plan.mixed()[0] == "make sim: of older sources, 0123456789"
 
 
 def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path, monkeypatch):
