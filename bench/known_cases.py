@@ -300,7 +300,7 @@ def softmaxes() -> Iterator[Row]:
         )
 
 
-# E. Bit planes under bf16 autocast
+# E. The bit-plane format under bf16 autocast
 
 
 def families() -> Iterator[Row]:

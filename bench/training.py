@@ -1,7 +1,7 @@
 """What a training step costs in time and memory, by scheme: ``python -m bench.training``.
 
 Trains GPT-2, the small default and the 124M one, each as Hugging Face has it and with GELU as one operation,
-which saves less by itself ("fused"), without compression, with the plane format at 3.2x, the
+which saves less by itself ("fused"), without compression, with the bit-plane format at 3.2x, the
 same with checksums, with the default policy of the Hadamard format at 8x, which recomputes, with
 ``torch.utils.checkpoint`` for each block, and with ``torch.autograd.graph.save_on_cpu``. Each row runs in a
 process of its own, in several rounds over all schemes, so that a machine whose speed changes is unjust to

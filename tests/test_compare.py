@@ -140,7 +140,7 @@ ROWS = [
 ]
 
 
-EMPTY = "<!-- findings -->\n<!-- end -->\n<!-- table -->\n<!-- end -->\n"
+EMPTY = "<!-- table -->\n<!-- end -->\n"
 
 
 def test_differences_are_paired_by_seed():
@@ -183,16 +183,11 @@ def test_it_goes_on_from_what_is_finished(tmp_path, monkeypatch):
     assert "old" not in text
     line = "| bit-plane format 3.2x | 10 | 3.2x | 2 | 2.5000 | 0.6930 | +0.0000 ± 0.1271 | no | 0.2 | 3.50 |"
     assert line in text
-    found = (
-        "- **The bit-plane format, the paper's with a code for zero**: 3.2x +0.0000 ± 0.1271 in *small*.\n"
-    )
-    assert found in text
 
 
 def test_the_page_says_what_its_rows_say():
     committed = [rows.with_infinities(row) for row in json.loads(Path("docs/convergence.json").read_text())]
     text = Path("docs/convergence.md").read_text()
-    assert f"<!-- findings -->\n{page.findings(committed)}\n<!-- end -->" in text
     assert page.progress(committed) in text
     for model in rows.STUDIES:
         if page.by_scheme(committed, model):

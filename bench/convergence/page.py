@@ -34,7 +34,6 @@ def document(rows: list[dict[str, Any]]) -> None:
     page = DOCS / "convergence.md"
     tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
     fill(page, "table", "\n\n".join([progress(rows), *tables]))
-    fill(page, "findings", findings(rows))
     if points(rows):
         plot(rows, DOCS / "convergence.png")
     print(f"{len(rows)} of {len(wanted(STUDIES))} runs are finished; wrote {page}")
@@ -55,7 +54,7 @@ def progress(rows: list[dict[str, Any]]) -> str:
         for model, schemes in missing.items()
     ]
     done = len(keys) - sum(schemes.total() for schemes in missing.values())
-    return f"{done} of {len(keys)} runs. There are none yet, of so many seeds, of {'; '.join(parts)}:"
+    return f"{done} of {len(keys)} runs. Missing, with the number of seeds: {'; '.join(parts)}."
 
 
 def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
@@ -118,51 +117,6 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
             ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def findings(rows: list[dict[str, Any]]) -> str:
-    """What the tables say, in a few lines; schemes without a finished run are left out."""
-    lines = []
-    for title, schemes in FINDINGS.items():
-        told = [f"{_rate(scheme)} {losses}" for scheme in schemes if (losses := _losses_of(rows, scheme))]
-        if told:
-            lines.append(f"- **{title}**: {'; '.join(told)}.")
-    return "\n".join(lines)
-
-
-FINDINGS = {
-    "The bit-plane format, the paper's with a code for zero": ("planes 3.2x", "planes 6.4x"),
-    "The Hadamard format": (
-        *("hadamard 8x", "hadamard 10.7x", "hadamard 12.8x"),
-        *("hadamard 16x", "hadamard 19.7x", "hadamard 32x"),
-    ),
-    "The same, and what can be [recomputed](concepts.md#what-is-recomputed) is not stored": (
-        "recomputed, hadamard 8x",
-        "recomputed, hadamard 16x",
-    ),
-    "Recomputed, and [calibrated](guides/calibrate.md) rates that take as many bytes": (
-        "recomputed, calibrated 16x",
-    ),
-    "Group quantisation": ("quant, 4 bits", "quant, 3 bits", "quant, 2 bits"),
-}
-
-
-def _rate(scheme: str) -> str:
-    return re.findall("[0-9.]+(?:x| bits)", scheme)[0]
-
-
-def _losses_of(rows: list[dict[str, Any]], scheme: str) -> str:
-    """What a scheme adds to the loss of each model; "" if nothing is known of it."""
-    told = []
-    for model in STUDIES:
-        schemes = by_scheme(rows, model)
-        middle, half, seeds = difference(schemes.get(scheme, []), schemes.get("baseline", []))
-        if seeds and math.isfinite(middle):
-            interval = f" ± {half:.4f}" if half < math.inf else " (one seed)"
-            told.append(f"{middle:+.4f}{interval} in *{model}*")
-        elif seeds:
-            told.append(f"diverges in *{model}*")
-    return ", ".join(told)
 
 
 def _whole(model: str, scheme: str, ratio: float) -> str:

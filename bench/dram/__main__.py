@@ -34,7 +34,7 @@ MODELS = {"small": 4, "medium": 1}
 MEMORIES = {"HBM2": "HBM2_8Gb_x128", "LPDDR4": "LPDDR4_8Gb_x16_2400", "DDR4": "DDR4_8Gb_x8_3200"}
 LAYOUTS: tuple[Layout, ...] = (
     Plain(),
-    FixedRate("bitstash, planes 3.2x", PlaneFormat("fp32", block=64, target=80)),
+    FixedRate("bitstash, bit-plane format 3.2x", PlaneFormat("fp32", block=64, target=80)),
     FixedRate("bitstash, Hadamard 16x", HadamardFormat("fp32", block=128, target=32)),
     Pages("bit planes and DEFLATE, pages of 4 KiB", lossless.bit_planes, 4096, entry=8, granularity=64),
     Pages("lines in bins, pages of 4 KiB", lossless.lines, 4096, entry=64, granularity=512),

@@ -56,7 +56,7 @@ EXACT = Treatment(
     is_exact=True,
 )
 PLANES = Treatment(
-    "bit planes, 3.2x",
+    "bit-plane format, 3.2x",
     {"policy": PlaneFormat("fp32", block=64, target=80)},
     'bitstash.PlaneFormat("fp32", block=64, target=80)',
 )
