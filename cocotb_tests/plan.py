@@ -28,26 +28,34 @@ STAGES = "stages and parts"
 
 _INTRODUCTION = """# Verification
 
-What is claimed of the [engines](hardware.md), what holds each claim, how far that reaches, and what it leaves
-open. `make verify` does all of it, in hours, goes on where it was stopped, and writes this page; the figures
-are those of each command's last whole run, in [verification.json](verification.json), with a hash of the
-sources that were verified (`rtl/`, `golden/`, `cocotb_tests/`, `gen/formal/`). Where these have changed
-since, the table says "older":
+This page says what is claimed of the [engines](hardware.md), what holds each claim, and how far. What is
+not held stands first.
+
+[Gaps](#gaps) · [What was run](#what-was-run) · [Claims](#claims) · [How good the benches
+are](#how-good-the-benches-are) · [Appendix: all that was run](#appendix-all-that-was-run)
+
+"""
+
+_RUN = """## What was run
+
+`make verify` runs all of it, in hours, goes on where it was stopped, and writes this page. The figures are
+those of each command's last whole run, in [verification.json](verification.json), with a hash of the
+sources that were verified (`rtl/`, `golden/`, `cocotb_tests/`, `gen/formal/`). Where the sources have
+changed since, the table says "older".
 
 {made}
 
-[Claims](#claims) · [How good the benches are](#how-good-the-benches-are) · [Gaps](#gaps) ·
-[Appendix: all that was run](#appendix-all-that-was-run)
-
-## Claims
-
-*Simulated* are random stimulus and the corners of the format, compared with golden/, under every pattern of
-idling and stalling at either end; a seed makes all of it again (`python -m cocotb_tests sim --seed 7`).
-*Inductive* proofs hold for all time, *bounded* ones for all behaviours of the cycles stated after reset;
-*reached* shows that what a claim is about occurs. Proofs of control are of presets in full size, where a row
-names one, as no control depends on data and a solver can leave the datapaths out; and of the small engines
-that rows name.
 """
+
+_CLAIMS = """## Claims
+
+*Simulated* is random stimulus and the corners of the format, compared with golden/, under every pattern of
+idling and stalling at either end. A seed makes all of it again (`python -m cocotb_tests sim --seed 7`).
+*Inductive* proofs hold for all time, *bounded* ones for all behaviours of the cycles stated after reset.
+*Reached* shows that what a claim is about occurs.
+
+Proofs of control are of presets in full size, where a row names one: no control depends on data, so a
+solver can leave the datapaths out. The others are of the small engines that rows name."""
 
 _BENCHES = """## How good the benches are
 
@@ -65,9 +73,9 @@ The table of `make sim`, every engine against golden/, is in [hardware.md](hardw
 
 def page() -> str:
     """The whole page, from what was recorded."""
-    sections = [_INTRODUCTION.format(made=_made())]
+    sections = [_INTRODUCTION + _all_gaps(), _RUN.format(made=_made()) + _CLAIMS]
     sections += [_section(number, claim) for number, claim in enumerate(CLAIMS, 1)]
-    sections += [_of_benches(), _all_gaps(), _APPENDIX]
+    sections += [_of_benches(), _APPENDIX]
     sections += [report.section() for report in (BINS, STREAMS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)]
     return "\n".join(sections)
 
