@@ -32,7 +32,8 @@ def document(rows: list[dict[str, Any]]) -> None:
     text = "[\n" + ",\n".join(map(as_json, rows)) + "\n]\n" if rows else "[]\n"
     write(DOCS / "convergence.json", text)
     page = DOCS / "convergence.md"
-    tables = [table_of(rows, model) for model in STUDIES if by_scheme(rows, model)]
+    bf16_first = sorted(STUDIES, key=lambda model: STUDIES[model].dtype != "bf16")
+    tables = [table_of(rows, model) for model in bf16_first if by_scheme(rows, model)]
     fill(page, "table", "\n\n".join([progress(rows), *tables]))
     if points(rows):
         plot(rows, DOCS / "convergence.png")
