@@ -105,11 +105,11 @@ class ChannelMeans(Means):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.normed, self._geometry, self._spreads = _CHANNELS, Geometry.of(tensor), None
-        sizes = torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=torch.float32)
-        weights = torch.where(sizes.isfinite() & (sizes > 0), 1 / sizes, 0)
-        total = weights.sum(-2, keepdim=True)
+        sizes = torch.linalg.vector_norm(tensor, dim=-1).float()
+        weights = torch.where(sizes.isfinite() & (sizes > 0), 1 / sizes, 0).unsqueeze(-2)
+        total = weights.sum(-1, keepdim=True)
         weights = weights / torch.where(total > 0, total, 1)
-        means = (tensor * weights.to(tensor.dtype)).sum(-2, keepdim=True, dtype=torch.float32)
+        means = weights.to(tensor.dtype) @ tensor  # a matrix product makes no copy of the tensor
         self._means = torch.where(means.isfinite(), means, 0).to(tensor.dtype)
 
     def has(self, normed: Normed) -> bool:
