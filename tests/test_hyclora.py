@@ -32,11 +32,11 @@ class Lora(nn.Module):
         return self.base_layer(x) + self.lora_B["default"](low) * self.scaling["default"]
 
 
-def llama(dropout: float = 0.0) -> LlamaForCausalLM:
+def llama(dropout: float = 0.0, vocabulary: int = 128) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=128, use_cache=False, attention_bias=True,
+        num_key_value_heads=2, vocab_size=vocabulary, use_cache=False, attention_bias=True,
     )  # fmt: skip
     model = LlamaForCausalLM(config).requires_grad_(False)
     for layer in model.model.layers:

@@ -52,7 +52,7 @@ MASKED = 1e3
 
 # A recomputation input that no one stored is copied if it is at most this part of what is recomputed.
 _SMALL = 1 / 64
-# What a matrix product is given is copied if it is at most this part.
+# What a matrix product is given, or a cast of that, is copied if it is at most this part.
 _SMALL_FACTOR = 1 / 4
 
 # fp16 ends here: what came close to it would become infinite with operands that are a little larger.
@@ -345,8 +345,16 @@ class Planner:
 
         return self._verdicts.ask(("amplifies", self._facts), is_wider)
 
-    def _redo(self, recipe: Recipe, origin: Origin, only_exact: bool) -> Redone | None:
-        """What makes a state of a storage as its recipe says; None if nothing can, or not well enough."""
+    def _redo(
+        self, recipe: Recipe, origin: Origin, only_exact: bool, is_factor: bool = False
+    ) -> Redone | None:
+        """What makes a state of a storage as its recipe says; None if nothing can, or not well enough.
+
+        Args:
+            recipe, origin: of the storage.
+            only_exact: whether nothing lossy may be among its inputs.
+            is_factor: whether a matrix product is given it.
+        """
         if recipe.inner and not self._products and not is_wide(recipe.inner, recipe.geometry.size[-1]):
             return None
         only_exact = only_exact or recipe.way.needs_exact
@@ -354,22 +362,22 @@ class Planner:
         if recipe.inner and (known := self._known.get(key)) is not None:
             return known
         inputs: list[Input] = []
-        operands: list[Operand] = []
-        places: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
+        values: list[tuple[int | str, Any]] = [*enumerate(recipe.args), *recipe.kwargs.items()]
+        places = [(place, operand) for place, operand in values if type(operand) is Operand]
+        operands = [operand for _, operand in places]
+        feeds = recipe.inner > 0 or (is_factor and len(operands) == 1)
         for place, operand in places:
-            if type(operand) is Operand:
-                if operand.origin.parameter is not None:
-                    found: Start | Redone | None = self._parameter(operand, recipe)
-                else:
-                    found = (
-                        self._stored(operand, only_exact)
-                        or self._made(operand, only_exact)
-                        or self._copy(operand, recipe)
-                    )
-                if found is None:
-                    return None
-                inputs.append((place, found, operand.geometry))
-                operands.append(operand)
+            if operand.origin.parameter is not None:
+                found: Start | Redone | None = self._parameter(operand)
+            else:
+                found = (
+                    self._stored(operand, only_exact)
+                    or self._made(operand, only_exact, feeds)
+                    or self._copy(operand, feeds)
+                )
+            if found is None:
+                return None
+            inputs.append((place, found, operand.geometry))
         redone = Redone(recipe, inputs)
         if recipe.inner:
             self._known[key] = redone
@@ -444,7 +452,7 @@ class Planner:
                 return found.redone if isinstance(found, Recomputed) and found.is_light else found
         return None
 
-    def _parameter(self, operand: Operand, recipe: Recipe) -> Start | None:
+    def _parameter(self, operand: Operand) -> Start | None:
         """A copy of a small parameter of the model, which all share, or a large one itself.
 
         What FSDP gathered has an origin without parameter, and is copied or no input: it may be gone when it
@@ -458,23 +466,23 @@ class Planner:
         for entry in source.holding(region):
             if entry.codec is None and entry.is_stored:
                 return entry
-        if (copied := self._copy(operand, recipe)) is not None:
+        if (copied := self._copy(operand)) is not None:
             return copied
         is_there = self._watch.is_current(origin) and parameter.untyped_storage() is origin.storage()
         return Live(parameter) if is_there and not hasattr(parameter, "ds_id") else None
 
-    def _made(self, operand: Operand, only_exact: bool) -> Redone | None:
+    def _made(self, operand: Operand, only_exact: bool, is_factor: bool) -> Redone | None:
         recipe = operand.origin.recipe
         if recipe is None or (recipe.version, recipe.dtype) != (operand.version, operand.dtype):
             return None
-        return self._redo(recipe, operand.origin, only_exact)
+        return self._redo(recipe, operand.origin, only_exact, is_factor)
 
-    def _copy(self, operand: Operand, recipe: Recipe) -> Entry | None:
+    def _copy(self, operand: Operand, is_factor: bool = False) -> Entry | None:
         """A copy of a small tensor that is still there."""
         region, origin = operand.geometry.region, operand.origin
         nbytes = region.count * operand.dtype.itemsize
-        is_factor = recipe.inner > 0 and not origin.constant
-        if nbytes > (_SMALL_FACTOR if is_factor else _SMALL) * self._nbytes:
+        most = _SMALL_FACTOR if is_factor and not origin.constant else _SMALL
+        if nbytes > most * self._nbytes:
             return None
         whole = self._memory(origin, operand.dtype, region)
         if whole is None:
