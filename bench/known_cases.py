@@ -415,14 +415,15 @@ class Sink(nn.Module):
     Args:
         height: by how much the logits of the first token are above the others'.
         spread: their standard deviation.
+        mean: of the values, in standard deviations.
     """
 
-    def __init__(self, height: float = 0.0, spread: float = 1.0) -> None:
+    def __init__(self, height: float = 0.0, spread: float = 1.0, mean: float = 0.0) -> None:
         super().__init__()
         self.logits = nn.Parameter(spread * random(1, 2, 256, 256, seed=1))
         with torch.no_grad():
             self.logits[..., 0] += height
-        self.values, self.target = random(1, 2, 256, 32, seed=2), random(1, 2, 256, 32, seed=3)
+        self.values, self.target = random(1, 2, 256, 32, seed=2) + mean, random(1, 2, 256, 32, seed=3)
 
     def forward(self) -> Tensor:
         weights = (1 * self.logits).softmax(-1)
@@ -432,6 +433,7 @@ class Sink(nn.Module):
 def sinks() -> Iterator[Row]:
     models = {f"a first token of {height} above the others": Sink(float(height)) for height in (0, 5, 8, 12)}
     models |= {f"logits' deviation {spread}": Sink(spread=float(spread)) for spread in (9, 64)}
+    models |= {f"values of a mean of {mean} deviations": Sink(spread=3.0, mean=mean) for mean in (10, 30)}
     for name, model in models.items():
         errors = both(model, model, HADAMARD, "logits")
         yield Row("K", f"eager attention, {name}", "gradient error of the logits, 8x", *errors)

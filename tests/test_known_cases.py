@@ -42,7 +42,7 @@ def test_the_error_of_attention_has_a_bound_whatever_its_logits():
         assert row.bitstash < 0.4, row
 
 
-def test_a_softmax_with_nearly_all_in_one_place_costs_attention_no_precision():
+def test_neither_a_peaked_softmax_nor_a_mean_of_the_values_costs_attention_precision():
     rows = [*known_cases.sinks()]
     assert max(row.blind for row in rows) > 10
     assert all(row.bitstash < 0.25 for row in rows), rows

@@ -225,7 +225,9 @@ _rows(
 )
 
 # Smooth functions with bounded derivatives.
-_rows("gelu silu mish glu erf erfc", {"self": Need.VALUES})
+_rows("gelu silu mish", {"self": Need.VALUES})
+# Their derivatives are near 0 but where few values are small, which an error of large ones must not reach.
+_rows("glu erf erfc", {"self": Need.RELATIVE})
 _rows("gelu_backward glu_backward", {"self grad_output": Need.VALUES})
 _rows("pow.Tensor_Scalar", {"self": _power})
 

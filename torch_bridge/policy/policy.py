@@ -191,6 +191,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: 
         why=rule.why,
         normed=normed,
         channels=need is Need.VALUES and normed is None and of == "values" and _has_channels(facts, chosen),
+        sums=need is Need.PROBABILITIES,
         finer=_finer(chosen, fmt, facts, _BOUNDS[need]) if need in _BOUNDS else (),
         least=_LEAST.get(need, strength_of(chosen)),
     )

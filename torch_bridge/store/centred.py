@@ -119,6 +119,46 @@ class ChannelMeans(Means):
 _CHANNELS = normed((-2,))
 
 
+class RowSums(Means):
+    """That the rows of a softmax sum to one: nothing is kept for it.
+
+    What a softmax is multiplied by may be nearly the same for a whole row, as the products with values that
+    have a mean. Its gradient is then a small difference, which is wrong by as much as the sum is.
+
+    Args:
+        tensor: a softmax over its last dimension; it has each element of its memory once.
+    """
+
+    is_needed = False
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._geometry = Geometry.of(tensor)
+
+    def has(self, normed: Normed) -> bool:
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def tensors(self) -> list[torch.Tensor]:
+        return []
+
+    def without(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._geometry.region.values(tensor)
+
+    def put_back(self, memory: torch.Tensor, start: int) -> None:
+        where = self._geometry
+        offset = memory.storage_offset() + where.offset - start
+        rows = memory.as_strided(where.size, where.stride, offset)
+        sums = rows.sum(-1, keepdim=True, dtype=torch.float32)
+        rows.div_(torch.where((sums - 1).abs() < _FAR_FROM_ONE, sums, 1))  # rows that are masked whole are 0
+
+
+# How far the sum of a softmax's row may be from one, in few bits.
+_FAR_FROM_ONE = 0.5
+
+
 def _in_half(values: torch.Tensor) -> torch.Tensor:
     """Finite values stay finite in fp16."""
     return torch.where(values.isfinite(), values.clamp(-_LARGEST_HALF, _LARGEST_HALF), values)

@@ -29,7 +29,7 @@ from ..report.report import Sums, Tally
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from .attention import Logits, Node
 from .budget import Budget
-from .centred import ChannelMeans, Means
+from .centred import ChannelMeans, Means, RowSums
 from .codecs import Codecs
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
@@ -541,7 +541,9 @@ def _means(tensor: torch.Tensor, decision: Decision) -> Means | None:
     """The means that are taken from a tensor, None if it goes into its format as it is."""
     if decision.normed is not None:
         return Means(tensor, decision.normed)
-    return ChannelMeans(tensor) if decision.channels and Means.fit(tensor) else None
+    if not (decision.channels or decision.sums) or not Means.fit(tensor):
+        return None
+    return RowSums(tensor) if decision.sums else ChannelMeans(tensor)
 
 
 def _strength(decision: Decision) -> Strength:
