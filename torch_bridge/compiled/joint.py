@@ -218,6 +218,24 @@ class Joint:
         kind = "" if repeats else self.constant(source)
         return kind if not kind or kind.endswith(" copy") else f"{kind} copy"
 
+    def repeated(self, node: Node) -> Node | None:
+        """What a tensor is copied from, if it has values several times, as keys for groups of queries."""
+        group = self.group(self.root(node))
+        if group is None or not group.op.is_copy or not group.inputs:
+            return None
+        source = group.inputs[0]
+        return source if geometry_of(source).count > self.region(source).count else None
+
+    def mask(self, node: Node) -> Node | None:
+        """The booleans that a tensor is made of, value by value and of nothing else; None without."""
+        count = geometry_of(self.root(node)).count
+        while (root := self.root(node)).meta["val"].dtype != torch.bool:
+            group = self.group(root)
+            if group is None or len(group.inputs) != 1 or not (group.op.is_pointwise or group.op.is_copy):
+                return None
+            node = group.inputs[0]
+        return root if geometry_of(root).count == count else None
+
     def made_by(self, node: Node) -> str:
         """Name of the operation that filled a tensor's memory, as hooks would tell it."""
         root = self.root(node)

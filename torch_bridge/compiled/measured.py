@@ -1,9 +1,9 @@
 """Tensors of compiled graphs that are stored as finely as what is measured of them asks for.
 
-These are queries and keys, whose logits may spread widely, and softmaxes, which may amplify their errors.
-With hooks that is decided for each tensor when it is saved. A graph is made once; so it holds an operation
-that chooses when it runs, and whose result has a size of its own each time. The number of bytes says which
-format it is in: nothing else goes to the backward pass.
+These are queries and keys, whose logits may spread widely, softmaxes, which may amplify their errors, and
+what may be a mask with infinities. With hooks that is decided for each tensor when it is saved. A graph is
+made once; so it holds an operation that chooses when it runs, and whose result has a size of its own each
+time. The number of bytes says which format it is in: nothing else goes to the backward pass.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Choices:
         self._note(place, value)
         if not value <= bound:
             warnings.warn(
-                f"attention in {place.partition('#')[0]!r} needed finer queries and keys, or softmaxes, in "
-                f"one step than it had, which were good enough up to {bound:.3g}, not {value:.3g}: its "
-                "gradient has a larger error than is documented",
+                f"a tensor that {place.partition('#')[0]!r} saves was kept finely enough for a measure of "
+                f"{bound:.3g}, which was {value:.3g} in one step: its gradient has a larger error than is "
+                "documented",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -152,6 +152,17 @@ def softmax_amplification(softmax: torch.Tensor) -> torch.Tensor:
 @softmax_amplification.register_fake
 def _(softmax: torch.Tensor) -> torch.Tensor:
     return softmax.new_empty((), dtype=torch.float32)
+
+
+@torch.library.custom_op("bitstash::largest", mutates_args=())
+def largest(values: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude: fp32, a number; NaN where there is one."""
+    return values.abs().amax().float()
+
+
+@largest.register_fake
+def _(values: torch.Tensor) -> torch.Tensor:
+    return values.new_empty((), dtype=torch.float32)
 
 
 @torch.library.custom_op("bitstash::compress_measured", mutates_args=())

@@ -22,7 +22,7 @@ from ..report import Report
 from ..report.report import Sums, Tally
 from ..report.rows import COMPRESSED, RECOMPUTED
 from ..store.codecs import Codecs
-from ..store.store import PEAKED, SPREAD
+from ..store.store import INFINITIES, PEAKED, SPREAD
 from . import operators  # noqa: F401  # graphs from a cache call them
 from .joint import Joint, geometry_of, is_tensor
 from .measured import CHOICES, sizes_of, text_of_all
@@ -31,6 +31,8 @@ from .rewrite import Rewriter, merged
 from .saved import saved_tensors
 
 PARTITIONER = "kept by the partitioner"
+# What is said of tensors that were measured, and for which no format is fine enough.
+_WHY: dict[Any, str] = {Need.LOGITS: SPREAD, Need.PROBABILITIES: PEAKED}
 
 
 class Partitioner:
@@ -214,7 +216,7 @@ class _Chosen:
         """Count it as it was kept last."""
         level, before = CHOICES.chosen(self.place), self.takes[self.level]
         if level != self.level:
-            why = PEAKED if self.sums.facts.need is Need.PROBABILITIES else SPREAD
+            why = _WHY.get(self.sums.facts.need, INFINITIES)
             kept = COMPRESSED if self.takes[level] < self.original else why
             self.sums = tally.move(self.sums, kept, self.original, (before, self.takes[level]))
             self.level = level

@@ -1,15 +1,15 @@
 """What becomes of each tensor that a joint graph saves: what the policy decides, as far as a graph allows.
 
 The decisions are those of ``Policy.decide`` for the same ``Facts`` as with hooks, in the order in which
-the model saves. What hooks ask of values a graph asks only of queries, keys and softmaxes: ``measured.py``.
-Else what may have infinities stays exact; floats with two values are not told from others, and a sum of lossy
-tensors is recomputed only if it is known that it does not cancel.
+the model saves. Some of what hooks ask of values a graph asks when it runs: ``measured.py``. Floats with
+two values are told from others by the booleans that they are made of, and a sum of lossy tensors is
+recomputed only if it is known that it does not cancel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import nextafter, prod
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
 from ..facts.needs import Need, Normed
+from ..facts.products import PRODUCTS, wide_input
 from ..facts.recompute import RECOMPUTATIONS, Recomputation
 from ..policy import Decision, Policy
 from ..policy.decision import EXACT, Recompute, Strength, keeps_signs, strength_of
@@ -27,7 +28,7 @@ from ..policy.policy import TABLE
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from ..store.attention import may_be_again
 from ..store.recomputed import MOST_OPERATIONS, MOST_WORK
-from ..store.store import INFINITIES, SHORT_ROWS, layer_of, row_of
+from ..store.store import AS_INFINITE, INFINITIES, SHORT_ROWS, layer_of, row_of
 from .joint import Group, Joint, geometry_of, is_tensor
 from .saved import Saved, facts_of, is_same
 from .sizes import is_static, otherwise
@@ -42,6 +43,8 @@ OF_INDICES = "made of indices"
 CHECKPOINTED = "recomputed by activation checkpointing"
 
 _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+# Numbers beyond this may stand for infinities.
+_FINITE = nextafter(AS_INFINITE, 0)
 # What is at most this part of what is recomputed is kept for it.
 _SMALL = 1 / 64
 # Of a decomposed operation that is recomputed only for some arguments: nodes under which errors stay small.
@@ -297,10 +300,18 @@ class Plan:
             if made is not None:
                 self.remade |= made.remade
                 return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
+        if decision.bits and (made := self._of_mask(saved, facts)) is not None:
+            self.remade |= made.remade
+            return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
         if decision.format is None:
             return exact
-        if decision.finite:
+        if decision.finite and (decision.finer or decision.normed is not None or self._is_captured):
             return replace(exact, kept=INFINITIES)
+        if decision.finite:
+            decision = replace(decision, finer=((_FINITE, None),))
+        if (made := self._of_repeated(saved)) is not None:
+            self.remade |= made.remade
+            return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
         if not is_dense:
             return replace(exact, kept=OVERLAPS)
         if decision.normed is not None and not self._may_be_normed(saved, node, decision.normed):
@@ -312,6 +323,24 @@ class Plan:
             entry.measured = saved
         self._fits(entry, geometry_of(saved.node))
         return entry
+
+    def _of_repeated(self, saved: Saved) -> Made | None:
+        """How a tensor is repeated anew, of what is kept of its values once."""
+        source = self._joint.repeated(saved.node)
+        if source is None:
+            return None
+        self._keep(replace(saved, node=source, users=[]))
+        return self._made(saved.node, only_exact=False)
+
+    def _of_mask(self, saved: Saved, facts: Facts) -> Made | None:
+        """How a float mask is made anew of booleans, which are kept as bits."""
+        joint, mask = self._joint, self._joint.mask(saved.node)
+        if mask is None or facts.requires_grad or not _is_dense(mask):
+            return None
+        if self.holder(mask) is None:
+            of_mask = replace(facts, dtype=torch.bool, made_by=joint.made_by(mask))
+            self._held[mask, joint.region(mask)] = Entry(mask, "bits", of_mask, BITS)
+        return self._made(saved.node, only_exact=True)
 
     def _fits(self, entry: Entry, geometry: Geometry) -> bool:
         """Give an entry the rows of its format; it is exact where that would not be smaller."""
@@ -410,9 +439,10 @@ class Plan:
 
     def _redo(self, root: Node, small: float, only_exact: bool) -> Made | None:
         group = self._joint.group(root)
-        way = RECOMPUTATIONS.get(group.target) if group is not None else None
+        way = way_of(group) if group is not None else None
         if group is None or way is None or root.op != "call_function":
             return None
+        only_exact |= way.needs_exact
         if group.is_whole:
             if root not in (group.nodes[0], *(one for one in group.nodes if one.args[1:] == (0,))):
                 return None
@@ -489,6 +519,14 @@ class Plan:
             saturates=way.saturates,
             remade=frozenset({root}).union(*(part.remade for part in parts)),
         )
+
+
+def way_of(group: Group) -> Recomputation | None:
+    """How an operation is done again: a cheap one, or a product as wide as a language model's head."""
+    way = PRODUCTS.get(group.target)
+    if way is None or not group.is_whole:
+        return RECOMPUTATIONS.get(group.target)
+    return way if wide_input(way, tuple(_value(one) for one in group.nodes[0].args)) >= 0 else None
 
 
 def _strength(decision: Decision) -> Strength:

@@ -20,13 +20,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.needs import Need
-from ..facts.recompute import RECOMPUTATIONS, Recomputation
+from ..facts.recompute import Recomputation
 from ..internals import as_recorded, note_new_sizes
 from . import operators
 from .joint import Group, Joint, geometry_of
 from .measured import text_of_all
 from .norms import means_of, spreads_of, with_means, without_means
-from .plan import Entry, Plan
+from .plan import Entry, Plan, way_of
 from .saved import Saved
 
 _OPS = torch.ops.bitstash
@@ -55,7 +55,7 @@ class Rewriter:
         self._graph: Graph = joint.graph
         self._versions: dict[Node, Node] = {}
         self._again: dict[Group, Node] = {}
-        self._measures: dict[Group, Node] = {}
+        self._measures: dict[tuple[Any, ...], Node] = {}
         self._first = next(node for node in joint.nodes if node.op not in ("placeholder", "get_attr"))
         self.stored: dict[Node, Entry] = {}
         self.places: dict[Entry, str] = {}
@@ -141,23 +141,20 @@ class Rewriter:
         return self._backward(_OPS.decompress_measured.default, args, node)
 
     def _measure(self, saved: Saved) -> Node:
-        """How far the logits of an attention spread, or how much a softmax amplifies its error."""
-        group = saved.group
-        assert group is not None
-        if group not in self._measures:
-            base, place = group.nodes[0], (self._graph.inserting_before, group.nodes[0])
+        """How far the logits of an attention spread, how much a softmax amplifies its error, or a maximum."""
+        group, target = saved.group, _OPS.largest.default
+        args: tuple[Any, ...] = (saved.node,)
+        if saved.need is Need.PROBABILITIES:
+            target = _OPS.softmax_amplification.default
+        elif saved.need is Need.LOGITS:
+            assert group is not None
+            base, target = group.nodes[0], _OPS.logit_spread.default
             given = dict(zip(group.op.arguments, base.args, strict=False)) | base.kwargs
-            args: tuple[Any, ...] = (given.get("query"), given.get("key"), given.get("scale"))
-            target = _OPS.logit_spread.default
-            if saved.need is Need.PROBABILITIES:
-                place = self._graph.inserting_after, saved.node
-                target, args = _OPS.softmax_amplification.default, (saved.node,)
-            with place[0](place[1]):
-                node = self._graph.call_function(target, args)
-            self._describe(node, base)
-            node.meta["partitioner_tag"] = "is_forward"
-            self._measures[group] = node
-        return self._measures[group]
+            args = (given["query"], given["key"], given.get("scale"))
+        if (target, args) not in self._measures:
+            last = max((one for one in args if isinstance(one, Node)), key=self._joint.place.__getitem__)
+            self._measures[target, args] = self._forward(last, target, args)
+        return self._measures[target, args]
 
     def _without_means(self, entry: Entry) -> Node:
         """What a norm reads: compressed without its means, which are kept beside it and added again."""
@@ -199,7 +196,8 @@ class Rewriter:
         """What computes the memory of a tensor anew."""
         group = self._joint.group(root)
         assert group is not None
-        way = RECOMPUTATIONS[group.target]
+        way = way_of(group)
+        assert way is not None
         made = self._whole(group, way) if group.is_whole else self._inner(group, way, root)
         if root.meta["val"].dtype != torch.float16:
             return made

@@ -50,7 +50,7 @@ PEAKED = "a softmax with nearly all in one place"
 INPUT = "recomputation input"
 
 # What requires no gradient and has a number as large as this may be a mask that attention adds.
-_AS_INFINITE = 1e3
+AS_INFINITE = 1e3
 
 
 class Saved:
@@ -362,7 +362,7 @@ class Store:
     def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[bool, Flag | None]:
         """Whether a tensor has no infinities, nor what stands for them, as far as is known; a flag if not."""
         values = tensor.as_strided(region.size, region.stride, region.offset)
-        return self._verdicts.holds(("finite", facts), lambda: ~(values.abs() >= _AS_INFINITE).any())
+        return self._verdicts.holds(("finite", facts), lambda: ~(values.abs() >= AS_INFINITE).any())
 
     def _fine_enough(
         self, facts: Facts, decision: Decision, tensor: torch.Tensor
