@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from golden import PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, calibrate
 from torch_bridge.job import train
 from torch_bridge.schemes import hyclora
@@ -39,6 +40,16 @@ class Calibrated(train.Options):
     @property
     def policy(self) -> Policy:
         return calibrated(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineBoundaries(train.Options):
+    """With what each layer is given on bit planes of 10 bits, from which all its others may be recomputed."""
+
+    @property
+    def policy(self) -> Policy:
+        fine = Rule(PlaneFormat("fp32", 64, 80), module="*input_layernorm")
+        return Policy([Rule("recompute", products=True), fine, Rule(self.format)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +106,8 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
         return Calibrated(model=model, seed=seed, **sizes, **SCHEMES[scheme])
     if scheme.startswith("HyC-LoRA"):
         return HycLora(seed=seed, **sizes, **SCHEMES[scheme])
+    if "10-bit boundaries" in scheme:
+        return FineBoundaries(seed=seed, **sizes, **SCHEMES[scheme])
     options = train.Options if scheme.startswith(DEFAULT_POLICY) else Everything
     return options(seed=seed, **sizes, **SCHEMES[scheme])
 
