@@ -12,12 +12,15 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cocotb_tests.promises import promise
+from cocotb_tests.reports import SYNTH
+from gen import memory
 from gen.arguments import add_jobs, interruptible
 from gen.config import PRESETS
 from gen.synth import energy, jobs, liberty, sta
@@ -123,9 +126,40 @@ def measure(
 def document(results: dict[str, Any]) -> None:
     """Put the tables of docs/node.json into docs/hardware.md."""
     path = FOLDER / "hardware.md"
+    page.fill(path, "datasheet", "\n".join(_datasheet(results)))
     page.fill(path, "node", "\n".join(_engines(results)))
     page.fill(path, "node memories", "\n".join(_memories(results)))
     page.fill(path, "node rivals", "\n".join(_rivals(results)))
+
+
+def _datasheet(results: dict[str, Any]) -> Iterator[str]:
+    """What an architect asks first. Rates and latencies are what the benches hold engines to."""
+    yield "| engine | bytes a cycle | latency, cycles | logic, kGE | memories, kbit | mm² | GHz | pJ a byte |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    gates = {(row["preset"], row["bus_bytes"], row["part"]): row["kge"] for row in SYNTH.rows()}
+    for row in results["rows"]:
+        sized, bits = row["sized"], sum(one["width"] * one["depth"] for one in row["memories"])
+        if row["preset"] in PRESETS:
+            config = replace(PRESETS[row["preset"]], bus_bytes=row["bus_bytes"])
+            promised = promise(row["part"], config.fmt, config.formats, config.bus_bytes)
+            rate, latency = str(config.bus_bytes // promised.word_cycles), str(promised.latency)
+            kge = gates.get((row["preset"], row["bus_bytes"], row["part"]))
+        else:
+            parameters = memory.PRESETS[row["preset"]]
+            rate = ", ".join(f"{each:g}" for each in memory.bytes_per_cycle(parameters)) + ", each way"
+            latency = ", ".join(map(str, memory.read_latency(parameters))) + ", added to a read"
+            kge = row["kge"]
+        cells = [
+            f"`{row['preset']}`, {row['bus_bytes']} bytes, {row['part']}",
+            rate,
+            latency,
+            _number(kge, ".1f"),
+            f"{bits / 1000:.1f}" if bits else "none",
+            f"{(sized['area'] + bits * results['node']['memory_bit']) * 1e-6:.4f}",
+            _ghz(sized["period_with_wires_ps"]),
+            _number(sized["pj_per_byte"], ".3f"),
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 def _engines(results: dict[str, Any]) -> Iterator[str]:
@@ -166,8 +200,8 @@ def _memories(results: dict[str, Any]) -> Iterator[str]:
     for row in results["rows"]:
         if "kge" not in row:
             continue
-        bits = [memory["width"] * memory["depth"] for memory in row["memories"]]
-        unclocked = [memory["width"] * memory["depth"] for memory in row["memories"] if not memory["clocked"]]
+        bits = [one["width"] * one["depth"] for one in row["memories"]]
+        unclocked = [one["width"] * one["depth"] for one in row["memories"] if not one["clocked"]]
         cells = [
             row["preset"],
             f"{row['kge']:.1f}",

@@ -1,10 +1,13 @@
 """The tables of a named node, from a small record; and what ``python -m bench.node`` refuses."""
 
+import re
+
 import pytest
 
 from bench import node
 from gen.synth import sta
 
+PLACES = ("datasheet", "node", "node memories", "node rivals")
 SIZED = {
     "area": 3000.0,
     "period_with_wires_ps": 800.0,
@@ -42,7 +45,7 @@ RESULTS = {
 @pytest.fixture
 def text(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "FOLDER", tmp_path)
-    places = "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in ("node", "node memories", "node rivals"))
+    places = "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in PLACES)
     (tmp_path / "hardware.md").write_text(places)
     node.document(RESULTS)
     return (tmp_path / "hardware.md").read_text()
@@ -55,6 +58,20 @@ def test_an_engine_has_areas_clocks_leakage_and_energy(text):
     assert (
         "| gpt2-fp32-memory-64 | 64 | memory engine | 0.0020 | 2.00 | 1.00 | 0.0030 | 1.25 | 4.2 |  |  |"
         in text
+    )
+
+
+def test_the_first_table_has_what_an_architect_asks(text):
+    title = (
+        "| engine | bytes a cycle | latency, cycles | logic, kGE | memories, kbit | mm² | GHz | pJ a byte |"
+    )
+    assert title in text
+    figures = r"64 \| 34 \| \d+\.\d \| none \| 0\.0030 \| 1\.25 \| 0\.125 \|"
+    assert re.search(rf"\| `gpt2-fp32-16x`, 64 bytes, compressor \| {figures}", text)
+    # 3,000 square micrometres of logic and 3,240 bits of 0.05 each.
+    assert (
+        "| `gpt2-fp32-memory-64`, 64 bytes, memory engine | 64, 64, 64, each way | 3, 8, 11, added to a read "
+        "| 60.0 | 3.2 | 0.0032 | 1.25 |  |" in text
     )
 
 
