@@ -548,6 +548,7 @@ class Harness {
             machine_.disable(i);
             write_region(i);
             model_.regions[i].enabled = enable(i);
+            read_meanwhile(i);
         }
         settle();
         check_errors();
@@ -580,6 +581,25 @@ class Harness {
         check_overlaps();
         check_directed_counters();
         clear_errors();
+    }
+
+    // Registers are read while the one that enables a region is written, which takes a while.
+    void read_meanwhile(unsigned index) {
+        settle();
+        for (unsigned times = 0; times < 4; ++times) {
+            const unsigned others[] = {IDENTITY, TIMEOUT, READ_BEATS + 4 * unsigned(random_.below(COUNTERS)),
+                                       REGION_BASE + unsigned(random_.below(REGIONS)) * REGION_STRIDE};
+            const unsigned other = others[times], control = REGION_CONTROL + index * REGION_STRIDE;
+            machine_.disable(index);
+            const Region &region = model_.regions[index];
+            const uint32_t value = ENABLE | (region.merge ? MERGE : 0) | region.format << FORMAT_LOW;
+            const uint32_t before = machine_.get(other);
+            machine_.registers.write(control, value);
+            for (unsigned i = random_.below(12); i; --i) machine_.step();
+            expect(machine_.get(other) == before, "the register at " + hex(other) + " meanwhile");
+            expect(machine_.registers.written == kOkay, "the answer of a disabled region");
+            expect_register(control, value | USABLE);
+        }
     }
 
     void expect_region(unsigned index, bool is_enabled) {

@@ -1,4 +1,4 @@
-// The registers' side: a manager of AXI4-Lite, an access at a time.
+// The registers' side: a manager of AXI4-Lite, a write and a read at a time.
 
 #pragma once
 
@@ -7,31 +7,32 @@
 
 class Lite {
    public:
-    uint32_t data = 0;         // that was read
-    Response response = kOkay;
-    double pause = 0;          // share of the cycles in which a channel offers or takes nothing
+    uint32_t data = 0;  // that was read
+    Response written = kOkay, read_as = kOkay;
+    double pause = 0;  // share of the cycles in which a channel offers or takes nothing
 
     void write(unsigned offset, uint32_t value, unsigned strobes = 15) {
-        offset_ = offset;
+        write_offset_ = offset;
         strobes_ = strobes;
         value_ = value;
         aw_ = w_ = kWaits;
-        is_busy_ = true;
+        writes_ = true;
     }
 
     void read(unsigned offset) {
-        offset_ = offset;
+        read_offset_ = offset;
         ar_ = kWaits;
-        is_busy_ = true;
+        reads_ = true;
     }
 
-    bool is_busy() const { return is_busy_; }
+    bool is_busy() const { return writes_ || reads_; }
 
     void drive(Vengine &m) {
         for (State *channel : {&aw_, &w_, &ar_}) {
             if (*channel == kWaits && !random_.chance(pause)) *channel = kOffered;
         }
-        m.s_axil_awaddr = m.s_axil_araddr = offset_;
+        m.s_axil_awaddr = write_offset_;
+        m.s_axil_araddr = read_offset_;
         m.s_axil_wdata = value_;
         m.s_axil_wstrb = strobes_;
         m.s_axil_awvalid = aw_ == kOffered;
@@ -47,11 +48,11 @@ class Lite {
         if (m.s_axil_awready && m.s_axil_awvalid) aw_ = kIdle;
         if (m.s_axil_wready && m.s_axil_wvalid) w_ = kIdle;
         if (m.s_axil_arready && m.s_axil_arvalid) ar_ = kIdle;
-        if (m.s_axil_bvalid && m.s_axil_bready) response = Response(m.s_axil_bresp), is_busy_ = false;
+        if (m.s_axil_bvalid && m.s_axil_bready) written = Response(m.s_axil_bresp), writes_ = false;
         if (m.s_axil_rvalid && m.s_axil_rready) {
             data = m.s_axil_rdata;
-            response = Response(m.s_axil_rresp);
-            is_busy_ = false;
+            read_as = Response(m.s_axil_rresp);
+            reads_ = false;
         }
     }
 
@@ -72,9 +73,9 @@ class Lite {
     }
 
     Random random_{1};
-    unsigned offset_ = 0, strobes_ = 15;
+    unsigned write_offset_ = 0, read_offset_ = 0, strobes_ = 15;
     uint32_t value_ = 0;
     State aw_ = kIdle, w_ = kIdle, ar_ = kIdle;
-    bool is_busy_ = false;
+    bool writes_ = false, reads_ = false;
     Held b_, r_;
 };

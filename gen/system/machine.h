@@ -57,7 +57,7 @@ class Machine {
     Response set(unsigned offset, uint32_t value, unsigned strobes = 15) {
         registers.write(offset, value, strobes);
         until([this] { return !registers.is_busy(); });
-        return registers.response;
+        return registers.written;
     }
 
     uint32_t get(unsigned offset) {
@@ -69,7 +69,7 @@ class Machine {
     // Whether there is such a register.
     bool has(unsigned offset) {
         get(offset);
-        return registers.response == kOkay;
+        return registers.read_as == kOkay;
     }
 
     // Let a region answer, or not; format 0 is bypass. Whether it does now, or no more.
