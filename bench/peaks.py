@@ -21,7 +21,7 @@ NAMES = {
     "bit-plane format, 3.2x, nothing recomputed": "bit-plane format, 3.2x",
     "default policy, Hadamard 8x": "recommended: Hadamard format, recomputation",
 }
-WIDTH, BAR, GAP, TEXT = 640, 22, 14, 290
+WIDTH, BAR, GAP, TEXT = 640, 22, 14, 180
 
 
 def rows(page: str) -> dict[str, tuple[float, float, float]]:
@@ -74,7 +74,7 @@ def bars(found: dict[str, tuple[float, float, float]]) -> str:
         y, length = 44 + place * (BAR + GAP), round((WIDTH - TEXT - 90) * peak / most)
         colour = "#0072B2" if "recommended" in name else "#9aa5b1"
         parts += [
-            f'<text x="{TEXT - 8}" y="{y + 15}" text-anchor="end">{name}</text>',
+            f'<text x="{TEXT - 8}" y="{y + 15}" text-anchor="end">{name.partition(":")[0]}</text>',
             f'<rect x="{TEXT}" y="{y}" width="{length}" height="{BAR}" fill="{colour}"/>',
             f'<text x="{TEXT + length + 8}" y="{y + 15}">{peak:,.0f} MB</text>',
         ]

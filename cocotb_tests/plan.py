@@ -55,7 +55,8 @@ idling and stalling at either end. A seed makes all of it again (`python -m coco
 *Reached* shows that what a claim is about occurs.
 
 Proofs of control are of presets in full size, where a row names one: no control depends on data, so a
-solver can leave the datapaths out. The others are of the small engines that rows name."""
+solver can leave the datapaths out. The others are of the small engines that rows name.
+"""
 
 _BENCHES = """## How good the benches are
 

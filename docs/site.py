@@ -1,7 +1,8 @@
 """Hooks of MkDocs: pages of the site that lie elsewhere in the repository, and links between the two.
 
 README.md, CONTRIBUTING.md, CHANGELOG.md and the programs of examples/ become pages. A link from a page to any
-other file outside docs/ becomes the file's name, for the site has no place for it.
+other file outside docs/ becomes the file's name, for the site has no place for it. The theme would load
+the worker of its offline search from another server; pages have docs/scripts/worker.js in its place.
 """
 
 import posixpath
@@ -11,6 +12,7 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+_WORKER, _OUR_WORKER = "https://unpkg.com/iframe-worker/shim", "scripts/worker.js"
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _HOME = {origin: page for page, origin in PAGES.items()}
@@ -43,3 +45,14 @@ def on_page_markdown(markdown, page, config, files):
         return f"{image}[{text}]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{anchor or ''})"
 
     return _LINK.sub(moved, markdown)
+
+
+def on_post_page(output, page, config):
+    """Load nothing from elsewhere."""
+    here = posixpath.dirname(page.file.dest_uri) or "."
+    return output.replace(_WORKER, posixpath.relpath(_OUR_WORKER, here))
+
+
+def on_post_template(output_content, template_name, config):
+    """Likewise the page for what is not there."""
+    return output_content.replace(_WORKER, _OUR_WORKER)
