@@ -386,23 +386,24 @@ def _added(runs: list[Row], base: list[Row]) -> str:
 
 
 def choices(rows: list[Row]) -> str:
-    """A line for each variant: its gradient error against the format's, by model, and why it is not taken."""
+    """A row for each variant: its gradient error against the format's, by model, and why it is not taken."""
     errors = {
         (row["variant"], row["bits"], row["model"]): row["gradient_error"] for row in rows if "model" in row
     }
-    lines = []
+    cells = {}
     for title, reason in REASONS.items():
         by_rate = []
         for bits in RATES:
             keys = [(bits, model) for model in effective_bits.MODELS]
             if all((name, *key) in errors for key in keys for name in (title, "the format")):
                 changes = [errors[title, *key] / errors["the format", *key] - 1 for key in keys]
-                by_rate.append(
-                    f"{' / '.join(f'{round(100 * change):+d} %' for change in changes)} at {bits:g} bits"
-                )
-        if by_rate:
-            lines.append(f"- **{title.removeprefix('… ')}**: {', '.join(by_rate)}. {reason}")
-    return "\n".join(lines)
+                by_rate.append(" / ".join(f"{round(100 * change):+d}" for change in changes))
+            else:
+                by_rate.append("")
+        if any(by_rate):
+            cells[title.removeprefix("… ")] = [*by_rate, reason]
+    rates = [f"{bits:g} bits, %" for bits in RATES]
+    return _table(["the format", *rates, "verdict"], cells) if cells else ""
 
 
 def _table(headings: list[str], rows: dict[str, list[str]]) -> str:

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
-PLAIN = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "choosing.md", *GUIDES]
+NAMES = ("quickstart", "choosing", "concepts", "glossary", "integration", "architecture", "cost")
+PLAIN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES), *GUIDES]
 MOST_WORDS_OF_A_SENTENCE = 30
 MOST_NUMBERS = 4  # of a hundred words
 
@@ -52,6 +53,21 @@ def test_numbers_stand_in_tables(page):
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_guide_is_read_in_two_minutes(page):
     assert len(page.read_text().split()) <= 400
+
+
+def test_the_glossary_has_at_most_twenty_entries():
+    rows = re.findall(r"^\| (?!word |---)", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert 10 < len(rows) <= 20
+
+
+# The project's words for these stand in the glossary.
+OLD = r"\b(stash(?:e[sd]|ing)?|deriv(?:e|es|ed)|hostile|starting points?|raw (?:bytes|block|memory|values))\b"
+WORDS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", WORDS, ids=lambda page: page.stem)
+def test_pages_use_the_words_of_the_glossary(page):
+    assert re.findall(OLD, prose(page.read_text()), re.I) == []
 
 
 def test_the_readme_is_short():
