@@ -19,11 +19,11 @@ CONSTANTS = {"1,024", "2,000", "2,048", "2,500", "1.625", "2023", "3.11", "2503.
 # Different quantities that happen to have the same three digits.
 CHANCE = {
     "14.5": "a ratio with torch.compile, GB of a plan",
-    "13.5": "GB/s of a codec, GB of a plan",
     "5.23": "a version of transformers, seconds of a step",
     "58.5": "MB that are kept, a ratio with torch.compile",
 }
-HARDWARE = {f"docs/{name}.md" for name in ("hardware", "memory", "board", "verification", "format", "dram")}
+# Where figures of three digits are looked for, too: pages that others' figures are copied to.
+READ_FIRST = {"README.md", *(f"docs/{name}.md" for name in (*READERS[1:], "compatibility", "integration"))}
 
 
 def by_hand(text):
@@ -50,8 +50,15 @@ def on_two_pages(pages):
     for name, text in pages.items():
         for figure in figures(by_hand(text)):
             where[figure].add(name)
-    few = {figure: names - HARDWARE if digits(figure) == 3 else names for figure, names in where.items()}
-    return {figure: sorted(names) for figure, names in few.items() if len(names) > 1}
+    return {
+        figure: sorted(names)
+        for figure, names in where.items()
+        if len(names) > 1 and (digits(figure) > 3 or any(map(is_read_first, names)))
+    }
+
+
+def is_read_first(name):
+    return name in READ_FIRST or name.startswith("docs/guides/")
 
 
 def test_no_measurement_stands_on_two_pages():
@@ -63,12 +70,13 @@ def test_no_measurement_stands_on_two_pages():
 
 def test_a_figure_on_two_pages_is_found():
     pages = {
-        "a": "It keeps 90.9 MB.",
-        "b": "| kept | 90.9 |",
-        "c": "<!-- x -->\n90.9\n<!-- end -->",
-        "d": "`90.9`",
+        "docs/cost.md": "| kept | 1,269.9 | 90.9 |",
+        "docs/x.md": "1,269.9 and 90.9",
+        "docs/y.md": "`1,269.9`",
     }
-    assert on_two_pages(pages) == {"90.9": ["a", "b"]}
+    assert on_two_pages(pages) == {"1,269.9": ["docs/cost.md", "docs/x.md"]}
+    pages["docs/guides/z.md"] = "<!-- x -->\n1,269.9\n<!-- end -->\n90.9 MB"
+    assert on_two_pages(pages)["90.9"] == ["docs/cost.md", "docs/guides/z.md", "docs/x.md"]
 
 
 def test_what_readme_and_picture_show_is_what_the_table_says():

@@ -51,7 +51,7 @@ def progress(rows: list[dict[str, Any]]) -> str:
     if not missing:
         return f"{len(keys)} runs:"
     parts = [
-        f"*{model}* " + ", ".join(f"{scheme} ({count})" for scheme, count in schemes.items())
+        f"*{model}* " + ", ".join(f"{label_of(scheme)} ({count})" for scheme, count in schemes.items())
         for model, schemes in missing.items()
     ]
     done = len(keys) - sum(schemes.total() for schemes in missing.values())
@@ -169,4 +169,5 @@ def points(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float, flo
 
 def label_of(scheme: str) -> str:
     """What tables call a scheme."""
-    return scheme.replace("planes", "bit-plane format").replace("hadamard", "Hadamard")
+    named = scheme.replace("planes", "bit-plane format").replace("hadamard", "Hadamard")
+    return named.replace("recompute, ", "recomputed with the head, ")
