@@ -72,6 +72,7 @@ class Entry:
         made_of: how it is recomputed.
         uses: whose backward formulas read it.
         normed: the tensor that a norm reads, whose means are taken out; it has the node's memory.
+        channels: the tensor whose channels' means are taken out; likewise.
         measured: whose backward pass needs it as finely as is measured when the graph runs; None without.
     """
 
@@ -84,6 +85,7 @@ class Entry:
     made_of: Made | None = None
     uses: list[Saved] = field(default_factory=list)
     normed: Node | None = None
+    channels: Node | None = None
     measured: Saved | None = None
 
     @property
@@ -256,6 +258,7 @@ class Plan:
                 return False  # others need of it what it has
             entry.normed = saved.node
         entry.decision = replace(decision, of=entry.decision.of)
+        entry.channels = entry.channels if decision.channels else None
         return self._fits(entry, geometry_of(entry.node))
 
     def _serves_measured(self, entry: Entry, saved: Saved, decision: Decision) -> bool:
@@ -319,6 +322,8 @@ class Plan:
         entry = Entry(node, "format", facts, COMPRESSED, decision)
         if decision.normed is not None:
             entry.normed = saved.node
+        elif decision.channels and all(one.meta["val"].is_contiguous() for one in (saved.node, node)):
+            entry.channels = saved.node
         if decision.finer:
             entry.measured = saved
         self._fits(entry, geometry_of(saved.node))

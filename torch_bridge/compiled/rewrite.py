@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..facts.needs import Need
 from ..facts.recompute import Recomputation
 from ..internals import as_recorded, note_new_sizes
+from ..store.centred import CHANNELS, channel_means, row_sums
 from . import operators
 from .joint import Group, Joint, geometry_of
 from .measured import text_of_all
@@ -117,6 +118,8 @@ class Rewriter:
             return self._without_means(entry)
         elif entry.measured is not None:
             return self._measured(entry, entry.measured)
+        elif entry.channels is not None:
+            return self._without_means(entry)
         else:
             assert entry.format is not None
             text = operators.text_of(entry.format)
@@ -138,7 +141,10 @@ class Rewriter:
         stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         self.stored[stored], self.places[entry] = entry, place
         args = (stored, formats, entry.row, self._backend, size, order)
-        return self._backward(_OPS.decompress_measured.default, args, node)
+        made = self._backward(_OPS.decompress_measured.default, args, node)
+        if not entry.decision.sums or geometry_of(node).size != geometry_of(saved.node).size:
+            return made
+        return self._traced(lambda rows: (rows / row_sums(rows)).to(rows.dtype), (made,), node)
 
     def _measure(self, saved: Saved) -> Node:
         """How far the logits of an attention spread, how much a softmax amplifies its error, or a maximum."""
@@ -157,15 +163,17 @@ class Rewriter:
         return self._measures[target, args]
 
     def _without_means(self, entry: Entry) -> Node:
-        """What a norm reads: compressed without its means, which are kept beside it and added again."""
-        node, read, normed = entry.node, entry.normed, entry.decision.normed
+        """A tensor that is compressed without its means, which are kept beside it and added again."""
+        node, read = entry.node, entry.normed or entry.channels
+        normed = entry.decision.normed if entry.normed is not None else CHANNELS
         assert read is not None
         assert normed is not None
         assert entry.format is not None
         behind = _Behind(self, read)
-        means = self._traced(partial(means_of, normed), (read,), read, behind)
+        compute = channel_means if entry.normed is None else partial(means_of, normed)
+        means = self._traced(compute, (read,), read, behind)
         spreads = []
-        if not normed.is_of_rows:
+        if entry.normed is not None and not normed.is_of_rows:
             spreads = [self._traced(partial(spreads_of, normed), (read, means), read, behind)]
         left = self._traced(partial(without_means, normed), (read, means, *spreads), read, behind)
         arguments = (operators.text_of(entry.format), entry.decision.of, entry.row, self._backend)

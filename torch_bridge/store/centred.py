@@ -92,10 +92,7 @@ class Means:
 
 
 class ChannelMeans(Means):
-    """The means of a tensor's channels over its tokens, [..., tokens, channels], in the tensor's type.
-
-    A token counts by its direction: the first tokens of a text are hundreds of times as large as the others,
-    and means of theirs would be an outlier in every other token.
+    """``channel_means`` of a tensor.
 
     Args:
         tensor: whose; it has each element of its memory once.
@@ -104,19 +101,29 @@ class ChannelMeans(Means):
     is_needed = False
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.normed, self._geometry, self._spreads = _CHANNELS, Geometry.of(tensor), None
-        sizes = torch.linalg.vector_norm(tensor, dim=-1).float()
-        weights = torch.where(sizes.isfinite() & (sizes > 0), 1 / sizes, 0).unsqueeze(-2)
-        total = weights.sum(-1, keepdim=True)
-        weights = weights / torch.where(total > 0, total, 1)
-        means = weights.to(tensor.dtype) @ tensor  # a matrix product makes no copy of the tensor
-        self._means = torch.where(means.isfinite(), means, 0).to(tensor.dtype)
+        self.normed, self._geometry, self._spreads = CHANNELS, Geometry.of(tensor), None
+        self._means = channel_means(tensor)
 
     def has(self, normed: Normed) -> bool:
         return False
 
 
-_CHANNELS = normed((-2,))
+CHANNELS = normed((-2,))
+"""What has such means."""
+
+
+def channel_means(tensor: torch.Tensor) -> torch.Tensor:
+    """The means of a tensor's channels over its tokens, [..., tokens, channels], in the tensor's type.
+
+    A token counts by its direction: the first tokens of a text are hundreds of times as large as the others,
+    and means of theirs would be an outlier in every other token.
+    """
+    sizes = torch.linalg.vector_norm(tensor, dim=-1).float()
+    weights = torch.where(sizes.isfinite() & (sizes > 0), 1 / sizes, 0).unsqueeze(-2)
+    total = weights.sum(-1, keepdim=True)
+    weights = weights / torch.where(total > 0, total, 1)
+    means = weights.to(tensor.dtype) @ tensor  # a matrix product makes no copy of the tensor
+    return torch.where(means.isfinite(), means, 0).to(tensor.dtype)
 
 
 class RowSums(Means):
@@ -151,12 +158,17 @@ class RowSums(Means):
         where = self._geometry
         offset = memory.storage_offset() + where.offset - start
         rows = memory.as_strided(where.size, where.stride, offset)
-        sums = rows.sum(-1, keepdim=True, dtype=torch.float32)
-        rows.div_(torch.where((sums - 1).abs() < _FAR_FROM_ONE, sums, 1))  # rows that are masked whole are 0
+        rows.div_(row_sums(rows))
 
 
 # How far the sum of a softmax's row may be from one, in few bits.
 _FAR_FROM_ONE = 0.5
+
+
+def row_sums(rows: torch.Tensor) -> torch.Tensor:
+    """Of a softmax that was decompressed; 1 for rows that were masked whole, and are 0."""
+    sums = rows.sum(-1, keepdim=True, dtype=torch.float32)
+    return torch.where((sums - 1).abs() < _FAR_FROM_ONE, sums, 1)
 
 
 def _in_half(values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""Means and sums that a format needs beside it: graphs give the bits that hooks give."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import bitstash
+from golden import HadamardFormat
+
+FORMAT = HadamardFormat(target=64)
+
+
+class Gated(nn.Module):
+    """A gated MLP whose gates have channels with means of their own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.up, self.down = (nn.Linear(128, 128) for _ in range(3))
+        nn.init.normal_(self.gate.bias, std=5.0)
+        self.x = nn.Buffer(torch.randn(1, 256, 128))
+
+    def forward(self):
+        return self.down(functional.silu(self.gate(self.x)) * self.up(self.x)).square().mean()
+
+
+class Attention(nn.Module):
+    """Attention without a fused kernel, of values with a mean."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k = (nn.Parameter(torch.randn(1, 2, 256, 32)) for _ in range(2))
+        self.v, self.weights = nn.Buffer(torch.randn(1, 2, 256, 32) + 10), torch.randn(1, 2, 256, 32)
+
+    def forward(self):
+        return ((self.q @ self.k.mT * 0.4).softmax(-1) @ self.v * self.weights).sum()
+
+
+def gradient(model, loss):
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+@pytest.mark.parametrize("kind", [Gated, Attention])
+def test_means_and_sums_are_those_of_hooks(kind):
+    model = kind()
+    exact = gradient(model, model())
+    saver = bitstash.Compressor(model, FORMAT, min_values=256)
+    with saver:
+        loss = model()
+    hooks = gradient(model, loss)
+    compiled = bitstash.compile(model, FORMAT, backend="aot_eager", min_values=256)
+    graph = gradient(model, compiled())
+    assert (hooks - exact).norm() < 0.2 * exact.norm()
+    assert (graph - hooks).norm() < 1e-5 * exact.norm()
+    assert sum(row.stored_bytes for row in compiled.report().rows if row.counted) == saver.stored_bytes
