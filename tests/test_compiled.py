@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 import transformers
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import bitstash
 from bitstash import HadamardFormat, Partitioner, PlaneFormat, Policy, Rule
@@ -30,6 +31,7 @@ from torch_bridge.compiled.measured import (
     softmax_amplification,
     text_of_all,
 )
+from torch_bridge.compiled.partitioner import PARTITIONER
 from torch_bridge.compiled.plan import NOT_MEASURED
 from torch_bridge.policy.policy import TABLE
 from torch_bridge.store.store import INFINITIES, INPUT
@@ -629,6 +631,71 @@ def test_what_checkpointing_recomputes_is_left_to_it():
     saved = [row for row in call.report().rows if row.module.startswith("first") and row.kept == "compressed"]
     assert saved == []
     assert any(row.kept == "compressed" for row in call.report().rows)
+
+
+@pytest.mark.parametrize("tag", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE], ids=str)
+def test_tags_of_selective_checkpointing_are_obeyed(tag):
+    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+    def policy(context, operation, *args, **kwargs):
+        return tag if operation in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = blocks(1), Block()
+
+        def forward(self, x):
+            contexts = partial(create_selective_checkpoint_contexts, policy)
+            return self.second(checkpoint(self.first, x, use_reentrant=False, context_fn=contexts))
+
+    torch.manual_seed(0)
+    model = Checkpointed()
+    expected, call = step(model), compiled(model)
+    assert error(step(model, call), expected) < 0.15
+    inside = [row for row in call.report().rows if row.module.startswith("first") and row.counted]
+    assert "compressed" not in {row.kept for row in inside}
+    saved = sum(
+        row.stored_bytes for row in call.report().rows if row.op == "addmm" and row.kept == PARTITIONER
+    )
+    assert (saved > 4 * 128 * 192) == (tag is CheckpointPolicy.MUST_SAVE)
+
+
+def normed(norm, size, mean):
+    """A model that adds a mean to what a norm is given."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before = nn.Conv1d(32, 32, 1) if len(size) == 3 and size[1] == 32 else nn.Linear(64, 64)
+            self.norm, self.after = norm(), nn.Linear(size[-1], 8)
+
+        def forward(self, x):
+            return self.after(self.norm(self.before(x) + mean * self.before(x).detach().std()))
+
+    torch.manual_seed(0)
+    return Model(), torch.randn(size)
+
+
+NORMS = [
+    pytest.param(lambda: nn.LayerNorm(64), (4, 32, 64), id="rows"),
+    pytest.param(lambda: nn.BatchNorm1d(32), (16, 32, 64), id="channels"),
+    pytest.param(lambda: nn.BatchNorm1d(64), (512, 64), id="channels last"),
+    pytest.param(lambda: nn.GroupNorm(4, 32), (16, 32, 64), id="groups"),
+]
+
+
+@pytest.mark.parametrize(("norm", "size"), NORMS)
+def test_inputs_of_norms_are_kept_without_their_means(norm, size):
+    for mean in (0, 35):
+        torch._dynamo.reset()
+        model, x = normed(norm, size, mean)
+        expected, call = step(model, x=x), compiled(model)
+        saver = bitstash.Compressor(model, FMT, min_values=MIN_VALUES)
+        of_hooks, found = step(model, x=x, around=saver), step(model, call, x=x)
+        read = [row for row in call.report().rows if "norm" in row.saved_by and row.op == "add"]
+        assert {row.kept for row in read} == {"compressed"}
+        assert error(found, expected) < 1.1 * error(of_hooks, expected) < 0.3
 
 
 def test_compiled_autograd_runs_the_same_graphs():

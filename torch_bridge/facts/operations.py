@@ -23,13 +23,17 @@ _REDUCTIONS = (
 ATTENTION = "_scaled_dot_product_"
 
 
+# What a compiled graph has in the place of operations that write to buffers, which no formula reads.
+_IN_GRAPHS = {"_native_batch_norm_legit_functional": "_native_batch_norm_legit"}
+
+
 class Operation:
     """An operation.
 
     Attributes:
         run: what runs it.
         name: without namespace and overload.
-        in_table: its name in place or not.
+        in_table: its name, in place or not.
         written: places and names of the arguments that it writes to.
         is_view: whether it only makes views.
         is_copy: whether its result is its first argument in other memory or another type.
@@ -65,7 +69,8 @@ class Operation:
     def __init__(self, func: Any) -> None:
         self._func, self.run = func, func._op if type(func) is torch._ops.OpOverload else func
         self.name = func.name().split("::")[-1].split(".")[0]
-        self.in_table = self.name.removesuffix("_") if writes(self.name) else self.name
+        name = self.name.removesuffix("_") if writes(self.name) else self.name
+        self.in_table = _IN_GRAPHS.get(name, name)
         schema = getattr(func, "_schema", None)  # torch.cond and its like have none
         arguments = schema.arguments if schema else ()
         self.arguments = tuple(argument.name for argument in arguments)
