@@ -77,6 +77,13 @@ class Partitioner:
             raise ValueError(f"backend must be one that gives its blocks away, not {backend!r}")
         self._policy, self._backend, self._min_values = as_policy(policy, bits), backend, min_values
         Codecs(self._policy, backend)  # what is wrong with a format shows now
+        if self._policy.products:
+            warnings.warn(
+                "a compiled graph recomputes no matrix products but one as wide as a head: "
+                "products=True of the policy is for a Compressor",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._tally, self._graphs, self._told = Tally(), 0, set[str]()
         self._chosen: list[_Chosen] = []
         _register()
