@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from golden import PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, calibrate
 from torch_bridge.job import train
 from torch_bridge.schemes import hyclora
@@ -16,6 +15,7 @@ from torch_bridge.schemes import hyclora
 from .. import smollm2
 from ..effective_bits import everything, mean, quality, tensors
 from ..page import write
+from ..products import FINE_INPUTS
 from . import rows
 from .rows import SCHEMES, STUDIES, as_json
 
@@ -48,8 +48,7 @@ class FineBoundaries(train.Options):
 
     @property
     def policy(self) -> Policy:
-        fine = Rule(PlaneFormat("fp32", 64, 80), module="*input_layernorm")
-        return Policy([Rule("recompute", products=True), fine, Rule(self.format)])
+        return FINE_INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)
