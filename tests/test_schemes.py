@@ -55,7 +55,7 @@ def test_every_scheme_trains_gpt2(small, scheme):
 
 
 def test_a_scheme_needs_what_its_name_says():
-    with pytest.raises(ValueError, match=r"scheme must be one of none, keep, .*, not 'zip'"):
+    with pytest.raises(ValueError, match=r"scheme must be one of baseline, .*, not 'zip'"):
         Scheme("zip")
     with pytest.raises(
         ValueError, match="scheme 'planes' must have a format of that name or a Policy, not None"
