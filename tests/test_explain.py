@@ -42,7 +42,7 @@ def test_a_report_saves_itself_with_every_row_and_the_modules(tmp_path):
 def test_the_page_says_what_was_recomputed_and_what_budgets_cost(page):
     text = page.read_text()
     for words in (
-        "computed anew",
+        "recomputed from the rest",
         "One step",
         "backward",
         "gradient error",
