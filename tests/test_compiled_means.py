@@ -32,7 +32,8 @@ class Attention(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.q, self.k = (nn.Parameter(torch.randn(1, 2, 256, 32)) for _ in range(2))
-        self.v, self.weights = nn.Buffer(torch.randn(1, 2, 256, 32) + 10), torch.randn(1, 2, 256, 32)
+        self.v = nn.Buffer(torch.randn(1, 2, 256, 32) + 10)
+        self.weights = nn.Buffer(torch.randn(1, 2, 256, 32))
 
     def forward(self):
         return ((self.q @ self.k.mT * 0.4).softmax(-1) @ self.v * self.weights).sum()
