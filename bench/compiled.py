@@ -1,6 +1,7 @@
-"""A compiled GPT-2 with compressed tensors between its graphs: ``python -m bench.compiled``.
+"""A compiled model with compressed tensors between its graphs: ``python -m bench.compiled``.
 
-The small GPT-2, one step at a time, on a CPU with one thread: not compiled, with hooks, with activation
+The small GPT-2, GPT-2 with 124 million parameters, or SmolLM2-135M where it is installed (``make finetune``),
+one step at a time, on a CPU with one thread: not compiled, with hooks, with activation
 checkpointing of each block; compiled by Inductor, with PyTorch's own ``activation_memory_budget``, and with
 :class:`bitstash.Partitioner`. All cases are compiled once and then timed in turns, so that what else runs on
 the machine is the same for all. ``--losses`` trains with the partitioner and with hooks. Rows go to
@@ -28,8 +29,11 @@ from torch._inductor.compile_fx import compile_fx
 import bitstash
 from torch_bridge.job import peak, train
 
+from . import smollm2
+
 OUTPUT = Path("docs/compiled.json")
-BITS, BATCH = 4, 8
+BITS = 4
+BATCHES = {"small": 8, "gpt2": 1, "smollm2": 1}
 STEPS, TRAINED_BATCH = 200, 2
 BUDGETS = (0.5, 0.3)
 Context = Callable[[], AbstractContextManager[Any]]
@@ -79,13 +83,20 @@ def cases(model: torch.nn.Module) -> list[Case]:
     ]
 
 
-def rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
-    """Of the small GPT-2; gradient errors and times are against the model that is not compiled."""
+def subject_of(name: str) -> train.Subject:
+    """A model, and a text for it."""
+    if name == "smollm2":
+        return smollm2.subject()
+    return train.subject_of(train.Options(config=name, batch=BATCHES[name]))
+
+
+def rows(name: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
+    """Of a model; gradient errors and times are against the same one that is not compiled."""
     torch._dynamo.reset()  # or the limit for graphs of one function is met
     torch.manual_seed(0)
-    options = train.Options(batch=BATCH)
-    model, subject = train.build(options).train(), train.subject_of(options)
-    tokens = train.draw(subject.seen, BATCH, subject.length, torch.Generator().manual_seed(0))
+    subject = subject_of(name)
+    model = subject.model.train()
+    tokens = train.draw(subject.seen, BATCHES[name], subject.length, torch.Generator().manual_seed(0))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
@@ -107,8 +118,9 @@ def rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
         bytes_of = peak.measure(lambda case=case: step(case), torch.device("cpu"))
         error = float((gradient - exact).norm() / exact.norm())
         kept, most = bytes_of.kept / 1e6, bytes_of.peak / 1e6
-        found.append({"name": case.name, "dtype": dtype, "kept": kept, "peak": most, "gradient_error": error})
-        print(f"{dtype}, {case.name}: kept {kept:.1f} MB, peak {most:.1f} MB", flush=True)
+        row = {"model": name, "name": case.name, "dtype": dtype}
+        found.append(row | {"kept": kept, "peak": most, "gradient_error": error})
+        print(f"{name}, {dtype}, {case.name}: kept {kept:.1f} MB, peak {most:.1f} MB", flush=True)
     seconds: dict[str, list[float]] = {case.name: [] for case in all_cases}
     for _ in range(rounds):
         for case in all_cases:
@@ -148,19 +160,20 @@ def losses(seed: int) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> Table:
-    made = Table(title="a step of the small GPT-2")
-    for heading in ("", "type"):
+    made = Table(title="a step")
+    for heading in ("model", "", "type"):
         made.add_column(heading)
     for heading in ("kept, MB", "peak, MB", "time, ms", "gradient error"):
         made.add_column(heading, justify="right")
     for row in found:
         numbers = f"{row['kept']:.1f}", f"{row['peak']:.1f}", f"{row['milliseconds']:.0f}"
-        made.add_row(row["name"], row["dtype"], *numbers, f"{row['gradient_error']:.2g}")
+        made.add_row(row["model"], row["name"], row["dtype"], *numbers, f"{row['gradient_error']:.2g}")
     return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.compiled", description=__doc__.partition(":")[0])
+    parser.add_argument("--model", choices=BATCHES, default="small", help="by default the small GPT-2")
     parser.add_argument("--rounds", type=int, default=9, help="how often each step is timed")
     parser.add_argument("--losses", action="store_true", help="train 200 steps, with two seeds, instead")
     arguments = parser.parse_args()
@@ -169,8 +182,9 @@ def main() -> None:
     if arguments.losses:
         kept["losses"] = [losses(seed) for seed in (0, 1)]
     else:
-        kept["steps"] = [row for dtype in ("fp32", "bf16") for row in rows(dtype, arguments.rounds)]
-        Console(width=110).print(table(kept["steps"]))
+        found = [row for dtype in ("fp32", "bf16") for row in rows(arguments.model, dtype, arguments.rounds)]
+        kept["steps"] = [row for row in kept.get("steps", []) if row["model"] != arguments.model] + found
+        Console(width=110).print(table(found))
     OUTPUT.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"written to {OUTPUT}")
 
