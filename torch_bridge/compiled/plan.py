@@ -227,7 +227,10 @@ class Plan:
         group = saved.group
         if self._is_captured or group is None:
             return False
-        return saved.need is Need.PROBABILITIES or (group.op.is_attention and group.is_whole)
+        if saved.need is Need.PROBABILITIES:
+            node = self._joint.canonical(saved.node)
+            return geometry_of(node).size == geometry_of(saved.node).size
+        return group.op.is_attention and group.is_whole
 
     def _add(self, saved: Saved, entry: Entry) -> None:
         entry.uses.append(saved)

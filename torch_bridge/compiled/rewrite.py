@@ -142,7 +142,7 @@ class Rewriter:
         self.stored[stored], self.places[entry] = entry, place
         args = (stored, formats, entry.row, self._backend, size, order)
         made = self._backward(_OPS.decompress_measured.default, args, node)
-        if not entry.decision.sums or geometry_of(node).size != geometry_of(saved.node).size:
+        if not entry.decision.sums:
             return made
         return self._traced(lambda rows: (rows / row_sums(rows)).to(rows.dtype), (made,), node)
 
