@@ -38,6 +38,8 @@ FORMATS: tuple[Format, ...] = (
 )
 _MEASURED_BITS = 8  # a value, at which a tensor's effect on the gradient is measured
 _MIN_VALUES = 1024
+# Of a tensor that each format is tried on; all of a large one would take longer than training.
+_TRIED_VALUES = 1 << 14
 
 
 @dataclass
@@ -270,19 +272,30 @@ def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
         values = torch.from_numpy(saved.values.view("u1")).view(dtype)
         kind.original_bytes[number] += values.nbytes
         kind.power[number] += float(values.double().square().nan_to_num().sum())
+        tried = _some_rows(values, saved.row)
+        share = len(values) / len(tried)
         for fmt in formats:
             decision = Policy([Rule("recompute"), kind.rule(fmt)]).decide(saved.facts)
             if decision.format != format_for(fmt, dtype):
                 continue  # it needs a finer one, about which there is no choice
             codec = codecs.get(decision.format, decision.of, saved.row)
-            stored = codec.compress(values)
-            lost = codec.decompress(stored, len(values)).double() - values
+            stored = codec.compress(tried)
+            lost = codec.decompress(stored, len(tried)).double() - tried
             option = kind.options.setdefault(fmt, np.zeros((2, len(runs))))
-            option[:, number] += stored.nbytes, float(lost.square().nan_to_num().sum())
+            option[0, number] += share * stored.nbytes
+            option[1, number] += share * float(lost.square().nan_to_num().sum())
 
     for number, run in enumerate(runs):
         run.visit(partial(look, number))
     return list(kinds.values())
+
+
+def _some_rows(values: torch.Tensor, row: int) -> torch.Tensor:
+    """Rows of a tensor, evenly spaced, of about ``_TRIED_VALUES`` values; all of a small one."""
+    step = len(values) // _TRIED_VALUES
+    if step < 2 or not row or len(values) % row or len(values) // row < step:
+        return values
+    return values.view(-1, row)[::step].reshape(-1)
 
 
 def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_Kind]:
