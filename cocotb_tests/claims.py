@@ -99,7 +99,7 @@ CLAIMS = (
         "A decompressor takes just the headers that are valid, behind each of them any bytes; a block with "
         "another, or one that the end of its tensor cuts short, is zeros with `error` in all its words, and "
         "no other block has it. Cleared memory is zeros without an error. An `error` that is stuck at 0 or "
-        "at 1 is found by the benches, as shown of one small engine of planes with formats at run time "
+        "at 1 is found by the benches, as shown of one small runtime-configurable engine of planes "
         "(tests/test_hardware.py).",
         benches=(
             "invalid_headers_give_zeros_and_an_error",
@@ -156,7 +156,7 @@ CLAIMS = (
 # What no claim above says by itself.
 GAPS = (
     "On gates, and from unknown states, there are engines with streams only: AXI4-Stream adds gates at its "
-    "ports, and formats at run time a choice, that have run as Verilog alone.",
+    "ports, and runtime-configurable engines a choice, that have run as Verilog alone.",
     "Mutants are a hundred of an engine, of small engines with each kind of ports and of one 64-byte engine "
     "of each format. Whether one that survives is a fault ABC tells of small engines only.",
     "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "

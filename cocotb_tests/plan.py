@@ -18,7 +18,7 @@ from .claims import CLAIMS, GAPS, Claim
 from .reports import BINS, CODE, FORMAL, MUTATION, NETLIST, SIM, STREAMS, XSAFETY, Report, Row, as_markdown
 from .runner import BENCHES, STREAM_BENCH
 
-_PORTS = dict(zip(INTERFACES, ("streams", "AXI4-Stream", "formats at run time"), strict=True))
+_PORTS = dict(zip(INTERFACES, ("streams", "AXI4-Stream", "runtime-configurable"), strict=True))
 _SOLVERS = {"smtbmc z3": "z3", "abc pdr": "ABC", "abc bmc3": "ABC"}
 _COMPARISONS = {"matches_golden", "gives_every_word_in_its_turn"}
 _COMMANDS = (SIM, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)

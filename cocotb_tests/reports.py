@@ -175,8 +175,8 @@ BINS = Report(
     "place where a block can start in a bus word and a tensor end in a block; of compressors how values "
     "are rounded and saturate, flushing to each width, specials blocks; of decompressors each way in "
     "which a header is invalid, cleared memory, payloads that no encoder writes. Behind AXI4-Stream they "
-    "are those of TKEEP and TUSER, of formats at run time each switch and each format's errors. Every "
-    "corner counts three times: of what flows, of what comes after a pause of the source, of what the "
+    "are those of TKEEP and TUSER, of runtime-configurable engines each switch and each format's errors. "
+    "Every corner counts three times: of what flows, of what comes after a pause of the source, of what the "
     "sink holds up. `cocotb_tests/corners.py` has them with the rules for corners that a format lacks. "
     "An empty bin fails the run.",
 )

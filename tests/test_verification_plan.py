@@ -37,7 +37,7 @@ def test_every_proof_holds_a_claim():
     [
         ("Decompressor", "gpt2-bf16-2x", "planes, streams: decompressor"),
         ("AxiStreamCompressor", "gpt2-fp32-3.2x", "planes, AXI4-Stream: compressor"),
-        ("RuntimeDecompressor", "x", "planes, formats at run time: decompressor"),
+        ("RuntimeDecompressor", "x", "planes, runtime-configurable: decompressor"),
         ("HadamardCompressor", "fp32_n128_t32_b64", "hadamard, streams: compressor"),
         ("AxiStreamCompressor", "fp32_n128_t32_hadamard_b64", "hadamard, AXI4-Stream: compressor"),
         ("Compressor, Decompressor", "1+3+4 bits", "planes, streams: both"),
