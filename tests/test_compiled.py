@@ -698,6 +698,26 @@ def test_inputs_of_norms_are_kept_without_their_means(norm, size):
         assert error(found, expected) < 1.1 * error(of_hooks, expected) < 0.3
 
 
+def test_means_of_channels_are_kept_beside_what_is_left():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+            nn.init.normal_(self.up.bias, std=3.0)
+
+        def forward(self, x):
+            return self.down(nn.functional.silu(self.up(x)))
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 1024, 64, requires_grad=True)
+    expected, call = step(model, x=x), compiled(model, fullgraph=True)
+    saver = bitstash.Compressor(model, FMT, min_values=MIN_VALUES)
+    of_hooks, found = step(model, x=x, around=saver), step(model, call, x=x)
+    assert error(found, expected) < 1.05 * error(of_hooks, expected)
+    means = {row.stored_bytes for row in call.report().rows if row.shape in ((2, 1, 128), (1, 128))}
+    assert means == {2 * 128 * 4}
+
+
 def test_compiled_autograd_runs_the_same_graphs():
     model = blocks(1)
     call = compiled(model)
