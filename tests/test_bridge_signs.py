@@ -190,7 +190,7 @@ def test_what_backward_formulas_look_for_among_the_inputs_is_there_in_every_form
 @pytest.mark.parametrize("name", NEEDY)
 def test_training_through_it_is_as_without_it(name):
     expected = losses_through(name)
-    assert (losses_through(name, FMT) - expected).abs().mean() < 0.06 * (expected.max() - expected.min())
+    assert (losses_through(name, FMT) - expected).abs().mean() < 0.08 * (expected.max() - expected.min())
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky_relu", "clamp", "abs", "divisor", "log", "pow(-1)", "norm"])

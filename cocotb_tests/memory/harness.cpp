@@ -742,7 +742,7 @@ class Harness {
             const Window &window = windows_[random_.below(windows_.size())];
             Region &region = model_.regions[window.region];
             if (!region.format) continue;
-            const unsigned raw = codecs_[region.format - 1].raw, most = std::max(1u, kMasters - 1);
+            const unsigned raw = codecs_[region.format - 1].original, most = std::max(1u, kMasters - 1);
             const bool merges = MERGING && random_.chance(0.7);
             reopen(window.region, merges);
             const uint64_t page = window.start + (merges && random_.chance(0.7) ? kFailing : 0) * kPage;
@@ -814,7 +814,7 @@ class Harness {
                 const Window &window = windows_[random_.below(windows_.size())];
                 const Region &region = model_.regions[window.region];
                 if (!region.format) continue;
-                const unsigned raw = codecs_[region.format - 1].raw;
+                const unsigned raw = codecs_[region.format - 1].original;
                 written.push_back(whole(window.start + random_.below(kOpen * kPage / raw) * raw, raw));
                 written.back().cache = 3;
                 send_write(content_of(written.back(), 1), 0);
@@ -836,7 +836,7 @@ class Harness {
             for (unsigned times = 0; times < 4; ++times) {
                 const Window &window = windows_[random_.below(windows_.size())];
                 const Region &region = model_.regions[window.region];
-                const unsigned raw = region.format ? codecs_[region.format - 1].raw : BUS_BYTES;
+                const unsigned raw = region.format ? codecs_[region.format - 1].original : BUS_BYTES;
                 quiet();
                 *still = 1;
                 for (unsigned i = 0; still != &pauses.b && i < 40; ++i) {
