@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from golden import HadamardFormat
 from torch_bridge import Compressor, Policy, Rule
@@ -311,6 +311,23 @@ def test_the_time_limits_what_is_picked():
     assert picked == sorted(picked)
     assert picked[0] == 0 < picked[1] < picked[-1] == len(curve.points)
     assert stored == sorted(stored, reverse=True)
+
+
+@pytest.mark.parametrize("time", [1.05, 1.2, 1.5])
+def test_more_time_never_keeps_more(time):
+    """GPT-2's GELU saves a tanh, which has more bits than what it is recomputed from."""
+    config = GPT2Config(n_layer=3, n_embd=128, n_head=4, n_positions=64, vocab_size=256, use_cache=False)
+    torch.manual_seed(0)
+    model, given = GPT2LMHeadModel(config), torch.randint(256, (4, 64))
+    kept = []
+    for options in ({}, {"time": time}):
+        saver = Compressor(model, bits=4, min_values=256, **options)
+        for _ in range(2):
+            with saver:
+                loss = model(given, labels=given).loss
+            loss.backward()
+        kept.append(saver.stored_bytes)
+    assert kept[1] < kept[0]
 
 
 def _steps(curve):

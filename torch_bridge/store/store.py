@@ -332,8 +332,8 @@ class Store:
         if planned is None:
             return None
         redone, whole = planned
-        if redone.products and redone.bits < decision.least[1]:
-            return None  # as queries and keys of fewer bits than attention bears
+        if facts.need is Need.LOGITS and redone.products and redone.bits < decision.least[1]:
+            return None  # fewer bits than attention bears
         is_counted = redone.flops > 0 and decision.products
         if is_counted and not self._budget.allows(facts, redone.flops, _nbytes(decision, facts)):
             return None
