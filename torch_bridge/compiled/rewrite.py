@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch._decomp import get_decompositions
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,6 +33,8 @@ from .saved import Saved
 
 _OPS = torch.ops.bitstash
 _LARGEST_HALF = torch.finfo(torch.float16).max
+# What Inductor has taken apart before it calls a partitioner, and does not know any more.
+_DECOMPOSED: Any = get_decompositions([torch.ops.aten.linalg_vector_norm.default])
 _APART = "_bitstash_apart"
 _COPIED = ("stack_trace", "nn_module_stack", "custom")
 
@@ -267,7 +270,7 @@ class Rewriter:
             return made
 
         with _fake_mode(like), as_recorded():
-            traced = make_fx(run)(*values)
+            traced = make_fx(run, _DECOMPOSED)(*values)
         copies: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
         result = None
         for node in traced.graph.nodes:
