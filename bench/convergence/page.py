@@ -50,12 +50,14 @@ def progress(rows: list[dict[str, Any]]) -> str:
             missing[key[0]][key[1]] += 1
     if not missing:
         return f"{len(keys)} runs:"
-    parts = [
-        f"*{model}* " + ", ".join(f"{label_of(scheme)} ({count})" for scheme, count in schemes.items())
+    lines = [
+        f"| *{model}* | {label_of(scheme)} | {count} |"
         for model, schemes in missing.items()
+        for scheme, count in schemes.items()
     ]
     done = len(keys) - sum(schemes.total() for schemes in missing.values())
-    return f"{done} of {len(keys)} runs. Missing, with the number of seeds: {'; '.join(parts)}."
+    head = [f"{done} of {len(keys)} runs. Missing:", "", "| model | scheme | seeds |", "| --- | --- | ---: |"]
+    return "\n".join([*head, *lines])
 
 
 def by_scheme(rows: list[dict[str, Any]], model: str) -> dict[str, list[dict[str, Any]]]:
