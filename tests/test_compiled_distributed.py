@@ -93,4 +93,5 @@ def test_two_processes_agree_with_one_that_is_exact(kind, tmp_path):
         cwd=Path(__file__).parent.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines().count("agrees") == 2
+    # Two processes write to one stream: their lines may share one.
+    assert done.stdout.count("agrees") == 2, done.stdout
