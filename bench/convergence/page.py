@@ -22,7 +22,7 @@ LIMIT = 0.02  # of a loss that counts as the same
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
 # Of the picture: its settings, and the widest interval that says something.
 MOST_HALF = 0.05
-SETTINGS = ("4 bits", "2 bits", "4 bits, time 1.2", "4 bits, time 1.35", "10-bit boundaries, time 1.35")
+SETTINGS = ("4 bits", "2 bits", "4 bits, time 1.2", "10-bit boundaries, time 1.35")
 # MB that the models save of a batch of 8, as they are and with GELU as one operation.
 SAVED_MB = {"small": (90.89, 53.14), "medium": (268.71, 155.46)}
 

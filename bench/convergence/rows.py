@@ -11,7 +11,7 @@ from typing import Any
 
 # Every saved tensor is in the format, queries and keys of attention too. Names with "recomputed"
 # or "recompute" have the default policy, the latter with the head's product recomputed; "calibrated" takes as
-# many bytes as it.
+# many bytes as it. "checkpointed" recomputes each layer, of which the default policy stores what it is given.
 SCHEMES: dict[str, dict[str, Any]] = {
     "baseline": {},
     "planes 3.2x": {"scheme": "planes", "target": 80},
@@ -27,9 +27,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "recomputed, calibrated 16x": {"scheme": "hadamard", "target": 32},
     "recompute, 4 bits": {"scheme": "hadamard", "target": 64},
     "recompute, 4 bits, time 1.2": {"scheme": "hadamard", "target": 64, "time": 1.2},
-    "recompute, 4 bits, time 1.35": {"scheme": "hadamard", "target": 64, "time": 1.35},
     "recompute, 10-bit boundaries, time 1.35": {"scheme": "hadamard", "target": 64, "time": 1.35},
     "recompute, 2 bits": {"scheme": "hadamard", "target": 32},
+    "checkpointed, boundaries at 4 bits": {"scheme": "hadamard", "target": 64},
+    "checkpointed, boundaries at 2 bits": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
     "quant, 3 bits": {"scheme": "quant", "bits": 3},
     "quant, 2 bits": {"scheme": "quant", "bits": 2},
@@ -65,7 +66,7 @@ class Study:
     lora: bool = False
 
 
-_OF_OTHERS = ("compact", "recompute,", "HyC-LoRA")
+_OF_OTHERS = ("compact", "recompute,", "checkpointed", "HyC-LoRA")
 FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(_OF_OTHERS))
 FEW = ("baseline", "planes 3.2x", "hadamard 8x", "hadamard 16x", "recomputed, hadamard 16x")
 _OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
@@ -96,8 +97,9 @@ STUDIES = {
     "smollm2-bf16": Study(
         "SmolLM2-135M, pretrained, bf16 autocast",
         (
-            *("baseline", "recompute, 4 bits", "recompute, 4 bits, time 1.2", "recompute, 4 bits, time 1.35"),
+            *("baseline", "recompute, 4 bits", "recompute, 4 bits, time 1.2"),
             *("recompute, 10-bit boundaries, time 1.35", "recompute, 2 bits"),
+            *("checkpointed, boundaries at 4 bits", "checkpointed, boundaries at 2 bits"),
         ),
         (1, 2, 3),
         30,
@@ -108,8 +110,8 @@ STUDIES = {
     "smollm2-lora-bf16": Study(
         "SmolLM2-135M, pretrained, LoRA of rank 16, bf16 autocast",
         (
-            *("baseline", "recompute, 4 bits", "recompute, 2 bits", "recompute, 4 bits, time 1.35"),
-            *("HyC-LoRA, 4 bits", "HyC-LoRA, 2 bits"),
+            *("baseline", "recompute, 4 bits", "recompute, 10-bit boundaries, time 1.35"),
+            *("recompute, 2 bits", "HyC-LoRA, 4 bits", "HyC-LoRA, 2 bits"),
         ),
         (1, 2, 3),
         30,

@@ -60,8 +60,9 @@ class HycLora(train.Options):
         return Policy([Rule("recompute")])
 
 
-# What schemes begin with that have the default policy.
-DEFAULT_POLICY = "recompute"
+# What schemes begin with that checkpoint each layer, and that have the default policy.
+CHECKPOINTED = "checkpointed"
+DEFAULT_POLICY = ("recompute", CHECKPOINTED)
 # Steps of the model on which rates are calibrated, if it is not pretrained, and batches.
 CALIBRATED_AT, CALIBRATED_ON = 60, 2
 
@@ -130,6 +131,8 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
     original_bytes = stored_bytes(subject, options, Policy([]), batch_of(subject, options))
     if isinstance(options, HycLora):
         hyclora.convert(subject.model, options.bits)
+    if scheme.startswith(CHECKPOINTED):
+        subject.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def watch(step: int, net: torch.nn.Module) -> list[float | None]:
         """Of one batch: the gradient error, and in the end effective bits."""
