@@ -60,3 +60,32 @@ def test_means_and_sums_are_those_of_hooks(kind, backend):
     assert (hooks - exact).norm() < 0.2 * exact.norm()
     assert (graph - hooks).norm() < 1e-5 * exact.norm()
     assert sum(row.stored_bytes for row in compiled.report().rows if row.counted) == saver.stored_bytes
+
+
+class Half(nn.Module):
+    """In fp16, with what is recomputed in it, after a norm whose statistics are in fp32."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(128, 128), nn.Linear(128, 128)
+        self.norm = nn.LayerNorm(128)
+        self.half()
+        self.x = nn.Buffer(torch.randn(2, 256, 128).half())
+
+    def forward(self):
+        x = self.norm(self.x)
+        x = x * x.sigmoid() + (2 * x).sin()
+        return self.last(functional.silu(self.first(x))).float().square().mean()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_half_precision_is_recomputed_and_compressed(backend):
+    model = Half()
+    exact = gradient(model, model()).float()
+    compiled = bitstash.compile(model, FORMAT, backend=backend, min_values=256)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        found = gradient(model, compiled()).float()
+    assert (found - exact).norm() < 0.2 * exact.norm()
+    kept = {row.kept for row in compiled.report().rows}
+    assert {"compressed", "recomputed"} <= kept

@@ -81,6 +81,9 @@ SIZES = {
 }
 
 
+OF_CHANNELS = ("gelu", "silu", "swiglu", "geglu", "mul", "tanh", "softplus", "layer_norm", "product")
+
+
 def gradients(operation, given, saver):
     x, y = (one.clone().requires_grad_() for one in given)
     with saver:
@@ -101,3 +104,28 @@ def test_the_error_of_a_gradient_has_a_bound(name, size):
         if right is not None:
             assert right.isfinite().all()
             assert (one - right).norm() <= MOST * right.norm()
+
+
+@pytest.mark.parametrize("name", OF_CHANNELS)
+def test_a_channel_of_a_thousand_times_the_size_does_not_ruin_the_others(name):
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(TOKENS, WIDTH, generator=generator) for _ in range(2))
+    x[:, 7] *= 1000
+    exact, found = (
+        gradients(OPERATIONS[name], (x, y), saver)[0]
+        for saver in (Compressor(nn.Identity(), Policy([])), Compressor(nn.Identity(), FORMAT))
+    )
+    others = torch.arange(WIDTH) != 7
+    assert (found - exact)[:, others].norm() <= MOST * exact[:, others].norm()
+
+
+def test_means_of_channels_do_not_overflow_in_half():
+    """Values near the end of fp16, of a channel whose mean has the other sign."""
+    x = torch.zeros(TOKENS, WIDTH, dtype=torch.float16).requires_grad_()
+    with torch.no_grad():
+        x[:, 3], x[::8, 3] = -60_000.0, 60_000.0
+    with Compressor(nn.Identity(), FORMAT) as saver:
+        loss = functional.silu(1 * x).float().mean()
+    assert [row.kept for row in saver.report().rows if row.saved_by == "silu"] == ["compressed"]
+    (found,) = torch.autograd.grad(loss, [x])
+    assert found.isfinite().all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..facts.needs import Normed
+from ..store.centred import divisors_of
 
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
@@ -27,16 +28,21 @@ def without_means(
     normed: Normed, values: torch.Tensor, means: torch.Tensor, spreads: torch.Tensor | None = None
 ) -> torch.Tensor:
     """What is left of values without their means, over their spreads if they are given; in their type."""
-    left = normed.parted(values) - means
-    return _as(normed, values, left if spreads is None else left / spreads)
+    left, divisors = _wide(normed.parted(values)) - means, divisors_of(spreads)
+    return _as(normed, values, left if divisors is None else left / divisors)
 
 
 def with_means(
     normed: Normed, values: torch.Tensor, means: torch.Tensor, spreads: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The inverse of :func:`without_means`."""
-    parts = normed.parted(values)
-    return _as(normed, values, (parts if spreads is None else parts * spreads) + means)
+    parts, divisors = _wide(normed.parted(values)), divisors_of(spreads)
+    return _as(normed, values, (parts if divisors is None else parts * divisors) + means)
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """fp16 as fp32: a difference of two may be too large for it."""
+    return values.float() if values.dtype == torch.float16 else values
 
 
 def _as(normed: Normed, like: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..facts.needs import Need
 from ..facts.recompute import Recomputation
 from ..internals import as_recorded, note_new_sizes
-from ..store.centred import CHANNELS, channel_means, row_sums
+from ..store.centred import CHANNELS, channel_halvings, channel_means, row_sums
 from . import operators
 from .joint import Group, Joint, geometry_of
 from .measured import text_of_all
@@ -34,7 +34,13 @@ from .saved import Saved
 _OPS = torch.ops.bitstash
 _LARGEST_HALF = torch.finfo(torch.float16).max
 # What Inductor has taken apart before it calls a partitioner, and does not know any more.
-_DECOMPOSED: Any = get_decompositions([torch.ops.aten.linalg_vector_norm.default])
+_DECOMPOSED: Any = get_decompositions(
+    [
+        torch.ops.aten.linalg_vector_norm.default,
+        torch.ops.aten.clamp.default,
+        torch.ops.aten._to_copy.default,
+    ]
+)
 _APART = "_bitstash_apart"
 _COPIED = ("stack_trace", "nn_module_stack", "custom")
 
@@ -176,7 +182,9 @@ class Rewriter:
         compute = channel_means if entry.normed is None else partial(means_of, normed)
         means = self._traced(compute, (read,), read, behind)
         spreads = []
-        if entry.normed is not None and not normed.is_of_rows:
+        if entry.normed is None:
+            spreads = [self._traced(channel_halvings, (read, means), read, behind)]
+        elif not normed.is_of_rows:
             spreads = [self._traced(partial(spreads_of, normed), (read, means), read, behind)]
         left = self._traced(partial(without_means, normed), (read, means, *spreads), read, behind)
         arguments = (operators.text_of(entry.format), entry.decision.of, entry.row, self._backend)
@@ -212,8 +220,7 @@ class Rewriter:
         made = self._whole(group, way) if group.is_whole else self._inner(group, way, root)
         if root.meta["val"].dtype != torch.float16:
             return made
-        clamp = torch.ops.aten.clamp.default
-        return self._backward(clamp, (made, -_LARGEST_HALF, _LARGEST_HALF), root)
+        return self._traced(lambda one: one.clamp(-_LARGEST_HALF, _LARGEST_HALF), (made,), root)
 
     def _inner(self, group: Group, way: Recomputation, node: Node) -> Node:
         """A node of a decomposed operation, with those that it needs; statistics and masks are kept ones."""
@@ -241,8 +248,8 @@ class Rewriter:
         arguments = torch.fx.map_arg(tuple(given), self._result_or_operand(group))
         made = self._traced(lambda *args: way.compute(False, *args), arguments, base)
         # Said once more: a graph may think that a kernel's statistics are of a type that they are not.
-        to = {"dtype": base.meta["val"][0].dtype}
-        return self._backward(torch.ops.aten._to_copy.default, (made,), base, to)
+        to = base.meta["val"][0].dtype
+        return self._backward(torch.ops.prims.convert_element_type.default, (made, to), base)
 
     def _result_or_operand(self, group: Group) -> Callable[[Node], Node]:
         def of(node: Node) -> Node:

@@ -32,7 +32,7 @@ class Decision:
         products: whether matrix products may be among these operations, also those that are not wide.
         why: they stay exact, or have this format.
         normed: what a norm takes from it before it goes into the format, None if that is no norm's.
-        channels: whether the means of its channels are taken from it before that.
+        channels: whether the means of its channels are taken from it before that, and the widest halved.
         sums: whether its rows sum to one, and are made to again when it is decompressed.
         finer: what takes the format's place where logits spread wider than a bound, or a softmax amplifies
             its error more: bounds, which rise, and formats, None for none.

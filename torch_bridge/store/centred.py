@@ -5,7 +5,8 @@ many times the spread. So the input of a norm goes into the format without its m
 means of their own share a block, divided by their spreads as well. Both are in fp32, one for many values.
 
 Of other tensors the means of the channels are taken, where there are many tokens: what a linear layer puts
-out has half of its energy there, in the gates of a pretrained model.
+out has half of its energy there, in the gates of a pretrained model. A channel that spreads many
+times wider than most is made narrower: the others of its block would be lost beside it.
 """
 
 from __future__ import annotations
@@ -63,36 +64,38 @@ class Means:
 
     def without(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's region without them: flat, in the order of memory, in the tensor's type."""
-        where = self._geometry
+        where, divisors = self._geometry, divisors_of(self._spreads)
         first, end = where.region.offset, where.region.end
         memory = tensor.new_empty(end - first)
         left = memory.as_strided(where.size, where.stride, where.offset - first)
         parts, to = self.normed.parted(tensor), self.normed.parted(left)
         if tensor.dtype == torch.float16:
-            to.copy_(_in_half((parts - self._means).div_(1 if self._spreads is None else self._spreads)))
-        elif self._spreads is None:
-            torch.sub(parts, self._means, out=to)
+            wide = parts.float() - self._means
+            to.copy_(_in_half(wide if divisors is None else wide.div_(divisors)))
         else:
-            torch.div(parts - self._means, self._spreads, out=to)
+            torch.sub(parts, self._means, out=to)
+            if divisors is not None:
+                to.div_(divisors)
         if not where.region.has_gaps:
             return memory
         return memory.as_strided(where.region.size, where.region.stride, 0).reshape(-1)
 
     def put_back(self, memory: torch.Tensor, start: int) -> None:
         """Add them to what was left, in memory that begins at a place of the storage."""
-        where = self._geometry
+        where, divisors = self._geometry, divisors_of(self._spreads)
         offset = memory.storage_offset() + where.offset - start
         parts = self.normed.parted(memory.as_strided(where.size, where.stride, offset))
         if memory.dtype == torch.float16:
-            parts.copy_(_in_half((parts * (1 if self._spreads is None else self._spreads)) + self._means))
-        elif self._spreads is None:
+            wide = parts.float() if divisors is None else parts.float() * divisors
+            parts.copy_(_in_half(wide + self._means))
+        elif divisors is None:
             parts.add_(self._means)
         else:
-            torch.addcmul(self._means, parts, self._spreads, out=parts)
+            torch.addcmul(self._means, parts, divisors, out=parts)
 
 
 class ChannelMeans(Means):
-    """``channel_means`` of a tensor.
+    """``channel_means`` and ``channel_halvings`` of a tensor.
 
     Args:
         tensor: whose; it has each element of its memory once.
@@ -101,8 +104,9 @@ class ChannelMeans(Means):
     is_needed = False
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.normed, self._geometry, self._spreads = CHANNELS, Geometry.of(tensor), None
+        self.normed, self._geometry = CHANNELS, Geometry.of(tensor)
         self._means = channel_means(tensor)
+        self._spreads = channel_halvings(tensor, self._means)
 
     def has(self, normed: Normed) -> bool:
         return False
@@ -124,6 +128,34 @@ def channel_means(tensor: torch.Tensor) -> torch.Tensor:
     weights = weights / torch.where(total > 0, total, 1)
     means = weights.to(tensor.dtype) @ tensor  # a matrix product makes no copy of the tensor
     return torch.where(means.isfinite(), means, 0).to(tensor.dtype)
+
+
+# Tokens that tell how widely a channel spreads, and how many times wider than the middle one it may.
+_SAMPLE, _WIDE = 64, 8
+# Exponents of powers of two that are finite in every type, and of fp32 as its bits have them.
+_MOST_HALVINGS, _MANTISSA, _BIAS = 15, 23, 127
+
+
+def channel_halvings(tensor: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """How often each channel is halved, int8, as its means lie.
+
+    So often that none is more than twice ``_WIDE`` times as wide as the middle one. Some tokens are asked,
+    each for its direction. Narrower channels stay as they are: to divide all by the root of how wide they are
+    made gradients better and training worse.
+    """
+    some = tensor[..., :: tensor.shape[-2] // _SAMPLE, :].float()
+    sizes = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
+    spreads = ((some - means) / sizes).square().mean(-2, keepdim=True).sqrt()
+    wider = spreads / spreads.median(-1, keepdim=True).values / _WIDE
+    wider = torch.where(wider.isfinite(), wider.clamp(1, 2**_MOST_HALVINGS), 1)
+    return (wider.view(torch.int32).bitwise_right_shift(_MANTISSA) - _BIAS).to(torch.int8)
+
+
+def divisors_of(spreads: torch.Tensor | None) -> torch.Tensor | None:
+    """What is left is divided by, in fp32: spreads as they are, or the power of two of halvings."""
+    if spreads is None or spreads.dtype != torch.int8:
+        return spreads
+    return (spreads.int() + _BIAS).bitwise_left_shift(_MANTISSA).view(torch.float32)
 
 
 class RowSums(Means):
