@@ -15,7 +15,6 @@ from torch_bridge.schemes import hyclora
 from .. import smollm2
 from ..effective_bits import everything, mean, quality, tensors
 from ..page import write
-from ..products import FINE_INPUTS
 from . import rows
 from .rows import SCHEMES, STUDIES, as_json
 
@@ -44,11 +43,13 @@ class Calibrated(train.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FineBoundaries(train.Options):
-    """With what each layer is given on bit planes of 10 bits, from which all its others may be recomputed."""
+    """With the policy of ``Policy.layer_inputs``; ``model`` is a name of ``STUDIES``."""
+
+    model: str
 
     @property
     def policy(self) -> Policy:
-        return FINE_INPUTS
+        return layer_inputs(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,13 @@ def calibrated(options: Calibrated) -> Policy:
         return calibrate(subject.model, batches, budget=budget, loss=loss)
 
 
+@cache
+def layer_inputs(options: FineBoundaries) -> Policy:
+    """The input of each layer on bit planes of 10 bits, from which all else of it may be recomputed."""
+    with torch.random.fork_rng():
+        return Policy.layer_inputs(subject_of(options.model, options).model)
+
+
 def options_of(model: str, scheme: str, seed: int) -> train.Options:
     study = STUDIES[model]
     sizes: dict[str, Any] = {
@@ -107,7 +115,7 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
     if scheme.startswith("HyC-LoRA"):
         return HycLora(seed=seed, **sizes, **SCHEMES[scheme])
     if "10-bit boundaries" in scheme:
-        return FineBoundaries(seed=seed, **sizes, **SCHEMES[scheme])
+        return FineBoundaries(model=model, seed=seed, **sizes, **SCHEMES[scheme])
     options = train.Options if scheme.startswith(DEFAULT_POLICY) else Everything
     return options(seed=seed, **sizes, **SCHEMES[scheme])
 

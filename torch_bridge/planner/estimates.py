@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..backends.dtypes import AnyFormat
+from ..facts.layers import layers
 from ..internals import under_always
-from ..schemes.checkpointing import blocks, checkpoint_activations
+from ..schemes.checkpointing import checkpoint_activations
 from . import cuda, models
 from .dry import DryRun
 from .lora import add_adapters
@@ -321,9 +322,9 @@ class _Step:
 
 def _parts(model: nn.Module) -> list[nn.Module]:
     """What ZeRO gathers at a time: blocks, and layers that are in none."""
-    inside = {part for name, block in blocks(model) for part in block.modules()}
+    inside = {part for _, layer in layers(model) for part in layer.modules()}
     leaves = [part for part in model.modules() if part not in inside and not [*part.children()]]
-    return [*(block for _, block in blocks(model)), *leaves]
+    return [*(layer for _, layer in layers(model)), *leaves]
 
 
 @contextmanager

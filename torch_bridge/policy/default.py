@@ -7,9 +7,7 @@ import reprlib
 from golden import HadamardFormat
 
 from ..backends.dtypes import AnyFormat
-from .policy import Policy
-
-BITS = (2, 3, 4)
+from .policy import HADAMARD_BITS, Policy
 
 
 def as_policy(policy: AnyFormat | Policy | None, bits: int | None, products: bool = False) -> Policy:
@@ -25,8 +23,8 @@ def as_policy(policy: AnyFormat | Policy | None, bits: int | None, products: boo
     """
     if policy is None:
         bits = 4 if bits is None else bits
-        if bits not in BITS:
-            raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, not {bits!r}")
+        if bits not in HADAMARD_BITS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, HADAMARD_BITS))}, not {bits!r}")
         fmt = HadamardFormat()
         return Policy.default(HadamardFormat(target=fmt.block * bits // 8), products=products)
     if bits is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,10 +16,13 @@ from ..backends.dtypes import AnyFormat, float_name, format_for
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
+from ..facts.layers import input_readers
 from ..facts.needs import Exact, Need, Normed
 from .decision import Decision, Of, Recompute, Strength, keeps_signs, most_amplified, strength_of, widest
 from .rules import Rule
 
+# Of a value in the Hadamard format, of which users choose.
+HADAMARD_BITS = (2, 3, 4)
 # What has to keep its sign, must not become 0, or has its exponential taken, has so many bits a value.
 FINE_BITS = 10
 # Queries and keys where that is not enough.
@@ -84,6 +88,47 @@ class Policy:
         if not isinstance(fmt, AnyFormat):
             raise ValueError(f"fmt must be a format, as PlaneFormat, not {fmt!r}")
         return cls([*([Rule("recompute", products=products)] if recompute else []), Rule(fmt)])
+
+    @classmethod
+    def layer_inputs(cls, model: torch.nn.Module, example: Any = None, *, bits: int = 4) -> Policy:
+        """What each layer is given is kept finely, and all else of the layer may be recomputed from it.
+
+        The input of each layer goes into the bit-plane format with ten bits a value, whatever else is stored
+        into the Hadamard format. Matrix products may be done again, as far as the time of a Compressor
+        allows: 1.35 is enough for most of a layer. The model is run once, without gradients, to find the
+        modules that read the input of their layer; build the policy before the model is sharded.
+
+        Args:
+            model: with its layers in an ``nn.ModuleList``, as the decoders of transformers.
+            example: what it is run on: keyword arguments as a mapping, positional ones as a tuple, or one
+                tensor. By default a few tokens as ``input_ids``.
+            bits: of a value in the Hadamard format: 2, 3 or 4.
+
+        Raises:
+            ValueError: the model has no layers, none of them ran, it takes no ``input_ids`` and there is no
+                example, or bits is none of these.
+
+        Examples:
+            >>> model = torch.nn.Module()
+            >>> model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+            >>> model.forward = lambda x: model.layers[1](model.layers[0](x).tanh())
+            >>> [rule.module for rule in Policy.layer_inputs(model, torch.ones(2, 8)).rules]
+            ['*', 'layers.0', 'layers.1', '*']
+        """
+        if bits not in HADAMARD_BITS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, HADAMARD_BITS))}, not {bits!r}")
+        fine = PlaneFormat("fp32", target=None)
+        fine = replace(fine, target=fine.block * FINE_BITS // 8)
+        rest = HadamardFormat()
+        names = [name for readers in input_readers(model, example).values() for name in readers]
+        inputs = [Rule(fine, module=name, why="input of a layer") for name in names]
+        return cls(
+            [
+                Rule("recompute", products=True),
+                *inputs,
+                Rule(replace(rest, target=rest.block * bits // 8)),
+            ]
+        )
 
     @property
     def recomputes(self) -> bool:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ..facts.layers import layers
+
 # By module and name.
 _Buffers = dict[tuple[nn.Module, str], torch.Tensor | None]
 
@@ -42,7 +44,7 @@ def checkpoint_activations(model: nn.Module) -> Iterator[list[str]]:
         >>> names
         ['layers.0', 'layers.1']
     """
-    found = dict(blocks(model))
+    found = dict(layers(model))
     if not found:
         raise ValueError(f"model must have its blocks in an nn.ModuleList, {type(model).__name__} has none")
     own = {block: vars(block).get("forward") for block in found.values()}
@@ -108,12 +110,3 @@ def _put(buffers: _Buffers) -> None:
 def _writes(buffer: torch.Tensor | None) -> int:
     """How often it was written to; what was made in inference mode does not count that, and cannot be."""
     return 0 if buffer is None or buffer.is_inference() else buffer._version
-
-
-def blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of a model's blocks: the members of each ``nn.ModuleList`` that is in no block."""
-    for name, child in module.named_children():
-        if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
-            yield f"{prefix}{name}", child
-        else:
-            yield from blocks(child, f"{prefix}{name}.")
