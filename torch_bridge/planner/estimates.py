@@ -188,7 +188,8 @@ def estimate(training: Training, treatments: Iterable[Treatment]) -> list[Estima
 
     The model's own forward pass, autograd's backward pass and PyTorch's optimizer run under the hooks of a
     ``Compressor``, dry: what is kept, and when it is freed, is not modelled but happens. A front end for
-    another way to train, as compiled, gives the same estimates.
+    another way to train, as compiled, gives the same estimates. Treatments of layers are left out where a
+    model has none.
 
     Raises:
         DryRunError: an operation's result has a size that depends on values, as with sparse experts.
@@ -200,7 +201,7 @@ def estimate(training: Training, treatments: Iterable[Treatment]) -> list[Estima
         if training.device == "cuda":
             stack.enter_context(cuda.kernels())
         step = _Step(training, dry)
-        return [step.estimate(treatment) for treatment in treatments]
+        return [step.estimate(treatment) for treatment in treatments if treatment.fits(step.model)]
 
 
 class _Step:
@@ -208,9 +209,9 @@ class _Step:
 
     def __init__(self, training: Training, dry: DryRun) -> None:
         self._training, self._dry = training, dry
-        self._model = training.build()
+        self.model = training.build()
         self._batch = models.batch_of(training.config, training.batch, training.length)
-        self._trained = [one for one in self._model.parameters() if one.requires_grad]
+        self._trained = [one for one in self.model.parameters() if one.requires_grad]
         made = OPTIMIZERS[training.optimizer](self._trained, training.device == "cuda")
         self._optimizer = made
         self._copy: list[torch.Tensor] = []
@@ -225,12 +226,13 @@ class _Step:
             one.grad = torch.zeros_like(one)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._model.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
     def estimate(self, treatment: Treatment) -> Estimate:
         saver = None
         if treatment.options is not None:
-            saver = DryCompressor(self._model, min_values=self._training.min_values, **treatment.options)
+            options = treatment.options_for(self.model)
+            saver = DryCompressor(self.model, min_values=self._training.min_values, **options)
             self._run(treatment, saver)  # what the first step finds out, the second one knows
             saver.traffic.clear()
         gc.collect()
@@ -242,7 +244,7 @@ class _Step:
 
     def _run(self, treatment: Treatment, saver: DryCompressor | None) -> tuple[int, set[int]]:
         """A step; how many changes of memory its forward pass made, and the numbers of gradients."""
-        model, ledger = self._model, self._dry.ledger
+        model, ledger = self.model, self._dry.ledger
         checkpointing = checkpoint_activations(model) if treatment.is_checkpointed else nullcontext()
         with checkpointing, saver or nullcontext():
             loss = self._training.loss(model, self._batch)
@@ -267,8 +269,8 @@ class _Step:
         gradients: set[int],
     ) -> Estimate:
         training, ledger = self._training, self._dry.ledger
-        weights = self._numbers(self._model.parameters())
-        parameters = weights | self._numbers(self._model.buffers())
+        weights = self._numbers(self.model.parameters())
+        parameters = weights | self._numbers(self.model.buffers())
         states = [value for state in self._optimizer.state.values() for value in state.values()]
         optimizer = self._numbers([one for one in states if isinstance(one, torch.Tensor)] + self._copy)
         sizes = [*ledger.sizes]
@@ -313,7 +315,7 @@ class _Step:
             return 0
         copies = 2 * (zero == 3) + 1
         return copies * max(
-            sum(parameter.nbytes for parameter in part.parameters()) for part in _parts(self._model)
+            sum(parameter.nbytes for parameter in part.parameters()) for part in _parts(self.model)
         )
 
     def _numbers(self, tensors: Iterable[torch.Tensor]) -> set[int]:

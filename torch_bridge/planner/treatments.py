@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from golden import PlaneFormat
 
+from ..facts.layers import layers
 from ..policy import Policy, Rule
 
 _STEP = "with saver:\n    loss = model(**batch).loss\nloss.backward()"
@@ -24,6 +27,7 @@ class Treatment:
         written: the same as a user writes them behind the model.
         is_checkpointed: whether each block is computed anew in the backward pass, from what it was given.
         is_exact: whether gradients are those of the baseline, to the last bit.
+        policy_of: makes the policy of a model with layers, beside the options.
     """
 
     name: str
@@ -31,6 +35,16 @@ class Treatment:
     written: str = ""
     is_checkpointed: bool = False
     is_exact: bool = False
+    policy_of: Callable[[torch.nn.Module], Policy] | None = None
+
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Whether a model has layers, if the treatment is about these."""
+        return self.policy_of is None or any(True for _ in layers(model))
+
+    def options_for(self, model: torch.nn.Module) -> dict[str, Any]:
+        """The options of a Compressor of a model."""
+        policy = {} if self.policy_of is None else {"policy": self.policy_of(model)}
+        return {**(self.options or {}), **policy}
 
     @property
     def code(self) -> str:
@@ -62,10 +76,19 @@ PLANES = Treatment(
 )
 FOUR_BITS = Treatment("Hadamard, 4 bits", {"bits": 4}, "bits=4")
 TIMED = Treatment("Hadamard, 4 bits, time 1.2", {"bits": 4, "time": 1.2}, "bits=4, time=1.2")
+LAYER_INPUTS = Treatment(
+    "layers from 10-bit inputs, time 1.35",
+    {"time": 1.35},
+    "bitstash.Policy.layer_inputs(model), time=1.35",
+    policy_of=Policy.layer_inputs,
+)
 TWO_BITS = Treatment("Hadamard, 2 bits", {"bits": 2}, "bits=2")
 CHECKPOINTING = BASELINE.checkpointed
 
 # In the order in which they are recommended: those that change least first, then those that take less time.
-TREATMENTS = (BASELINE, EXACT, PLANES, FOUR_BITS, CHECKPOINTING, TIMED, TWO_BITS, FOUR_BITS.checkpointed)
+TREATMENTS = (
+    *(BASELINE, EXACT, PLANES, FOUR_BITS, CHECKPOINTING),
+    *(LAYER_INPUTS, TIMED, TWO_BITS, FOUR_BITS.checkpointed),
+)
 # For a training that is checkpointed anyway.
 CHECKPOINTED = tuple(one.checkpointed for one in (BASELINE, EXACT, PLANES, FOUR_BITS, TWO_BITS))
