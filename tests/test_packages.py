@@ -36,7 +36,11 @@ PACKAGES["torch_bridge.compressor"] = {package for package in PACKAGES if not pa
 PACKAGES["torch_bridge.compiled"] = {*PACKAGES["torch_bridge.store"], "golden", "torch_bridge.store"}
 for _package in ("calibration", "schemes", "trainers"):
     PACKAGES[f"torch_bridge.{_package}"] = {*PACKAGES["torch_bridge.compressor"], "torch_bridge.compressor"}
-PACKAGES["torch_bridge.planner"] = {*PACKAGES["torch_bridge.schemes"], "torch_bridge.schemes"}
+PACKAGES["torch_bridge.planner"] = {
+    *PACKAGES["torch_bridge.schemes"],
+    "torch_bridge.schemes",
+    "torch_bridge.compiled",
+}
 PACKAGES["torch_bridge.job"] = {package for package in PACKAGES if not package.startswith("rtl")}
 PACKAGES["torch_bridge"] = {package for package in PACKAGES if not package.startswith("rtl")}
 PACKAGES["rtl.ports"] = {"golden", "rtl.arith", "rtl.stream", "rtl.planes", "rtl.hadamard"}

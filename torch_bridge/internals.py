@@ -14,6 +14,7 @@ from functools import cache, reduce
 from operator import or_
 from types import CodeType, FrameType
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch.utils import _python_dispatch
@@ -224,6 +225,53 @@ def note_new_sizes(node: torch.fx.Node) -> None:
     mode = getattr(value, "fake_mode", None)
     if mode is not None and (bindings := compute_unbacked_bindings(mode.shape_env, value)):
         node.meta["unbacked_bindings"] = bindings
+
+
+# A compiled model that is run without its kernels
+
+
+def kernel_of(higher: Any) -> Callable[..., Any] | None:
+    """What an operation on operations does on a CPU, as one that puts a state of random numbers back."""
+    found: Callable[..., Any] | None = higher.py_kernels.get(torch._C.DispatchKey.CPU)
+    return found
+
+
+def functions_of(module: Any) -> dict[Any, Callable[..., Any]]:
+    """The operations that a module defines by ``torch.library.custom_op``, and the functions behind them."""
+    kind = torch.library.CustomOpDef
+    return {one._opoverload: one._init_fn for one in vars(module).values() if isinstance(one, kind)}
+
+
+@contextmanager
+def inductor_without_kernels(empty: Callable[..., Any], kernel: Callable[..., None]) -> Any:
+    """Have Inductor build the code that calls kernels, and no kernels; nothing of it stays in a cache.
+
+    Args:
+        empty: size, stride and type -> a tensor, in place of Inductor's allocation.
+        kernel: is called in place of each kernel.
+
+    Raises:
+        RuntimeError: this torch has no such Inductor.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+
+    guards = torch._C._dynamo.guards
+    places = (AsyncCompile, "cpp_pybinding"), (guards, "_empty_strided_cpu"), (PyCodeCache, "modules_no_attr")
+    missing = [name for owner, name in places if not hasattr(owner, name)]
+    if missing:
+        raise RuntimeError(f"Inductor of torch {torch.__version__} has no {', '.join(missing)}")
+
+    def build(*_: Any, **__: Any) -> Callable[..., None]:
+        return kernel
+
+    with (
+        mock.patch.object(AsyncCompile, "cpp_pybinding", build),
+        mock.patch.object(guards, "_empty_strided_cpu", empty),
+        mock.patch.dict(PyCodeCache.modules_no_attr, clear=True),
+        torch.compiler.config.patch(force_disable_caches=True),  # type: ignore[attr-defined]
+    ):
+        yield
 
 
 # The self-test

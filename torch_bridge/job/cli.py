@@ -177,6 +177,11 @@ def _add_plan(commands: Any) -> None:
     add("--device-memory", type=_bytes, default="24GB", metavar="SIZE", help="as 24GB, or 24GiB")
     add("--reserve", type=_bytes, default="1GB", metavar="SIZE", help="kept free: CUDA context, libraries")
     add("--device", choices=planner.DEVICES, default="cuda", help="whose kernels run")
+    add(
+        "--compiler",
+        choices=planner.COMPILERS,
+        help="plan a model that torch.compile compiles; by default an eager one",
+    )
     add("--optimizer", choices=planner.OPTIMIZERS, default="adamw-fused", help="whose state is counted")
     add("--attention", choices=train.ATTENTIONS, help="implementation; by default as transformers chooses")
     add("--checkpointing", action="store_true", help="compare policies on top of activation checkpointing")

@@ -14,17 +14,19 @@ import mmap
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..facts.operations import Operation, operation
+from ..internals import kernel_of
 from . import kernels
 
 # What has more elements is not computed, even if all that it is made of is known.
@@ -32,6 +34,8 @@ _COMPUTED = 1 << 14
 # What has fewer bytes gets memory of its own, which is zero: whoever looks at it finds the same every time.
 _OWN_MEMORY = 1 << 12
 _ADDRESSES = 1 << 40  # bytes of the first range; a larger tensor has a larger one made
+
+Function = Callable[..., Any]
 
 _META = torch.device("meta")
 _STRIDED = torch.strided
@@ -118,6 +122,8 @@ class DryRun(TorchDispatchMode):
 
     Args:
         device: whose kernels' results and temporaries are counted, "cpu" or "cuda".
+        functions: what operations do that are written in Python; the operations that these are made of are
+            run dry.
 
     Raises:
         DryRunError: the size of an operation's result depends on values.
@@ -130,8 +136,11 @@ class DryRun(TorchDispatchMode):
         ('cpu', 0, [4398046511104])
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, device: str = "cpu", functions: Mapping[Any, Function] | None = None) -> None:
         super().__init__()
+        self._functions = functions or {}
         self.ledger = Ledger()
         self._is_cpu = device == "cpu"
         self._known: dict[Any, _Result] = {}
@@ -152,9 +161,10 @@ class DryRun(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_made_of_others(func):  # below autograd, where hooks run, these come whole
+        made_of_others = self._functions.get(func) or _made_of_others(func)
+        if made_of_others is not None:
             with self:
-                return func.decompose(*args, **kwargs)
+                return made_of_others(*args, **kwargs)
         op = operation(func)
         if op.name in _SCALARS:
             return self._scalar(func, op, args)
@@ -213,10 +223,15 @@ class DryRun(TorchDispatchMode):
         is_small = sum(one.numel() for one in tensors) <= _COMPUTED
         if is_small and not _is_random(func) and all(map(_is_known, tensors)):
             return func(*args, **kwargs)
+        flops = 0
+        if "out" in kwargs:
+            given = {name: value for name, value in kwargs.items() if name != "out"}
+            flops = _flops(func, op, args, given, kwargs["out"])
+        self.ledger.flops += flops
         for tensor in _tensors(written):
             tensor.untyped_storage()._dry_unknown = True  # type: ignore[attr-defined]
             _note_two_values(tensor, op.in_table in _TWO_VALUES or self._keeps_two_values(op, args))
-        self.ledger.moved += sum(map(_bytes_of, tensors))
+        self.ledger.moved += 0 if flops else sum(map(_bytes_of, tensors))
         returns = func._schema.returns
         if not returns:
             return None
@@ -232,6 +247,16 @@ class DryRun(TorchDispatchMode):
             return func(*args)
         self.ledger.assumed[op.name] += 1
         return False if op.name == "equal" or args[0].dtype == torch.bool else 0
+
+    # What others than operations do
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that no operation makes, as compiled code has it."""
+        return self._allocate(_Shape(tuple(size), tuple(stride), dtype))
+
+    def kernel(self, *args: Any) -> None:
+        """Runs a kernel that reads or writes all tensors that it is given."""
+        self.ledger.moved += sum(map(_bytes_of, _tensors(args)))
 
     # Memory
 
@@ -385,9 +410,16 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 @cache
-def _is_made_of_others(func: Any) -> bool:
+def _made_of_others(func: Any) -> Function | None:
+    """What calls other operations in place of one; None if it has a kernel of its own."""
+    if isinstance(func, HigherOrderOperator):
+        if (kernel := kernel_of(func)) is None:
+            raise DryRunError(f"{func.name()} cannot be run without values: it has no kernel for a CPU")
+        return kernel
     has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
+    # Below autograd, where hooks run, these come whole.
+    is_composite = has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
+    return func.decompose if is_composite else None
 
 
 def _is_random(func: Any) -> bool:

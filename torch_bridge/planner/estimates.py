@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ from .treatments import Treatment
 Dtype = Literal["fp32", "bf16", "bf16-autocast"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "bf16-autocast")
 DEVICES = ("cuda", "cpu")
+COMPILERS = ("inductor", "aot_eager")
 Optimizer = Callable[..., torch.optim.Optimizer]
 _IGNORED = -100  # a target that no loss looks at
 
@@ -48,6 +49,7 @@ class Training:
         loss_chunk: tokens for which logits and loss are computed at a time, and anew in the backward pass;
             0 computes them for all at once, as transformers does.
         min_values: as of ``Compressor``.
+        compiler: of ``torch.compile``, "inductor" or "aot_eager"; None for eager training.
 
     Raises:
         ValueError: an argument is none of these.
@@ -66,11 +68,16 @@ class Training:
     lora_layers: str = "*"
     loss_chunk: int = 0
     min_values: int = 1024
+    compiler: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", DTYPES), ("device", DEVICES), ("optimizer", tuple(OPTIMIZERS))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.compiler not in (None, *COMPILERS):
+            raise ValueError(f"compiler must be None, {' or '.join(COMPILERS)}, not {self.compiler!r}")
+        if self.compiler and self.loss_chunk:
+            raise ValueError(f"loss_chunk must be 0 with a compiler, not {self.loss_chunk!r}")
         if self.zero not in range(4):
             raise ValueError(f"zero must be a stage from 0 to 3, not {self.zero!r}")
         for name, least in (("batch", 1), ("length", 1), ("processes", 1), ("lora", 0), ("loss_chunk", 0)):
@@ -195,16 +202,16 @@ def estimate(training: Training, treatments: Iterable[Treatment]) -> list[Estima
         DryRunError: an operation's result has a size that depends on values, as with sparse experts.
         ValueError: the sequences are too long for the model, or no layer has an adapter.
     """
-    with torch.random.fork_rng(devices=[]), _quiet(), ExitStack() as stack:
+    with torch.random.fork_rng(devices=[]), quiet(), ExitStack() as stack:
         dry = DryRun(training.device)
         stack.enter_context(under_always(dry))
         if training.device == "cuda":
             stack.enter_context(cuda.kernels())
-        step = _Step(training, dry)
+        step = Step(training, dry)
         return [step.estimate(treatment) for treatment in treatments if treatment.fits(step.model)]
 
 
-class _Step:
+class Step:
     """The model, its optimizer and a batch, made dry."""
 
     def __init__(self, training: Training, dry: DryRun) -> None:
@@ -229,41 +236,67 @@ class _Step:
         self.model.zero_grad(set_to_none=True)
 
     def estimate(self, treatment: Treatment) -> Estimate:
+        """What a step needs with a treatment."""
         saver = None
         if treatment.options is not None:
             options = treatment.options_for(self.model)
             saver = DryCompressor(self.model, min_values=self._training.min_values, **options)
-            self._run(treatment, saver)  # what the first step finds out, the second one knows
-            saver.traffic.clear()
-        gc.collect()
-        ledger = self._dry.ledger
-        ledger.forget()
-        held = ledger.live()
-        middle, gradients = self._run(treatment, saver)
-        return self._count(treatment, saver, held, middle, gradients)
+        with checkpoint_activations(self.model) if treatment.is_checkpointed else nullcontext():
+            if saver is not None:
+                self.run(self.model, saver)  # what the first step finds out, the second one knows
+            found = self.count(treatment, self.model, saver, saver.traffic if saver else None)
+        return found if saver is None else replace(found, stored=saver.stored_bytes)
 
-    def _run(self, treatment: Treatment, saver: DryCompressor | None) -> tuple[int, set[int]]:
-        """A step; how many changes of memory its forward pass made, and the numbers of gradients."""
-        model, ledger = self.model, self._dry.ledger
-        checkpointing = checkpoint_activations(model) if treatment.is_checkpointed else nullcontext()
-        with checkpointing, saver or nullcontext():
+    def run(self, model: Any, around: AbstractContextManager[Any] | None = None) -> tuple[int, set[int]]:
+        """A step; how many changes of memory its forward pass made, and the numbers of gradients.
+
+        Args:
+            model: that is called for the loss; it has the parameters of this step's.
+            around: is entered for the forward pass.
+        """
+        with around or nullcontext():
             loss = self._training.loss(model, self._batch)
-        middle = len(ledger.changes)
-        torch.autograd.backward(loss)  # the function of that name would leave modes out
-        gradients = self._numbers(one.grad for one in self._trained if one.grad is not None)
+        middle = len(self._dry.ledger.changes)
+        with self.dry():
+            torch.autograd.backward(loss)  # the function of that name would leave modes out
+            gradients = self._numbers(one.grad for one in self._trained if one.grad is not None)
+            self._take_step()
+        return middle, gradients
+
+    def dry(self) -> AbstractContextManager[Any]:
+        """Where nothing is computed: entered for what a model does not do itself."""
+        return nullcontext()
+
+    def _take_step(self) -> None:
         if self._copy:
             for own, one in zip(self._copy, self._trained, strict=True):
                 own.grad = one.grad.float() if one.grad is not None else None
                 one.grad = None
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        model.zero_grad(set_to_none=True)
-        return middle, gradients
+        self.model.zero_grad(set_to_none=True)
+
+    def count(
+        self,
+        treatment: Treatment,
+        model: Any,
+        around: AbstractContextManager[Any] | None = None,
+        traffic: Traffic | None = None,
+    ) -> Estimate:
+        """What one step needs; model and context are as of ``run``."""
+        traffic = traffic or Traffic()
+        traffic.clear()
+        gc.collect()
+        ledger = self._dry.ledger
+        ledger.forget()
+        held = ledger.live()
+        middle, gradients = self.run(model, around)
+        return self._count(treatment, traffic, held, middle, gradients)
 
     def _count(
         self,
         treatment: Treatment,
-        saver: DryCompressor | None,
+        traffic: Traffic,
         held: set[int],
         middle: int,
         gradients: set[int],
@@ -291,11 +324,10 @@ class _Step:
         nbytes = {name: sum(sizes[number] for number in numbers) for name, numbers in parts.items()}
         workspace = sum(sizes[number] for number in rest) + ledger.transient.get(when, 0) + self._gathered()
         kept_bytes = sum(sizes[number] for number in kept)
-        traffic = saver.traffic if saver is not None else Traffic()
         return Estimate(
             treatment,
             kept_bytes,
-            saver.stored_bytes if saver is not None else kept_bytes,
+            stored=kept_bytes,
             **nbytes,
             workspace=workspace,
             flops=ledger.flops,
@@ -330,7 +362,7 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what transformers says of configurations."""
     from transformers.utils import logging
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from .. import backends
 from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from . import treatments
+from .compiled import estimate_compiled
 from .estimates import Estimate, Training, estimate
 from .treatments import Treatment
 
@@ -105,6 +106,8 @@ class Plan:
             training.dtype,
             training.optimizer,
         ]
+        if training.compiler:
+            parts.append(f"compiled by {training.compiler}")
         if training.zero:
             parts.append(f"ZeRO-{training.zero} of {training.processes} processes")
         if training.lora:
@@ -132,7 +135,9 @@ class Plan:
         lines = [f"Recommended: {best.treatment.name}, {best.peak / 1e9:,.1f} of {self.room / 1e9:,.1f} GB."]
         if (exact := self.exact) is not None:
             lines.append(f"{exact.treatment.name} fits as well, and changes no gradient.")
-        return "\n".join([*lines, "", best.treatment.code])
+        compiler = self.training.compiler
+        code = best.treatment.compiled_code(compiler) if compiler else best.treatment.code
+        return "\n".join([*lines, "", code])
 
     def record(self) -> dict[str, Any]:
         """The plan as JSON has it."""
@@ -163,7 +168,7 @@ def plan(
     *,
     is_checkpointed: bool = False,
     largest: bool = False,
-    front_end: FrontEnd = estimate,
+    front_end: FrontEnd | None = None,
 ) -> Plan:
     """Estimate a training with each treatment.
 
@@ -175,7 +180,8 @@ def plan(
             memory of libraries, fragmentation.
         is_checkpointed: whether it is to be checkpointed in any case.
         largest: also find the largest batch that fits.
-        front_end: that makes the estimates: eager training by default.
+        front_end: that makes the estimates; by default ``estimate``, or ``estimate_compiled`` where the
+            training has a compiler.
 
     Raises:
         ValueError: the reserve leaves nothing, or as of ``estimate``.
@@ -183,7 +189,11 @@ def plan(
     """
     if not 0 <= reserve < memory:
         raise ValueError(f"reserve must be less than the device's {memory:,} bytes, not {reserve!r}")
-    compared = treatments.CHECKPOINTED if is_checkpointed else treatments.TREATMENTS
+    compared = treatments.COMPILED if training.compiler else treatments.TREATMENTS
+    if is_checkpointed:
+        compared = treatments.CHECKPOINTED
+    if front_end is None:
+        front_end = estimate_compiled if training.compiler else estimate
     found = front_end(training, compared)
     batches = None
     if largest:

@@ -37,6 +37,20 @@ class Treatment:
     is_exact: bool = False
     policy_of: Callable[[torch.nn.Module], Policy] | None = None
 
+    def compiled_code(self, compiler: str) -> str:
+        """The same for a compiled model."""
+        is_plain = self.options is None
+        arguments = ["model", *([self.written] if self.written else [])]
+        arguments += [] if compiler == "inductor" else [f'backend="{compiler}"']
+        package = "torch" if is_plain else "bitstash"
+        return "\n".join(
+            [
+                *(f"import {package}", "", *([_CHECKPOINTING] if self.is_checkpointed else [])),
+                f"compiled = {package}.compile({', '.join(arguments)})",
+                *("loss = compiled(**batch).loss", "loss.backward()"),
+            ]
+        )
+
     def fits(self, model: torch.nn.Module) -> bool:
         """Whether a model has layers, if the treatment is about these."""
         return self.policy_of is None or any(True for _ in layers(model))
@@ -90,5 +104,7 @@ TREATMENTS = (
     *(BASELINE, EXACT, PLANES, FOUR_BITS, CHECKPOINTING),
     *(LAYER_INPUTS, TIMED, TWO_BITS, FOUR_BITS.checkpointed),
 )
+# A compiled graph recomputes no products but one as wide as a head.
+COMPILED = tuple(one for one in TREATMENTS if "time" not in (one.options or {}))
 # For a training that is checkpointed anyway.
 CHECKPOINTED = tuple(one.checkpointed for one in (BASELINE, EXACT, PLANES, FOUR_BITS, TWO_BITS))
