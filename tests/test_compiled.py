@@ -813,11 +813,6 @@ def test_a_partitioner_names_what_is_wrong(arguments, message):
         Partitioner(**arguments)
 
 
-def test_a_policy_that_recomputes_products_is_told_that_a_graph_does_not():
-    with pytest.warns(RuntimeWarning, match="products=True of the policy is for a Compressor"):
-        Partitioner(Policy.default(FMT, products=True))
-
-
 def test_compile_names_what_is_wrong():
     with pytest.raises(ValueError, match=r"model must be a torch.nn.Module, not 1"):
         bitstash.compile(1)

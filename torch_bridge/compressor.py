@@ -38,7 +38,7 @@ from .policy import Decision, Policy, as_policy
 from .report import Report
 from .report.report import Tally
 from .store.attention import Logits, Node, logits_of, may_be_again
-from .store.budget import Budget
+from .store.budget import Budget, check_time
 from .store.codecs import Codecs
 from .store.decompressed import Decompressed
 from .store.entries import NOBODY, Entry, Exact, Packed
@@ -128,8 +128,7 @@ class Compressor(ContextDecorator):
             raise ValueError(f"offload must be an Offload or None, not {offload!r}")
         if offload is not None and backend in backends.IN_PLACE:
             raise ValueError(f"offload must be None with backend {backend!r}, whose memory keeps the blocks")
-        if time is not None and not (isinstance(time, (int, float)) and time >= 1):
-            raise ValueError(f"time must be a number from 1, of a step without recomputation, not {time!r}")
+        check_time(time)
         self._policy = as_policy(policy, bits, products=time is not None)
         self._codecs = Codecs(self._policy, backend)
         self._min_values, self._verify, self._offload = min_values, verify, offload

@@ -19,6 +19,7 @@ def compile(
     policy: AnyFormat | Policy | None = None,
     *,
     bits: int | None = None,
+    time: float | None = None,
     min_values: int = 1024,
     codec: str = "auto",
     backend: str = "inductor",
@@ -31,6 +32,7 @@ def compile(
         model: to compile. Its parameters and buffers stay exact.
         policy: as of ``Partitioner``.
         bits: as of ``Partitioner``.
+        time: as of ``Partitioner``.
         min_values: as of ``Partitioner``.
         codec: what compresses: the ``backend`` of ``Partitioner``.
         backend: of the compiler: "inductor", or "aot_eager", which runs the graphs as they are.
@@ -56,7 +58,7 @@ def compile(
         raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}, not {backend!r}")
     if hasattr(model, "report"):
         raise ValueError("model must have no attribute of the name report: use a Partitioner instead")
-    partitioner = Partitioner(policy, codec, bits=bits, min_values=min_values)
+    partitioner = Partitioner(policy, codec, bits=bits, time=time, min_values=min_values)
     if backend == "aot_eager":
         if options:
             raise ValueError(

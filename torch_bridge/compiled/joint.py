@@ -270,6 +270,27 @@ class Joint:
                         yield node, user
 
 
+def flops_of_graph(joint: Joint) -> int:
+    """Floating-point operations of a step, as hooks count them: products and attention, both passes."""
+
+    def stand_in(node: Node) -> Any:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            return None
+        needs = node in joint.requires_grad
+        size = geometry_of(node).size
+        return torch.empty(size, dtype=value.dtype, device="meta", requires_grad=needs)
+
+    found = 0
+    with torch.enable_grad():
+        for node in joint.nodes:
+            if node in joint.backward or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), stand_in)
+            found += operation(node.target).flops_of_step(args, kwargs, stand_in(node))
+    return found
+
+
 def _is_pointwise(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem

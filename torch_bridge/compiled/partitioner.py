@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,12 +19,14 @@ from ..facts.facts import Facts
 from ..facts.needs import Need
 from ..policy import Policy, as_policy
 from ..report import Report
+from ..report.curve import Curve, together
 from ..report.report import Sums, Tally
 from ..report.rows import COMPRESSED, RECOMPUTED
+from ..store.budget import Budget, check_time
 from ..store.codecs import Codecs
 from ..store.store import INFINITIES, PEAKED, SPREAD
 from . import operators  # noqa: F401  # graphs from a cache call them
-from .joint import Joint, geometry_of, is_tensor
+from .joint import Joint, flops_of_graph, geometry_of, is_tensor
 from .measured import CHOICES, sizes_of, text_of_all
 from .plan import Entry, Plan
 from .rewrite import Rewriter, merged
@@ -48,10 +50,14 @@ class Partitioner:
             ``Policy.default(fmt)``. By default the Hadamard format in ``bits`` bits a value.
         backend: one of ``torch_bridge.backends.NAMES`` but those behind a memory engine.
         bits: of a value, where there is no policy: 2, 3 or 4.
+        time: of a step, for matrix products that are done again, as of a Compressor. Each graph has its own
+            step of so much time: all that can be is recomputed in a plan of the graph, of which the best is
+            picked. Queries and keys are recomputed from exact tensors only, and no sum that may cancel.
         min_values: tensors with fewer distinct values stay exact.
 
     Raises:
-        ValueError: an argument is none of these.
+        ValueError: an argument is none of these, or no rule of the policy recomputes products and there is
+            a time.
         RuntimeError: this torch has no custom partitioners.
 
     Examples:
@@ -69,23 +75,20 @@ class Partitioner:
         backend: str = "auto",
         *,
         bits: int | None = None,
+        time: float | None = None,
         min_values: int = 1024,
     ) -> None:
         if not isinstance(min_values, int) or min_values < 0:
             raise ValueError(f"min_values must be a number of values, not {min_values!r}")
+        check_time(time)
         if backend in backends.IN_PLACE:
             raise ValueError(f"backend must be one that gives its blocks away, not {backend!r}")
-        self._policy, self._backend, self._min_values = as_policy(policy, bits), backend, min_values
+        self._policy, self._backend = as_policy(policy, bits, products=time is not None), backend
+        self._time, self._min_values = time, min_values
         Codecs(self._policy, backend)  # what is wrong with a format shows now
-        if self._policy.products:
-            warnings.warn(
-                "a compiled graph recomputes no matrix products but one as wide as a head: "
-                "products=True of the policy is for a Compressor",
-                RuntimeWarning,
-                stacklevel=2,
-            )
         self._tally, self._graphs, self._told = Tally(), 0, set[str]()
         self._chosen: list[_Chosen] = []
+        self._curves: list[tuple[int, Curve]] = []
         _register()
 
     def __call__(
@@ -97,8 +100,7 @@ class Partitioner:
 
         gm.graph.eliminate_dead_code()
         joint = Joint(gm.graph, kwargs.get("static_lifetime_input_indices"))
-        saved = saved_tensors(joint)
-        plan = Plan(joint, self._policy, self._min_values, saved, _is_captured(joint))
+        plan = self._plan(joint)
         rewriter = Rewriter(joint, plan, self._backend) if plan.changes else None
         if rewriter is not None:
             rewriter.run()
@@ -110,6 +112,20 @@ class Partitioner:
         self._tell(plan)
         self._count(joint, plan, rewriter, forward, kwargs["num_fwd_outputs"])
         return forward, backward
+
+    def _plan(self, joint: Joint) -> Plan:
+        """What becomes of a graph's tensors; with products that are done again, after what these cost."""
+        saved, budget = saved_tensors(joint), Budget(self._time)
+        make = partial(Plan, joint, self._policy, self._min_values, saved, budget, _is_captured(joint))
+        plan = make()
+        if not self._policy.products:
+            return plan
+        flops = flops_of_graph(joint)
+        budget.close(flops, plan.stored_bytes)
+        if budget.curve is None:
+            return plan
+        self._curves.append((flops, budget.curve))
+        return make()
 
     def aot_eager(self) -> Callable[..., Any]:
         """A backend for ``torch.compile`` that runs the two graphs as they are, without Inductor."""
@@ -134,11 +150,11 @@ class Partitioner:
             )
         for one in self._chosen:
             one.look(self._tally)
-        return self._tally.report()
+        return replace(self._tally.report(), curve=together(self._curves) if self._curves else None)
 
     def uuid(self) -> str:
         """What PyTorch's caches of compiled graphs tell partitioners by: the policy, and the source."""
-        parts = (self._policy.rules, self._backend, self._min_values, _source())
+        parts = (self._policy.rules, self._backend, self._time, self._min_values, _source())
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

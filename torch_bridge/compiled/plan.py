@@ -2,8 +2,7 @@
 
 The decisions are those of ``Policy.decide`` for the same ``Facts`` as with hooks, in the order in which
 the model saves. Some of what hooks ask of values a graph asks when it runs: ``measured.py``. Floats with
-two values are told from others by the booleans that they are made of, and a sum of lossy tensors is
-recomputed only if it is known that it does not cancel.
+two values are told from others by the booleans that they are made of.
 """
 
 from __future__ import annotations
@@ -14,21 +13,19 @@ from typing import Any, Literal
 
 import torch
 from torch.fx import Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
 from ..facts.needs import Need, Normed
-from ..facts.products import PRODUCTS, wide_input
-from ..facts.recompute import RECOMPUTATIONS, Recomputation
 from ..policy import Decision, Policy
 from ..policy.decision import EXACT, Recompute, Strength, keeps_signs, strength_of
 from ..policy.policy import TABLE
 from ..report.rows import BITS, COMPRESSED, RECOMPUTED
 from ..store.attention import may_be_again
-from ..store.recomputed import MOST_OPERATIONS, MOST_WORK
-from ..store.store import AS_INFINITE, INFINITIES, SHORT_ROWS, layer_of, row_of
+from ..store.budget import Budget
+from ..store.store import AS_INFINITE, INFINITIES, SHORT_ROWS, bytes_in_format, layer_of, row_of
+from .again import Made, Maker, is_checkpointed, is_repeatable
 from .joint import Group, Joint, geometry_of, is_tensor
 from .saved import Saved, facts_of, is_same
 from .sizes import is_static, otherwise
@@ -42,19 +39,8 @@ NORMED = "a norm reads it in another shape or order"
 OF_INDICES = "made of indices"
 CHECKPOINTED = "recomputed by activation checkpointing"
 
-_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 # Numbers beyond this may stand for infinities.
 _FINITE = nextafter(AS_INFINITE, 0)
-# What is at most this part of what is recomputed is kept for it.
-_SMALL = 1 / 64
-# Of a decomposed operation that is recomputed only for some arguments: nodes under which errors stay small.
-_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
-_SMOOTH = (
-    *(_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.add.Scalar, _ATEN.mul.Scalar),
-    *(_ATEN.neg.default, _ATEN.clone.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dims),
-    *(_ATEN.view.default, _ATEN.expand.default, _PRIMS.convert_element_type.default),
-)
-
 Kind = Literal["exact", "format", "bits", "recomputed", "again"]
 
 
@@ -94,6 +80,14 @@ class Entry:
         return [self.decision.format, *(fmt for _, fmt in self.decision.finer)]
 
     @property
+    def stored_bytes(self) -> int:
+        if self.kind in ("recomputed", "again"):
+            return 0
+        if self.kind == "bits":
+            return self.facts.elements // 8
+        return bytes_in_format(self.facts, self.format)
+
+    @property
     def format(self) -> AnyFormat | None:
         return self.decision.format if self.kind == "format" else None
 
@@ -104,28 +98,6 @@ class Entry:
         return self.kind in ("exact", "bits")
 
 
-@dataclass(frozen=True)
-class Made:
-    """How a tensor is computed anew in the backward pass.
-
-    Attributes:
-        operations, work: done in all, and values that these compute.
-        is_exact: whether all that it starts from comes back as it was.
-        leaves: the lossy tensors that it starts from.
-        is_pointwise: whether it is made of lossy tensors alone, value by value.
-        saturates: whether it nears an end and never passes it.
-        remade: nodes whose memory is computed anew for it.
-    """
-
-    operations: int = 0
-    work: int = 0
-    is_exact: bool = True
-    leaves: frozenset[Node] = frozenset()
-    is_pointwise: bool = False
-    saturates: bool = False
-    remade: frozenset[Node] = frozenset()
-
-
 class Plan:
     """What becomes of every tensor that a graph saves.
 
@@ -134,6 +106,7 @@ class Plan:
         policy: decides.
         min_values: what has fewer stays as it is.
         saved: the tensors, in the order in which they are saved.
+        budget: what may be recomputed by matrix products.
         is_captured: whether a GPU records what the graph does and replays it, so that nothing can be chosen.
 
     Attributes:
@@ -146,15 +119,23 @@ class Plan:
     """
 
     def __init__(
-        self, joint: Joint, policy: Policy, min_values: int, saved: list[Saved], is_captured: bool = False
+        self,
+        joint: Joint,
+        policy: Policy,
+        min_values: int,
+        saved: list[Saved],
+        budget: Budget,
+        is_captured: bool = False,
     ) -> None:
         self._joint, self._policy, self._min_values = joint, policy, min_values
-        self._is_captured = is_captured
+        self._budget, self._is_captured = budget, is_captured
+        self._maker = Maker(joint, self._serving)
         self.entries: list[Entry] = []
         self.outcome: dict[Saved, Entry] = {}
         self.unknown: dict[str, tuple[str, int]] = {}
         self.remade, self.anew = set[Node](), set[Node]()
         self._held: dict[tuple[Node, Any], Entry] = {}
+        self._tables = set[tuple[Node, Any]]()  # of indices, which the backward pass has
         backward = (node for node in joint.nodes if node in joint.backward and node.op == "call_function")
         self.start = next(backward, None)
         self._again = self._attention(saved)
@@ -166,6 +147,15 @@ class Plan:
     def changes(self) -> bool:
         """Whether anything is kept in another way than the graph would."""
         return any(entry.kind != "exact" for entry in self.entries)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of what is kept, parameters and buffers left out; in the coarsest format that is measured."""
+        kept = (one for one in self.entries if not one.facts.constant and one.node not in self.anew)
+        joint = self._joint
+        return sum(
+            {(joint.root(one.node), joint.region(one.node)): one.stored_bytes for one in kept}.values()
+        )
 
     def holder(self, node: Node) -> Entry | None:
         """What is kept of a tensor's memory, or of all of it that a view is made of."""
@@ -199,9 +189,10 @@ class Plan:
             self._add(saved, Entry(node, "exact", facts, CHECKPOINTED))
             return
         if node in joint.of_indices:
+            self._tables.add((joint.root(node), joint.region(node)))
             self._add(saved, Entry(node, "exact", facts, OF_INDICES))
             if facts.elements >= self._min_values and all(
-                is_tensor(one) and _is_repeatable(one) for one in joint.chain(node)
+                is_tensor(one) and is_repeatable(one) for one in joint.chain(node)
             ):
                 self.anew |= set(joint.chain(node))
             return
@@ -301,11 +292,9 @@ class Plan:
         is_dense = _is_dense(node)
         if facts.dtype == torch.bool and decision.bits and is_dense:
             return Entry(node, "bits", facts, BITS, decision)
-        if decision.recompute in ("exact", "lossy"):
-            made = self._made(saved.node, decision.recompute == "exact")
-            if made is not None:
-                self.remade |= made.remade
-                return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
+        if decision.recompute != "no" and (made := self._made(saved, facts, decision)) is not None:
+            self.remade |= made.remade
+            return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
         if decision.bits and (made := self._of_mask(saved, facts)) is not None:
             self.remade |= made.remade
             return Entry(saved.node, "recomputed", facts, RECOMPUTED, decision, made_of=made)
@@ -332,13 +321,34 @@ class Plan:
         self._fits(entry, geometry_of(saved.node))
         return entry
 
+    def _made(self, saved: Saved, facts: Facts, decision: Decision) -> Made | None:
+        """How a tensor is recomputed; None if it cannot be, or by more products than there is time for."""
+        made = self._maker.made(saved.node, decision.recompute == "exact", decision.products)
+        if made is None or not (made.flops and decision.products):
+            return made
+        nbytes = bytes_in_format(facts, decision.format)
+        return made if self._budget.allows(facts, made.flops, nbytes) else None
+
+    def _serving(self, node: Node) -> Made | None:
+        """How what is kept of a tensor serves as an operand; None if nothing is kept of it."""
+        if (self._joint.root(node), self._joint.region(node)) in self._tables:
+            return Made()
+        held = self.holder(node)
+        if held is None:
+            return None
+        if held.made_of is not None and held.kind != "exact":
+            return replace(held.made_of, product_flops={})  # they are done for that already
+        if held.is_exact:
+            return Made()
+        return Made(is_exact=False, leaves=frozenset({held.node}), is_pointwise=True)
+
     def _of_repeated(self, saved: Saved) -> Made | None:
         """How a tensor is repeated anew, of what is kept of its values once."""
         source = self._joint.repeated(saved.node)
         if source is None:
             return None
         self._keep(replace(saved, node=source, users=[]))
-        return self._made(saved.node, only_exact=False)
+        return self._maker.made(saved.node, only_exact=False)
 
     def _of_mask(self, saved: Saved, facts: Facts) -> Made | None:
         """How a float mask is made anew of booleans, which are kept as bits."""
@@ -348,7 +358,7 @@ class Plan:
         if self.holder(mask) is None:
             of_mask = replace(facts, dtype=torch.bool, made_by=joint.made_by(mask))
             self._held[mask, joint.region(mask)] = Entry(mask, "bits", of_mask, BITS)
-        return self._made(saved.node, only_exact=True)
+        return self._maker.made(saved.node, only_exact=True)
 
     def _fits(self, entry: Entry, geometry: Geometry) -> bool:
         """Give an entry the rows of its format; it is exact where that would not be smaller."""
@@ -411,131 +421,6 @@ class Plan:
                 return False
         return True
 
-    # Recomputation
-
-    def _made(self, node: Node, only_exact: bool) -> Made | None:
-        """How a tensor can be made of what is kept; None if it cannot, or not well enough."""
-        joint = self._joint
-        root, count = joint.root(node), joint.region(node).count
-        if joint.region(root).has_gaps or geometry_of(root).count != joint.region(root).count:
-            return None
-        small = _SMALL * count * node.meta["val"].element_size()
-        made = self._redo(root, small, only_exact)
-        if made is None or made.operations > MOST_OPERATIONS or made.work > MOST_WORK * count:
-            return None
-        return made
-
-    def _operand(self, node: Node, small: float, only_exact: bool) -> Made | None:
-        """How what an operation is given is there in the backward pass."""
-        joint = self._joint
-        held = self.holder(node)
-        if held is not None and (held.is_exact or not only_exact):
-            if held.made_of is not None:
-                return held.made_of
-            return (
-                Made()
-                if held.is_exact
-                else Made(is_exact=False, leaves=frozenset({held.node}), is_pointwise=True)
-            )
-        if joint.constant(node):
-            return Made()
-        made = self._redo(joint.root(node), small, only_exact) if held is None else None
-        nbytes = joint.region(node).count * node.meta["val"].element_size()
-        if made is None and nbytes <= small and not is_checkpointed(joint, node):
-            return Made()
-        return made
-
-    def _redo(self, root: Node, small: float, only_exact: bool) -> Made | None:
-        group = self._joint.group(root)
-        way = way_of(group) if group is not None else None
-        if group is None or way is None or root.op != "call_function":
-            return None
-        only_exact |= way.needs_exact
-        if group.is_whole:
-            if root not in (group.nodes[0], *(one for one in group.nodes if one.args[1:] == (0,))):
-                return None
-            values = tuple(_value(one) for one in group.nodes[0].args)
-            if way.fits is not None and not way.fits(values):
-                return None
-            parts = self._parts(group, way, small, only_exact)
-        else:
-            parts = self._inner(group, way, root, small, only_exact)
-        return None if parts is None else self._joined(group, way, root, parts)
-
-    def _parts(self, group: Group, way: Recomputation, small: float, only_exact: bool) -> list[Made] | None:
-        base = group.nodes[0]
-        given = list(base.args) if way.takes is None else [base.args[place] for place in way.takes]
-        operands = [one for one in (*given, *base.kwargs.values()) if isinstance(one, Node)]
-        results = [one for one in group.nodes[1:] if one.args[1] in way.results]
-        found = [self._operand(one, small, only_exact) for one in operands]
-        if len(results) < len(way.results) or any(one is None for one in found):
-            return None
-        kept = [Made()] if results else []
-        return [*(one for one in found if one is not None), *kept]
-
-    def _inner(
-        self, group: Group, way: Recomputation, root: Node, small: float, only_exact: bool
-    ) -> list[Made] | None:
-        """Of a decomposed operation: what the nodes that make its result are given from outside."""
-        found: list[Made] = []
-        waiting, seen = [root], {root}
-        while waiting:
-            node = waiting.pop()
-            if node is not root and self.is_kept_result(way, node):
-                found.append(Made())
-                continue
-            if not _is_repeatable(node) or (way.fits is not None and node.target not in _SMOOTH):
-                return None
-            for one in node.all_input_nodes:
-                if one in group.inside:
-                    if one not in seen:
-                        seen.add(one)
-                        waiting.append(one)
-                elif not is_tensor(one):
-                    return None
-                else:
-                    made = self._operand(one, small, only_exact)
-                    if made is None:
-                        return None
-                    found.append(made)
-        return found
-
-    def is_kept_result(self, way: Recomputation, node: Node) -> bool:
-        """Whether a node of a decomposed operation is a result that is kept: a statistic, or a mask."""
-        if not way.results or not is_tensor(node):
-            return False
-        return node in self._joint.statistics or node.meta["val"].dtype == torch.bool
-
-    def _joined(self, group: Group, way: Recomputation, root: Node, parts: list[Made]) -> Made | None:
-        is_exact = all(part.is_exact for part in parts)
-        lossy = [part for part in parts if not part.is_exact]
-        leaves = frozenset[Node]().union(*(part.leaves for part in parts))
-        is_pointwise = bool(lossy) and len(lossy) == len(parts) and all(part.is_pointwise for part in lossy)
-        is_pointwise &= all(geometry_of(leaf).count == geometry_of(root).count for leaf in leaves)
-        if way.may_cancel and not is_exact:
-            numbers = [one for one in group.nodes[0].args if isinstance(one, (int, float)) and one]
-            if numbers and not all(part.saturates for part in parts):
-                return None
-            if not numbers and not (is_pointwise and len(leaves) == 1):
-                return None
-        return Made(
-            operations=1 + sum(part.operations for part in parts),
-            work=geometry_of(root).count + sum(part.work for part in parts),
-            is_exact=is_exact,
-            leaves=leaves,
-            is_pointwise=is_pointwise,
-            saturates=way.saturates,
-            remade=frozenset({root}).union(*(part.remade for part in parts)),
-        )
-
-
-def way_of(group: Group) -> Recomputation | None:
-    """How an operation is done again: a cheap one, or a product as wide as a language model's head."""
-    way = PRODUCTS.get(group.target)
-    if way is None or not group.is_whole:
-        return RECOMPUTATIONS.get(group.target)
-    return way if wide_input(way, tuple(_value(one) for one in group.nodes[0].args)) >= 0 else None
-
 
 def _strength(decision: Decision) -> Strength:
     """What is kept of the values: without their means they have no sign of their own."""
@@ -547,21 +432,3 @@ def _is_dense(node: Node) -> bool:
     """Whether every element of a tensor has memory of its own, in an order of its dimensions."""
     geometry = geometry_of(node)
     return geometry.count > 0 and geometry.count == geometry.region.count == prod(geometry.region.size)
-
-
-def is_checkpointed(joint: Joint, node: Node) -> bool:
-    """Whether activation checkpointing recomputes a tensor, or what made its memory."""
-    return any(one.meta.get("recompute") in _AGAIN for one in (node, joint.root(node)))
-
-
-def _is_repeatable(node: Node) -> bool:
-    """Whether a node gives the same result once more: it draws no random numbers."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return getattr(target, "__name__", "") == "getitem"
-    is_seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return not is_seeded and not any(word in target.name() for word in ("random", "seed", "rand"))
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta.get("val") if isinstance(argument, Node) else argument

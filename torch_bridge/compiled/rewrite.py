@@ -25,10 +25,11 @@ from ..facts.recompute import Recomputation
 from ..internals import as_recorded, note_new_sizes
 from ..store.centred import CHANNELS, channel_halvings, channel_means, row_sums
 from . import operators
+from .again import is_kept_result, way_of
 from .joint import Group, Joint, geometry_of
 from .measured import text_of_all
 from .norms import means_of, spreads_of, with_means, without_means
-from .plan import Entry, Plan, way_of
+from .plan import Entry, Plan
 from .saved import Saved
 
 _OPS = torch.ops.bitstash
@@ -215,7 +216,7 @@ class Rewriter:
         """What computes the memory of a tensor anew."""
         group = self._joint.group(root)
         assert group is not None
-        way = way_of(group)
+        way = way_of(group, products=True)
         assert way is not None
         made = self._whole(group, way) if group.is_whole else self._inner(group, way, root)
         if root.meta["val"].dtype != torch.float16:
@@ -230,7 +231,7 @@ class Rewriter:
                 continue
             if one in self._versions:
                 pass
-            elif self._plan.is_kept_result(way, one):
+            elif is_kept_result(self._joint, way, one):
                 held = self._plan.holder(one)
                 self._versions[one] = self._version(one) if held is not None else one
             else:

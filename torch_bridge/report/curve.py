@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
@@ -68,3 +69,25 @@ class Curve:
             else:
                 runs.append([point])
         return runs
+
+
+def together(curves: Sequence[tuple[int, Curve]]) -> Curve:
+    """The curve of a step that several graphs make: what saves most bytes for an operation comes first.
+
+    Args:
+        curves: floating-point operations of each graph, and its own curve; all have the same limit.
+    """
+    total = sum(flops for flops, _ in curves)
+    steps = []
+    for flops, curve in curves:
+        time, stored = 1.0, curve.stored_bytes
+        for point in curve.points:
+            steps.append(((point.time - time) * flops / total, stored - point.stored_bytes, point))
+            time, stored = point.time, point.stored_bytes
+    steps.sort(key=lambda step: -step[1] / step[0])
+    time, stored, points = 1.0, sum(curve.stored_bytes for _, curve in curves), []
+    spent = 1 + sum((curve.time - 1) * flops for flops, curve in curves) / total
+    for more, less, point in steps:
+        time, stored = time + more, stored - less
+        points.append(replace(point, time=time, stored_bytes=stored))
+    return Curve(curves[0][1].limit, sum(curve.stored_bytes for _, curve in curves), tuple(points), spent)

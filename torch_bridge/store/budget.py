@@ -21,6 +21,12 @@ def place_of(facts: Facts) -> Place:
     return facts.module, facts.made_by, facts.saved_by, facts.slot
 
 
+def check_time(time: object) -> None:
+    """Raise ValueError if it is no time of a step, in steps without recomputation, nor None."""
+    if time is not None and not (isinstance(time, (int, float)) and time >= 1):
+        raise ValueError(f"time must be a number from 1, of a step without recomputation, not {time!r}")
+
+
 @dataclass
 class _Candidate:
     """Tensors of one place: what they take if they are stored, and what it costs to recompute them."""

@@ -45,15 +45,15 @@ from .verdicts import Verdicts
 MOST_OPERATIONS = 12
 MOST_WORK = 16
 MOST_PRODUCTS = 3
-_MOST_BEHIND_PRODUCTS = 256  # operations, with all that made the operands
+MOST_BEHIND_PRODUCTS = 256  # operations, with all that made the operands
 
 # Logits of this size are what a mask has made of them.
 MASKED = 1e3
 
 # A recomputation input that no one stored is copied if it is at most this part of what is recomputed.
-_SMALL = 1 / 64
+SMALL = 1 / 64
 # What a matrix product is given, or a cast of that, is copied if it is at most this part.
-_SMALL_FACTOR = 1 / 4
+SMALL_FACTOR = 1 / 4
 
 # fp16 ends here: what came close to it would become infinite with operands that are a little larger.
 _LARGEST_HALF = torch.finfo(torch.float16).max
@@ -481,7 +481,7 @@ class Planner:
         """A copy of a small tensor that is still there."""
         region, origin = operand.geometry.region, operand.origin
         nbytes = region.count * operand.dtype.itemsize
-        most = _SMALL_FACTOR if is_factor and not origin.constant else _SMALL
+        most = SMALL_FACTOR if is_factor and not origin.constant else SMALL
         if nbytes > most * self._nbytes:
             return None
         whole = self._memory(origin, operand.dtype, region)
@@ -525,7 +525,7 @@ def _mean(values: torch.Tensor) -> torch.Tensor:
 def _is_near(redone: Redone, region: Region) -> bool:
     """Whether few operations are between a region and what is stored."""
     if redone.products:
-        return redone.products <= MOST_PRODUCTS and redone.operations <= _MOST_BEHIND_PRODUCTS
+        return redone.products <= MOST_PRODUCTS and redone.operations <= MOST_BEHIND_PRODUCTS
     return redone.operations <= MOST_OPERATIONS and redone.work <= MOST_WORK * region.count
 
 

@@ -14,6 +14,7 @@ import torch
 from ..backends import Backend, streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
+from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
 from ..facts.needs import Exact as NeedsExact
@@ -335,7 +336,9 @@ class Store:
         if facts.need is Need.LOGITS and redone.products and redone.bits < decision.least[1]:
             return None  # fewer bits than attention bears
         is_counted = redone.flops > 0 and decision.products
-        if is_counted and not self._budget.allows(facts, redone.flops, _nbytes(decision, facts)):
+        if is_counted and not self._budget.allows(
+            facts, redone.flops, bytes_in_format(facts, decision.format)
+        ):
             return None
         if self._planner.copied:
             self.count(saved, facts, INPUT, 0, self._planner.copied)
@@ -514,9 +517,8 @@ def layer_of(module: str) -> str:
     return found[1] if found else module
 
 
-def _nbytes(decision: Decision, facts: Facts) -> int:
-    """That a tensor would take if it were stored as was decided."""
-    fmt = decision.format
+def bytes_in_format(facts: Facts, fmt: AnyFormat | None) -> int:
+    """That a tensor takes in a format, without padding of rows; None is for exact."""
     if fmt is None or fmt.target is None:
         return facts.elements * facts.dtype.itemsize
     return -(-facts.elements * fmt.target // fmt.block)
