@@ -413,6 +413,15 @@ def test_attention_is_done_again_for_its_own_backward_pass():
     assert len(again) == 2
 
 
+def test_attention_is_done_again_once_for_outputs_and_log_sum_exps():
+    call = compiled(model := blocks(count=2))
+    step(model, call)
+    with torch.profiler.profile() as found:
+        step(model, call)
+    counts = {event.key: event.count for event in found.key_averages()}
+    assert counts["aten::_scaled_dot_product_flash_attention_for_cpu"] == 2 * 2
+
+
 def test_a_dropout_mask_is_kept_as_bits():
     model = blocks(dropout=0.2)
     expected, call = step(model), compiled(model)

@@ -65,7 +65,7 @@ class Rewriter:
         self._joint, self._plan, self._backend, self._start = joint, plan, backend, plan.start
         self._graph: Graph = joint.graph
         self._versions: dict[Node, Node] = {}
-        self._again: dict[Group, Node] = {}
+        self._again: dict[Node, Node] = {}
         self._measures: dict[tuple[Any, ...], Node] = {}
         self._first = next(node for node in joint.nodes if node.op not in ("placeholder", "get_attr"))
         self.stored: dict[Node, Entry] = {}
@@ -301,9 +301,9 @@ class Rewriter:
         group = self._joint.group(node)
         assert group is not None
         base = group.nodes[0]
-        if group not in self._again:
-            self._again[group] = self._copy(base, self._arguments(base))
-        return self._copy(node, (self._again[group], node.args[1]))
+        if base not in self._again:
+            self._again[base] = self._copy(base, self._arguments(base))
+        return self._copy(node, (self._again[base], node.args[1]))
 
     # Nodes
 
