@@ -45,3 +45,9 @@ def no_loss():
 def wrong():
     model, batch, loss = job()
     return model, batch[:, :31], loss
+
+
+def uncompilable():
+    model, *rest = job()
+    model.forward = torch.compiler.disable(model.forward)
+    return model, *rest

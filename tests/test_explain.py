@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from golden import HadamardFormat
-from torch_bridge import Compressor, Policy
+from torch_bridge import Compressor, Policy, compile
 from torch_bridge.job import cli, explain, jobs, train
 
 from .explained import job
@@ -50,6 +50,30 @@ def test_the_page_says_what_was_recomputed_and_what_budgets_cost(page):
         "under 1024 values",
     ):
         assert words in text
+
+
+def test_a_compiled_model_is_explained_as_its_graphs_keep_it(tmp_path, capsys):
+    path = tmp_path / "page.html"
+    assert cli.main(["explain", "tests.explained:job", "--compiled", "aot_eager", "--out", str(path)]) == 0
+    model, batch, loss = job()
+    call = compile(model, HadamardFormat(), backend="aot_eager")
+    loss(call, batch).backward()
+    report, text = call.report(), path.read_text()
+    words = f"{report.original_bytes / 1e6:.1f} MB saved, {report.stored_bytes / 1e6:.1f} MB kept"
+    assert words in capsys.readouterr().out
+    for row in report.rows:
+        assert f"<td>{' x '.join(map(str, row.shape)) or 'scalar'}</td>" in text
+    assert "Activation memory of tests.explained:job, compiled" in text
+    assert "One step" in text
+    assert "What less would cost" not in text
+
+
+def test_a_model_without_a_graph_is_not_explained_as_one_that_saves_nothing(tmp_path, capsys):
+    arguments = ["explain", "tests.explained:uncompilable", "--compiled", "aot_eager"]
+    with pytest.raises(SystemExit):
+        cli.main([*arguments, "--out", str(tmp_path / "page.html")])
+    assert "cannot be explained: RuntimeError: there is nothing to report" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_a_job_is_read_from_options_a_hugging_face_config_or_a_function(tmp_path):

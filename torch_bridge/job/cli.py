@@ -146,6 +146,13 @@ def _parser(package: str) -> argparse.ArgumentParser:
         help="tokens of each, for a Hugging Face config; by default 128, or the model's positions if fewer",
     )
     add("--budgets", action=argparse.BooleanOptionalAction, default=True, help="measure smaller budgets")
+    add(
+        "--compiled",
+        nargs="?",
+        const="inductor",
+        choices=("inductor", "aot_eager"),
+        help="compile the model, with compression inside the graphs; without budgets",
+    )
     add("--out", type=Path, metavar="FILE.html", default=Path("build/explain.html"), help="the page")
     _add_plan(commands)
     return parser
@@ -287,7 +294,7 @@ def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         _check_file(given.out)
         fmt = explain.format_of(given.scheme, given.bits)
         job = jobs.load(given.what, given.batch, given.length)
-        report = explain.explain(job, fmt, given.out, budgets=given.budgets)
+        report = explain.explain(job, fmt, given.out, budgets=given.budgets, compiled=given.compiled)
     except (ValueError, OSError, ImportError) as error:
         parser.error(str(error))
     original, stored = report.original_bytes / 1e6, report.stored_bytes / 1e6

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from golden import HadamardFormat, PlaneFormat
 
 from ..backends.dtypes import AnyFormat
 from ..backends.quant_format import BITS, QuantFormat
 from ..calibration import Calibration
+from ..compiled import compile
 from ..compressor import Compressor
 from ..policy import Policy
 from ..report import Report, page, plots
@@ -41,39 +44,68 @@ def format_of(scheme: str, bits: float) -> AnyFormat:
     return HadamardFormat("fp32", 128, round(16 * bits))
 
 
-def explain(job: Job, fmt: AnyFormat, out: Path, *, budgets: bool = True) -> Report:
+def explain(
+    job: Job, fmt: AnyFormat, out: Path, *, budgets: bool = True, compiled: str | None = None
+) -> Report:
     """Run a few steps on a CPU and write the page.
 
     Args:
         job: what to run.
         fmt: that the default policy compresses to.
         out: the page.
-        budgets: also measure what smaller budgets do to the gradient, by a step for each kind of tensor.
+        budgets: also measure what smaller budgets do to the gradient, by a step for each kind of tensor; of a
+            compiled model they are not measured.
+        compiled: the backend of ``torch.compile`` that the model is compiled with, as of ``compile``; by
+            default it is not compiled.
 
     Returns:
         The report of a step.
 
     Raises:
-        JobError: a pass of the job fails, or its loss is none.
+        JobError: a pass of the job fails, or its loss is none, or no compiled graph has a backward pass.
         ModuleNotFoundError: plotly is not installed, which draws the plots.
     """
     policy = Policy.default(fmt)
+    # A graph from a cache was not partitioned here, and has no report.
+    anew = torch.compiler.config.patch(force_disable_caches=True)  # type: ignore[attr-defined]
+    with anew if compiled else nullcontext():
+        report, runs = _compiled(job, policy, compiled) if compiled else _eager(job, policy)
+        summary, *rest = plots.sections(report.rows)
+        sections = [summary, _timeline(runs), *rest]
+    if budgets and report.original_bytes and not compiled:
+        sections.insert(-1, _budgets(job))
+    page.write(out, f"Activation memory of {job.name}{', compiled' if compiled else ''}", sections)
+    return report
+
+
+Run = Callable[[], Iterator[None]]
+
+
+def _eager(job: Job, policy: Policy) -> tuple[Report, dict[str, Run]]:
+    """The report of a step with hooks; and what runs a step without and with them."""
     with Compressor(job.model, policy) as saver:
         loss = job.checked_loss(job.model, job.batch)
     with saying(f"the backward pass of {job.name} failed"):
         loss.backward()  # gradients are there from now on: they are no activations
-    report = saver.report()
-    summary, *rest = plots.sections(report.rows)
-    sections = [summary, _timeline(job, policy), *rest]
-    if budgets and report.original_bytes:
-        sections.insert(-1, _budgets(job))
-    page.write(out, f"Activation memory of {job.name}", sections)
-    return report
+    return saver.report(), {"without": partial(_step, job, None), "with": partial(_step, job, policy)}
 
 
-def _timeline(job: Job, policy: Policy) -> page.Section:
-    policies = {"without": None, "with": policy}
-    lines = {name: peak.timeline(partial(_step, job, one)) for name, one in policies.items()}
+def _compiled(job: Job, policy: Policy, backend: str) -> tuple[Report, dict[str, Run]]:
+    """The report of compiled graphs; and what runs a step without and with compression inside of them."""
+    call = compile(job.model, policy, backend=backend)
+    models: dict[str, Any] = {"without": torch.compile(job.model, backend=backend), "with": call}
+    runs: dict[str, Run] = {name: partial(_step, job, None, model) for name, model in models.items()}
+    for name, run in runs.items():
+        with saying(f"the step of {job.name}, compiled {name} compression, failed"):
+            for _ in run():
+                pass
+    with saying(f"{job.name} cannot be explained"):
+        report: Report = call.report()
+    return report, runs
+
+
+def _timeline(runs: dict[str, Run]) -> page.Section:
+    lines = {name: peak.timeline(run) for name, run in runs.items()}
     traces = [
         {"type": "scatter", "mode": "lines", "name": f"{name} compression", "line": {"color": color}}
         | dict(zip("xy", _points(lines[name]), strict=True))
@@ -96,9 +128,9 @@ def _timeline(job: Job, policy: Policy) -> page.Section:
     return page.Section("One step", text, page.plot(traces, layout))
 
 
-def _step(job: Job, policy: Policy | None) -> Iterator[None]:
+def _step(job: Job, policy: Policy | None, model: Any = None) -> Iterator[None]:
     with Compressor(job.model, policy) if policy else nullcontext():
-        loss = job.checked_loss(job.model, job.batch)
+        loss = job.checked_loss(job.model if model is None else model, job.batch)
     yield
     loss.backward()
 
