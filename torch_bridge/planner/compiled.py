@@ -20,7 +20,6 @@ from ..compiled import Partitioner, measured, operators
 from ..internals import functions_of, inductor_without_kernels, under_always
 from ..policy import Policy
 from ..schemes.checkpointing import checkpoint_activations
-from . import cuda
 from .dry import DryRun, DryRunError
 from .estimates import Estimate, Step, Training, quiet
 from .sizes import SizesCodecs, Traffic
@@ -32,6 +31,7 @@ def estimate_compiled(training: Training, treatments: Iterable[Treatment]) -> li
 
     The model is compiled once for each treatment, which forgets what torch.compile has compiled before in
     this process. Whatever runs between two graphs, where a model breaks into several, is not counted.
+    Operations are those of a CPU, whatever the device.
 
     Raises:
         DryRunError: the model cannot be compiled or run without values.
@@ -44,8 +44,6 @@ def estimate_compiled(training: Training, treatments: Iterable[Treatment]) -> li
         stack.enter_context(_dry_operators(traffic))
         if training.compiler == "inductor":
             stack.enter_context(inductor_without_kernels(dry.empty, dry.kernel))
-        if training.device == "cuda":
-            stack.enter_context(cuda.kernels())
         with under_always(dry):
             step = _CompiledStep(training, dry, traffic)
         stack.callback(torch._dynamo.reset)
@@ -89,8 +87,8 @@ class _CompiledStep(Step):
             try:
                 self.run(model)  # compiles
             except torch._dynamo.exc.TorchDynamoException as error:
-                message = f"the model cannot be compiled without values: {error}"
-                raise DryRunError(message) from error
+                why = str(error).partition("\n")[0]
+                raise DryRunError(f"the model cannot be compiled without values: {why}") from error
             found = self.count(treatment, model, traffic=self._traffic)
         return found if is_plain else replace(found, stored=partitioner.report().stored_bytes)
 
