@@ -138,11 +138,14 @@ class Compressor(ContextDecorator):
         self._verdicts, self._shared = Verdicts(), set[Facts]()
         self._places: dict[Any, tuple[Facts, Decision]] = {}
         self._told: set[str] = set()  # of whom a warning has said that they are not known
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
         self._entered: ExitStack | None = None
         internals.has("savers"), internals.has("storages")
 
     make_store = Store
+
+    def make_pass(self, store: Store, tally: Tally, step: Any) -> Pass:
+        return Pass(self, store, tally, step)
 
     def __enter__(self) -> Self:
         if self._entered is not None:
@@ -156,7 +159,7 @@ class Compressor(ContextDecorator):
             *(self._min_values, self._verify, step, self._budget),
         )
         self._watch.flops = 0 if self._policy.products and self._budget.is_open else None
-        one = self._pass = _Pass(self, store, tally, step)
+        one = self._pass = self.make_pass(store, tally, step)
         with ExitStack() as stack:
             self._watch.before = one.before
             stack.callback(setattr, self._watch, "before", None)  # a circle that only a collector would find
@@ -212,7 +215,7 @@ class Compressor(ContextDecorator):
         self._codecs.check()
         return replace(self._settled().tally.report(), curve=self._budget.curve)
 
-    def _settled(self) -> _Pass:
+    def _settled(self) -> Pass:
         if self._pass is None:
             raise RuntimeError("there is nothing to report before the first forward pass")
         self._pass.settle()
@@ -223,7 +226,7 @@ def _tell_of_others() -> None:
     """Warn if hooks are active that will see nothing of what is saved inside."""
     others = internals.active_hooks()
     pack = others[0] if others else None
-    if pack is not None and not isinstance(getattr(pack, "__self__", None), _Pass):
+    if pack is not None and not isinstance(getattr(pack, "__self__", None), Pass):
         name = getattr(pack, "__qualname__", repr(pack))
         warnings.warn(
             f"other hooks for saved tensors are active ({name}): what is saved inside a Compressor goes to "
@@ -251,7 +254,7 @@ class Sharded:
         return self._kind.__tensor_unflatten__(parts, self._rest, self._size, self._stride)  # type: ignore
 
 
-class _Pass:
+class Pass:
     """One forward pass. It holds numbers and names: what is stored belongs to autograd's graph.
 
     Who saves a tensor is told by the number of the node that does: an operation saves its inputs just before
@@ -272,7 +275,7 @@ class _Pass:
     def pack(self, tensor: torch.Tensor) -> Exact | Packed | Saved | Sharded:
         """The pack hook: what autograd keeps in place of a tensor."""
         if is_compiling() is not None:
-            return uncompiled(_Pass.pack, self, tensor)
+            return uncompiled(Pass.pack, self, tensor)
         function = function_that_saves()
         if is_plain(tensor):
             return self._pack(tensor, function)
@@ -528,7 +531,7 @@ class _Pass:
     def unpack(self, packed: Exact | Packed | Saved | Sharded) -> torch.Tensor:
         """The unpack hook: the tensor again, its bits what the format kept of them."""
         if is_compiling() is not None:
-            return uncompiled(_Pass.unpack, self, packed)
+            return uncompiled(Pass.unpack, self, packed)
         if type(packed) is Saved and type(packed.packed) is Exact and not (packed.function or self.step):
             return packed.packed.tensor()
         if isinstance(packed, Sharded):
@@ -553,7 +556,7 @@ class _Pass:
             return packed.entry.memory.view(values, packed.geometry)
 
 
-never_compile(_Pass.pack, _Pass.unpack)
+never_compile(Pass.pack, Pass.unpack)
 
 
 def _facts(

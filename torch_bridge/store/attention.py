@@ -161,6 +161,10 @@ class _Sums(Recomputed):
         outputs = self._node.outputs
         return super().needs if outputs is None else [outputs]
 
+    def forget(self) -> None:
+        self._node.take()
+        super().forget()
+
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         made = self._node.take()
         if made is None:

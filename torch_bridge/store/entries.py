@@ -184,10 +184,12 @@ class Memory:
         Whoever asks behind a Function has the values made anew.
         """
         if self._lent_to not in (NOBODY, number):
-            self.kept = None
-            self._storage = None
-            self._counts = None
+            self.forget()
         self._lent_to = number
+
+    def forget(self) -> None:
+        """What its entries' values were is not asked for again: they are made anew."""
+        self.kept = self._storage = self._counts = None
 
     def overlaps(self, region: Region) -> bool:
         """Whether a region has a place in it that is partly another's as well."""
@@ -379,6 +381,12 @@ class Entry:
             self._memory = self.source.memory_for(self)
         return self._memory
 
+    def forget(self) -> None:
+        """Its values, and all that they are made of, are to be made anew."""
+        self.memory.forget()
+        for entry in self.needs:
+            entry.forget()
+
     def write_to(self, memory: torch.Tensor | None, where: Memory) -> torch.Tensor:
         """Write the values to memory, which is made if there is none; the memory."""
         doubted = self.doubted
@@ -437,6 +445,11 @@ class Joint(Entry):
     @property
     def parts(self) -> list[Entry]:
         return [entry for entry, _ in self._parts]
+
+    def forget(self) -> None:
+        super().forget()
+        for entry in self.parts:
+            entry.forget()
 
     @property
     def is_stored(self) -> bool:

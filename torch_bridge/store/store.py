@@ -133,6 +133,8 @@ class Store:
         logits: of the attention whose queries and keys are kept now; None if only one of them is known.
     """
 
+    make_entry: type[Entry] = Entry
+
     def __init__(
         self,
         codecs: Codecs,
@@ -256,7 +258,7 @@ class Store:
         codec = None
         if decision.format is not None and _has_means(tensor, decision):
             codec = self._codec(decision, region, row_of(entry.facts, Geometry.of(tensor)))
-        if codec is not None and (means := _means(tensor, decision)) is not None:
+        if codec is not None and (means := means_of(tensor, decision)) is not None:
             values = means.without(tensor)
         stored = values.clone() if codec is None else codec.compress(values)
         sums = checksums(stored) if codec is not None and self._verify else None
@@ -429,7 +431,7 @@ class Store:
         assert tensor is not None
         may_stay = codec is None and step is not None
         is_lossy = codec is not None and not isinstance(codec, BitsCodec)
-        means = _means(tensor, decision) if is_lossy and region.count >= self._min_values else None
+        means = means_of(tensor, decision) if is_lossy and region.count >= self._min_values else None
         strength = _strength(decision) if is_lossy else EXACT
         parts, rest = ([], [region]) if means is not None else source.shared(region, codec)
         new: list[Entry] = []
@@ -480,12 +482,12 @@ class Store:
         name = _title(op, tensor) if self._verify or step is not None else ""
         handle = step.put(stored, name, tensor if is_same else stored) if step is not None else None
         if handle is not None:
-            entry = Entry(source, region, codec, values, handle, sums, name)
+            entry = self.make_entry(source, region, codec, values, handle, sums, name)
         elif may_stay:
             return None
         else:
             stored = stored.clone() if is_same else stored
-            entry = Entry(source, region, codec, values, stored, sums, name)
+            entry = self.make_entry(source, region, codec, values, stored, sums, name)
             if step is not None:
                 step.keep(entry, entry.nbytes)
         entry.facts, entry.means = facts, means
@@ -539,7 +541,7 @@ def _has_means(tensor: torch.Tensor, decision: Decision) -> bool:
     return decision.normed is None or Means.fit(tensor)
 
 
-def _means(tensor: torch.Tensor, decision: Decision) -> Means | None:
+def means_of(tensor: torch.Tensor, decision: Decision) -> Means | None:
     """The means that are taken from a tensor, None if it goes into its format as it is."""
     if decision.normed is not None:
         return Means(tensor, decision.normed)
