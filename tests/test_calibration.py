@@ -2,8 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, calibrate
@@ -173,6 +175,73 @@ def test_calibration_leaves_a_log_softmax_ten_bits(formats, bits):
         model(batches[0][0])
     (row,) = [row for row in saver.report().rows if row.op == "_log_softmax"]
     assert 32 * row.stored_bytes / row.original_bytes == pytest.approx(bits, rel=0.01)
+
+
+class Layer(torch.nn.Module):
+    """Attention and a gated MLP, each beside its input."""
+
+    def __init__(self, width=64, heads=2):
+        super().__init__()
+        self.heads, self.norms = heads, torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.gate, self.up = torch.nn.Linear(width, 2 * width), torch.nn.Linear(width, 2 * width)
+        self.down = torch.nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(2, 3)
+        x = x + self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        y = self.norms[1](x)
+        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self, layers=3, checkpointed=False):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(100, 64)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
+        self.head = torch.nn.Linear(64, 100)
+        self.checkpointed = checkpointed
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return torch.nn.functional.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def predict(model, tokens):
+    return model(tokens)
+
+
+def predict_in_bf16(model, tokens):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(tokens)
+
+
+@pytest.mark.parametrize("loss", [predict, predict_in_bf16])
+def test_one_pass_measures_what_each_kind_alone_does_to_the_gradient(loss):
+    torch.manual_seed(0)
+    model, tokens = Transformer(), torch.randint(100, (4, 64))
+    calibration = Calibration(model, tokens, formats=[HadamardFormat()], loss=loss)
+    rules = [rule for rule in calibration.policy(calibration.least).rules if "gradient error" in rule.why]
+    assert len(rules) > 3 * 3
+    alone = [calibration.error(Policy([Rule("recompute"), rule])) for rule in rules]
+    measured = [float(rule.why.removeprefix("gradient error ")) for rule in rules]
+    *others, worst = np.sort(np.abs(np.log(np.array(measured) / alone)))
+    assert max(others) < 0.25
+    assert worst < 1  # a log-softmax's error is below the roundings of bf16
+
+
+def test_layers_that_are_checkpointed_share_the_error_of_all_together():
+    torch.manual_seed(0)
+    model, tokens = Transformer(checkpointed=True), torch.randint(100, (4, 64))
+    calibration = Calibration(model, tokens, formats=[HadamardFormat()], loss=predict)
+    policy = calibration.policy(calibration.least)
+    rules = [rule for rule in policy.rules if "gradient error" in rule.why]
+    assert len(rules) >= 3
+    measured = [float(rule.why.removeprefix("gradient error ")) for rule in rules]
+    assert min(measured) > 0
+    assert np.linalg.norm(measured) == pytest.approx(calibration.error(policy), rel=0.3)
 
 
 @pytest.mark.parametrize("formats", [[], [PlaneFormat("fp32", 64, None)], FMT, None, ["planes"]], ids=str)

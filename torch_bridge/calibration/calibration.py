@@ -1,34 +1,29 @@
 """Chooses how far each kind of saved tensor is compressed, by what that does to the gradient.
 
-As in GACT (Liu et al., ICML 2022, section 4): the effect of each tensor on the gradient is measured, by
-compressing it alone, and bits are then taken away greedily where they matter least. GACT scales the effect
-to other rates by a model of its quantiser; here it scales with the tensor's own squared error, which is
-measured at every rate.
+As in GACT (Liu et al., ICML 2022, section 4): the effect of each tensor on the gradient is measured, and bits
+are then taken away greedily where they matter least. GACT compresses one tensor at a time and runs the model
+for each; here one backward pass measures all. GACT scales the effect to other rates by a model of its
+quantiser; here it scales with the tensor's own squared error, which is measured at every rate.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from golden import Format, HadamardFormat, PlaneFormat
 
-from ..backends.dtypes import TORCH_DTYPES, format_for
 from ..compressor import Compressor
-from ..facts.needs import Need
 from ..policy import Policy, Rule
-from ..report import Report
-from ..store.codecs import Codecs
-from .capture import Saved, visit
+from .effects import Measured, lossy_gradients, measure
+from .errors import Kind, Trials, bits_of
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
@@ -36,56 +31,9 @@ FORMATS: tuple[Format, ...] = (
     *(PlaneFormat("fp32", 64, 8 * bits) for bits in (16, 14, 12, 10, 9, 8, 7, 6, 5)),
     *(HadamardFormat("fp32", 128, target) for target in (64, 48, 32, 26)),
 )
-_MEASURED_BITS = 8  # a value, at which a tensor's effect on the gradient is measured
+# A value, at which a tensor's effect on the gradient is measured; at many bits bf16 rounds by more than that.
+_MEASURED_BITS = 4
 _MIN_VALUES = 1024
-# Of a tensor that each format is tried on; all of a large one would take longer than training.
-_TRIED_VALUES = 1 << 14
-
-
-@dataclass
-class _Kind:
-    """All tensors that one rule will be about: those of one module, operation and dtype.
-
-    Attributes:
-        original_bytes, power: float[runs], their bytes and the sum of their squares.
-        options: what could be done with them: by format float[2, runs], its bytes and its squared error.
-        effect: squared gradient error over squared error, as measured.
-    """
-
-    module: str
-    op: str
-    dtype: str
-    original_bytes: np.ndarray
-    power: np.ndarray
-    options: dict[Format, np.ndarray] = field(default_factory=dict)
-    effect: float = 0
-
-    def rule(self, fmt: Format | None, error: float = 0) -> Rule:
-        """The rule that keeps them in a format, or exact."""
-        why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
-        module, op = _escape(self.module), _escape(self.op)
-        return Rule(fmt or "exact", module=module, op=op, dtype=self.dtype, why=why)
-
-    def keep(self, share: np.ndarray) -> None:
-        """Only a share of them is stored: float[runs]."""
-        self.original_bytes *= share
-        self.power *= share
-        for option in self.options.values():
-            option *= share
-
-    def bytes_of(self, fmt: Format | None) -> np.ndarray:
-        """float[runs], infinite in a format that is no option."""
-        if fmt is None:
-            return self.original_bytes
-        return self.options[fmt][0] if fmt in self.options else np.full_like(self.original_bytes, np.inf)
-
-    def noise_of(self, fmt: Format | None) -> float:
-        """Squared error of compressing them in this format, the mean over the runs."""
-        return float(self.options[fmt][1].mean()) if fmt in self.options else 0.0
-
-    def error_of(self, fmt: Format | None) -> float:
-        """Squared relative error that compressing them in this format adds to the gradient."""
-        return self.noise_of(fmt) * self.effect
 
 
 def calibrate(
@@ -98,8 +46,8 @@ def calibrate(
 ) -> Policy:
     """The policy with the least gradient error whose saved tensors fit a budget.
 
-    Weights, their gradients, buffers and the state of random numbers are left as they were. Every batch
-    is run once for each kind of tensor, and a few times besides.
+    Weights, their gradients, buffers and the state of random numbers are left as they were. It takes
+    about as long as five training steps on the same batches, and as much memory as they without compression.
 
     Args:
         model: as it trains: its weights, and train() or eval().
@@ -129,14 +77,7 @@ class Calibration:
 
     Args:
         model, batch, formats, loss: as of ``calibrate``.
-
-    Attributes:
-        least, most: bytes of the smallest budget that can be met, and of one with which all that could be
-            compressed stays exact; of the batch that takes the most.
     """
-
-    least: int
-    most: int
 
     def __init__(
         self,
@@ -155,54 +96,77 @@ class Calibration:
         batches = batch if isinstance(batch, list) else [batch]
         if not batches:
             raise ValueError("batch must be one batch or a list of some, not []")
-        runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
-        finest = max(choice, key=_bits)
-
-        # What can be recomputed takes no bits; what it starts from errs for both.
-        settled = [Rule("recompute")]
-        found = _survey(runs, choice)
-        # What every format of the choice is too coarse for has what the table of operations says.
-        coarsest = min(choice, key=_bits)
-        why = "as fine as is needed"
-        settled += [replace(kind.rule(coarsest), why=why) for kind in found if not kind.options]
-        kinds = _stored(runs, found, settled)
-        before = [run.gradients(Policy(settled)) for run in runs]
-        for number, own in enumerate(before):
-            is_finite = all(bool(gradient.isfinite().all()) for gradient in own)
-            if not is_finite or not any(bool(gradient.any()) for gradient in own):
-                raise ValueError(f"loss must have a gradient, finite and not zero; not so on batch {number}")
-        for kind in track(kinds, "calibrating", console=Console(stderr=True), transient=True):
-            measured = min(kind.options, key=lambda fmt: abs(_bits(fmt) - _MEASURED_BITS))
-            error = _mean_error(runs, before, Policy([*settled, kind.rule(measured)]))
-            noise, power = kind.noise_of(measured), float(kind.power.mean())
-            # What this rate stores without loss may lose at others: then all of it might matter.
-            kind.effect = error / noise if noise else 1 / power if power else 0
-
-        self._runs, self._settled, self._kinds = runs, settled, kinds
-        self._exact = [run.gradients(Policy([])) for run in runs]
-        self._defaults = Policy.default(finest).rules
+        self._runs = [_Run(model, one, loss or _loss_of_transformers) for one in batches]
         self._choices: tuple[Format | None, ...] = (None, *choice)
-        shape = len(kinds), len(self._choices)
-        self._bytes = np.array([kind.bytes_of(fmt) for kind in kinds for fmt in self._choices])
-        self._bytes = self._bytes.reshape(*shape, len(runs))
-        self._errors = np.array([kind.error_of(fmt) for kind in kinds for fmt in self._choices])
-        self._errors = self._errors.reshape(shape)
-        self._exact_sizes = self._sizes(self._policy(np.zeros(len(kinds), int)))
-        self.most = int(self._exact_sizes.max())
-        self.least = int(self._sizes(self._policy(self._bytes.sum(2).argmin(1))).max())
+        self._defaults = Policy.default(max(choice, key=bits_of)).rules
+        trials = Trials(choice, _MEASURED_BITS)
+        found = [run.measure(trials) for run in self._runs]
+        for number, one in enumerate(found):
+            if not 0 < one.power < np.inf:
+                raise ValueError(f"loss must have a gradient, finite and not zero; not so on batch {number}")
+        self._kinds = list(dict.fromkeys(kind for one in found for kind in one.errors))
+        self._bytes, self._errors = self._costs(found)
+        # What is left exact takes so many bytes, unless tensors share memory.
+        exact = [one.stored_bytes - sum(tried.now.nbytes for tried in one.tried) for one in found]
+        self._exact_sizes = np.array(exact) + self._bytes[:, 0].sum(0)
+
+    def _costs(self, found: list[Measured]) -> tuple[np.ndarray, np.ndarray]:
+        """What each choice costs for each kind.
+
+        Returns:
+            float[kinds, choices, runs], the bytes, infinite of what is no choice, and float[kinds, choices],
+            the squared relative error of the gradient.
+        """
+        shape = len(self._kinds), len(self._choices), len(found)
+        places = {kind: place for place, kind in enumerate(self._kinds)}
+        sizes, lost = np.zeros(shape), np.zeros(shape)
+        fits = np.zeros(shape[:2], bool)
+        measured, power, error = np.zeros((3, shape[0]))
+        for run, one in enumerate(found):
+            for tried in one.tried:
+                place = places[tried.kind]
+                measured[place] += tried.now.error
+                power[place] += tried.power
+                for number, fmt in enumerate(self._choices):
+                    left = tried.options.get(fmt, tried.exact)
+                    sizes[place, number, run] += left.nbytes
+                    lost[place, number, run] += left.error
+                    fits[place, number] |= fmt in tried.own
+            for kind, squared in one.errors.items():
+                error[places[kind]] += squared / one.power
+        # A format too coarse for all of a kind is another one in its place: no choice, if there is one.
+        fits[:, 0] = True
+        sizes[~fits & (fits.sum(1) > 1)[:, None]] = np.inf
+        # What this rate stores without loss may lose at others: then all of it might matter.
+        effect = np.divide(error, measured, out=1 / np.maximum(power, 1e-300), where=measured > 0)
+        return sizes, lost.mean(2) * effect[:, None]
+
+    @cached_property
+    def least(self) -> int:
+        """Bytes of the smallest budget that can be met, of the batch that takes the most."""
+        return self.stored_bytes(self._policy(self._bytes.sum(2).argmin(1)))
+
+    @cached_property
+    def most(self) -> int:
+        """Bytes of a budget with which all that could be compressed stays exact, of that batch."""
+        return self.stored_bytes(self._policy(np.zeros(len(self._kinds), int)))
 
     def policy(self, budget: int) -> Policy:
         """The policy for a budget in bytes, which every batch fits; raises ValueError if no choice does."""
         chosen, sizes = np.zeros(len(self._kinds), int), self._exact_sizes
-        while sizes.max() > budget:
-            smaller = self._shrunk(chosen, sizes, budget)
-            if (smaller == chosen).all():
-                raise ValueError(
-                    f"budget must be at least {sizes.max():,} bytes for this batch, not {budget:,}"
-                )
+        smaller = self._grown(self._shrunk(chosen, sizes, budget), budget)
+        while True:
+            policy = self._policy(smaller)
             # Kinds that share memory take up other sizes together than each alone.
-            chosen, sizes = smaller, self._sizes(self._policy(smaller))
-        return self._policy(chosen)
+            found = self._sizes(policy)
+            if found.max() <= budget:
+                return policy
+            if (smaller == chosen).all() and (found == sizes).all():
+                raise ValueError(
+                    f"budget must be at least {found.max():,} bytes for this batch, not {budget:,}"
+                )
+            chosen, sizes = smaller, found
+            smaller = self._shrunk(chosen, sizes, budget)
 
     def _shrunk(self, chosen: np.ndarray, sizes: np.ndarray, budget: int) -> np.ndarray:
         """Take the step that costs least error for its bytes until all runs fit or nothing gets smaller.
@@ -228,10 +192,39 @@ class Calibration:
             sizes = sizes - saved[best]
         return chosen
 
+    def _grown(self, chosen: np.ndarray, budget: int) -> np.ndarray:
+        """Spend what is left of a budget where it takes most of the error for its bytes.
+
+        Args:
+            chosen: int[kinds], where to start in the choices.
+
+        Returns:
+            int[kinds], where it ends.
+        """
+        chosen = chosen.copy()
+        every = np.arange(len(chosen))
+        while True:
+            more = self._bytes - self._bytes[every, chosen][:, None]
+            free = budget - self._exact_sizes - (self._bytes[every, chosen] - self._bytes[:, 0]).sum(0)
+            less = self._errors[every, chosen][:, None] - self._errors
+            kind, choice = np.nonzero((less > 0) & (more <= free).all(2))
+            if not len(kind):
+                return chosen
+            best = (less[kind, choice] / np.maximum(more[kind, choice].sum(1), 1)).argmax()
+            chosen[kind[best]] = choice[best]
+
     def _policy(self, chosen: np.ndarray) -> Policy:
-        picked = zip(self._kinds, (self._choices[choice] for choice in chosen), strict=True)
-        rules = (kind.rule(fmt, kind.error_of(fmt)) for kind, fmt in picked)
-        return Policy([*self._settled, *rules, *self._defaults])
+        """int[kinds]: which of the choices each kind has."""
+        rules = [
+            self._rule(kind, self._choices[choice], errors[choice])
+            for kind, choice, errors in zip(self._kinds, chosen, self._errors, strict=True)
+        ]
+        return Policy([Rule("recompute"), *rules, *self._defaults])
+
+    def _rule(self, kind: Kind, fmt: Format | None, error: float) -> Rule:
+        why = f"gradient error {error**0.5:.2g}" if fmt else "worth its bytes"
+        module, op = _escape(kind.module), _escape(kind.op)
+        return Rule(fmt or "exact", module=module, op=op, dtype=kind.dtype, why=why)
 
     def _sizes(self, policy: Policy) -> np.ndarray:
         """int[runs]."""
@@ -239,77 +232,17 @@ class Calibration:
 
     def error(self, policy: Policy) -> float:
         """The gradient error of a policy on the batches, as it is when all of it is compressed at once."""
-        return _mean_error(self._runs, self._exact, policy) ** 0.5
+        pairs = zip(self._runs, self._exact, strict=True)
+        errors = [_relative_error(run.gradients(policy), exact) for run, exact in pairs]
+        return (sum(errors) / len(errors)) ** 0.5
+
+    @cached_property
+    def _exact(self) -> list[list[torch.Tensor]]:
+        return [run.gradients(Policy([])) for run in self._runs]
 
     def stored_bytes(self, policy: Policy) -> int:
         """Of the batch that takes the most."""
         return int(self._sizes(policy).max())
-
-
-def _mean_error(runs: list[_Run], exact: list[list[torch.Tensor]], policy: Policy) -> float:
-    """Squared, over the runs."""
-    errors = (_relative_error(run.gradients(policy), own) for run, own in zip(runs, exact, strict=True))
-    return sum(errors) / len(runs)
-
-
-def _bits(fmt: Format) -> float:
-    """A value's, in fp32."""
-    assert fmt.target is not None
-    return 32 * fmt.target / fmt.original_bytes
-
-
-def _survey(runs: list[_Run], formats: Sequence[Format]) -> list[_Kind]:
-    """What a step saves and could lose, and what it would take up in each format."""
-    kinds: dict[tuple[str, str, str], _Kind] = {}
-    codecs = Codecs(Policy([]), "auto")
-
-    def look(number: int, saved: Saved) -> None:
-        if saved.exact not in (None, Need.LOG_PROBABILITIES.value) or len(saved.values) < _MIN_VALUES:
-            return
-        dtype = TORCH_DTYPES[saved.dtype]
-        name = (saved.module, saved.op, str(dtype).removeprefix("torch."))
-        kind = kinds.setdefault(name, _Kind(*name, *np.zeros((2, len(runs)))))
-        values = torch.from_numpy(saved.values.view("u1")).view(dtype)
-        kind.original_bytes[number] += values.nbytes
-        kind.power[number] += float(values.double().square().nan_to_num().sum())
-        tried = _some_rows(values, saved.row)
-        share = len(values) / len(tried)
-        for fmt in formats:
-            decision = Policy([Rule("recompute"), kind.rule(fmt)]).decide(saved.facts)
-            if decision.format != format_for(fmt, dtype):
-                continue  # it needs a finer one, about which there is no choice
-            codec = codecs.get(decision.format, decision.of, saved.row)
-            stored = codec.compress(tried)
-            lost = codec.decompress(stored, len(tried)).double() - tried
-            option = kind.options.setdefault(fmt, np.zeros((2, len(runs))))
-            option[0, number] += share * stored.nbytes
-            option[1, number] += share * float(lost.square().nan_to_num().sum())
-
-    for number, run in enumerate(runs):
-        run.visit(partial(look, number))
-    return list(kinds.values())
-
-
-def _some_rows(values: torch.Tensor, row: int) -> torch.Tensor:
-    """Rows of a tensor, evenly spaced, of about ``_TRIED_VALUES`` values; all of a small one."""
-    step = len(values) // _TRIED_VALUES
-    if step < 2 or not row or len(values) % row or len(values) // row < step:
-        return values
-    return values.view(-1, row)[::step].reshape(-1)
-
-
-def _stored(runs: list[_Run], kinds: list[_Kind], settled: list[Rule]) -> list[_Kind]:
-    """The kinds of which anything has to be stored and there is a choice, with the bytes of that."""
-    names = {str(number): kind for number, kind in enumerate(kinds)}
-    policy = Policy([*settled, *(replace(kind.rule(None), why=name) for name, kind in names.items())])
-    found = {name: np.zeros(len(runs)) for name in names}
-    for number, run in enumerate(runs):
-        for row in run.report(policy).rows:
-            if row.kept in found:
-                found[row.kept][number] += row.original_bytes
-    for name, kind in names.items():
-        kind.keep(found[name] / np.maximum(kind.original_bytes, 1))
-    return [kind for kind in kinds if kind.original_bytes.any() and kind.options]
 
 
 @dataclass
@@ -320,21 +253,28 @@ class _Run:
     batch: Any
     loss: Loss
 
-    def visit(self, use: Callable[[Saved], None]) -> None:
-        self._alone(lambda: visit(self.model, lambda: self.loss(self.model, self.batch), use))
+    @property
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def measure(self, trials: Trials) -> Measured:
+        def forward() -> torch.Tensor:
+            return self.loss(self.model, self.batch)
+
+        step = self.model, forward, self._parameters, trials, _MIN_VALUES
+        measured = self._alone(lambda: measure(*step))
+        if measured.unknown:
+            lossy = self._alone(lambda: lossy_gradients(*step, measured.unknown))
+            exact = self.gradients(Policy([]))
+            measured.share_out(measured.power * _relative_error(_dense(lossy), exact))
+        return measured
 
     def stored_bytes(self, policy: Policy) -> int:
-        return self.report(policy).stored_bytes
-
-    def report(self, policy: Policy) -> Report:
-        return self._alone(lambda: self._forward(policy)[1].report())
+        return self._alone(lambda: self._forward(policy)[1].stored_bytes)
 
     def gradients(self, policy: Policy) -> list[torch.Tensor]:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-
         def run() -> list[torch.Tensor]:
-            found = torch.autograd.grad(self._forward(policy)[0], parameters, allow_unused=True)
-            return [g if g.layout is torch.strided else g.to_dense() for g in found if g is not None]
+            return _dense(torch.autograd.grad(self._forward(policy)[0], self._parameters, allow_unused=True))
 
         return self._alone(run)
 
@@ -364,6 +304,10 @@ class _Run:
 
 def _loss_of_transformers(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     return model(**batch).loss
+
+
+def _dense(gradients: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [one if one.layout is torch.strided else one.to_dense() for one in gradients if one is not None]
 
 
 def _relative_error(gradients: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
