@@ -2,7 +2,8 @@
 
 The gradient error ``||g - g_exact|| / ||g_exact||`` over all parameters, with the same dropout masks, of
 stashes of one size: all tensors at one rate, or each at the rate that ``bitstash.calibrate`` chose for it, on
-batches other than that of the error. Prints the policies, too; rows go to build/bench/calibration.json.
+batches other than that of the error. The time of calibrating is that of so many training steps on the same
+batches. Prints the policies, too; rows go to build/bench/calibration.json.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from statistics import median
 
 import torch
 from rich.console import Console
@@ -43,13 +45,23 @@ def main() -> None:
         found = torch.autograd.grad(loss, list(model.parameters()))
         return torch.cat([one.flatten() for one in found]), saver.stored_bytes
 
+    def seconds_of_steps(batches: list[dict[str, torch.Tensor]]) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            for one in batches:
+                torch.autograd.grad(model(**one).loss, list(model.parameters()))
+            times.append(time.perf_counter() - start)
+        return median(times)
+
     exact, original = gradient(Policy([]))
+    batches = [batch(2), batch(3)]
     rows = []
     for fmt in FORMATS:
         uniform, size = gradient(fmt)
         start = time.perf_counter()
-        policy = calibrate(model, [batch(2), batch(3)], budget=size)
-        seconds = time.perf_counter() - start
+        policy = calibrate(model, batches, budget=size)
+        steps = (time.perf_counter() - start) / seconds_of_steps(batches)
         print(policy)
         calibrated, fitted = gradient(policy)
         for rates, found, stored in (("one for all", uniform, size), ("calibrated", calibrated, fitted)):
@@ -57,12 +69,12 @@ def main() -> None:
             name = f"{fmt.scheme}, {8 * fmt.target / fmt.block:g} bits"
             row = {"format": name, "rates": rates, "ratio": original / stored, "gradient_error": error}
             rows.append(row)
-        rows[-1]["seconds"] = seconds
-    table = Table("format", "rates", "ratio", "gradient error", "seconds to calibrate")
+        rows[-1]["steps"] = steps
+    table = Table("format", "rates", "ratio", "gradient error", "training steps to calibrate")
     for row in rows:
-        seconds = f"{row['seconds']:.0f}" if "seconds" in row else ""
+        steps = f"{row['steps']:.1f}" if "steps" in row else ""
         table.add_row(
-            row["format"], row["rates"], f"{row['ratio']:.2f}", f"{row['gradient_error']:.2g}", seconds
+            row["format"], row["rates"], f"{row['ratio']:.2f}", f"{row['gradient_error']:.2g}", steps
         )
     Console(width=100).print(table)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
