@@ -29,6 +29,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "recompute, 4 bits, time 1.2": {"scheme": "hadamard", "target": 64, "time": 1.2},
     "recompute, 10-bit boundaries, time 1.35": {"scheme": "hadamard", "target": 64, "time": 1.35},
     "recompute, 2 bits": {"scheme": "hadamard", "target": 32},
+    "recompute, calibrated 2 bits": {"scheme": "hadamard", "target": 32},
     "checkpointed, boundaries at 4 bits": {"scheme": "hadamard", "target": 64},
     "checkpointed, boundaries at 2 bits": {"scheme": "hadamard", "target": 32},
     "quant, 4 bits": {"scheme": "quant", "bits": 4},
@@ -98,7 +99,7 @@ STUDIES = {
         "SmolLM2-135M, pretrained, bf16 autocast",
         (
             *("baseline", "recompute, 4 bits", "recompute, 4 bits, time 1.2"),
-            *("recompute, 10-bit boundaries, time 1.35", "recompute, 2 bits"),
+            *("recompute, 10-bit boundaries, time 1.35", "recompute, 2 bits", "recompute, calibrated 2 bits"),
             *("checkpointed, boundaries at 4 bits", "checkpointed, boundaries at 2 bits"),
         ),
         (1, 2, 3),
