@@ -104,18 +104,20 @@ class Calibration:
         for number, one in enumerate(found):
             if not 0 < one.power < np.inf:
                 raise ValueError(f"loss must have a gradient, finite and not zero; not so on batch {number}")
+        self._exact = [_dense(one.gradients) for one in found]
         self._kinds = list(dict.fromkeys(kind for one in found for kind in one.errors))
-        self._bytes, self._errors = self._costs(found)
+        self._bytes, self._errors, self._bytes_of_one, self._error_of_one = self._costs(found)
         # What is left exact takes so many bytes, unless tensors share memory.
         exact = [one.stored_bytes - sum(tried.now.nbytes for tried in one.tried) for one in found]
         self._exact_sizes = np.array(exact) + self._bytes[:, 0].sum(0)
 
-    def _costs(self, found: list[Measured]) -> tuple[np.ndarray, np.ndarray]:
+    def _costs(self, found: list[Measured]) -> tuple[np.ndarray, ...]:
         """What each choice costs for each kind.
 
         Returns:
-            float[kinds, choices, runs], the bytes, infinite of what is no choice, and float[kinds, choices],
-            the squared relative error of the gradient.
+            float[kinds, choices, runs], the bytes, infinite of what is no choice, float[kinds, choices],
+            the squared relative error of the gradient; and of one choice for all kinds both, float[choices,
+            runs] and float[choices].
         """
         shape = len(self._kinds), len(self._choices), len(found)
         places = {kind: place for place, kind in enumerate(self._kinds)}
@@ -135,11 +137,13 @@ class Calibration:
             for kind, squared in one.errors.items():
                 error[places[kind]] += squared / one.power
         # A format too coarse for all of a kind is another one in its place: no choice, if there is one.
+        of_one = sizes.sum(0)
         fits[:, 0] = True
         sizes[~fits & (fits.sum(1) > 1)[:, None]] = np.inf
         # What this rate stores without loss may lose at others: then all of it might matter.
         effect = np.divide(error, measured, out=1 / np.maximum(power, 1e-300), where=measured > 0)
-        return sizes, lost.mean(2) * effect[:, None]
+        errors = lost.mean(2) * effect[:, None]
+        return sizes, errors, of_one, errors.sum(0)
 
     @cached_property
     def least(self) -> int:
@@ -160,13 +164,33 @@ class Calibration:
             # Kinds that share memory take up other sizes together than each alone.
             found = self._sizes(policy)
             if found.max() <= budget:
-                return policy
+                return self._checked(policy, budget)
             if (smaller == chosen).all() and (found == sizes).all():
                 raise ValueError(
                     f"budget must be at least {found.max():,} bytes for this batch, not {budget:,}"
                 )
             chosen, sizes = smaller, found
             smaller = self._shrunk(chosen, sizes, budget)
+
+    def _checked(self, policy: Policy, budget: int) -> Policy:
+        """A policy that was chosen by what its errors should add up to; one format for all if that is better.
+
+        Errors of kinds that amplify each other add up to more than the sum.
+        """
+        free = budget - self._exact_sizes + self._bytes[:, 0].sum(0)
+        for number in self._error_of_one[1:].argsort() + 1:
+            if (self._bytes_of_one[number] <= free).all():
+                break
+        else:
+            return policy
+        error = self.error(policy)
+        if error**2 <= self._error_of_one[number]:
+            return policy
+        fmt = self._choices[number]
+        assert fmt is not None
+        plain = Policy.default(fmt)
+        is_better = self.stored_bytes(plain) <= budget and self.error(plain) < error
+        return plain if is_better else policy
 
     def _shrunk(self, chosen: np.ndarray, sizes: np.ndarray, budget: int) -> np.ndarray:
         """Take the step that costs least error for its bytes until all runs fit or nothing gets smaller.
@@ -235,10 +259,6 @@ class Calibration:
         pairs = zip(self._runs, self._exact, strict=True)
         errors = [_relative_error(run.gradients(policy), exact) for run, exact in pairs]
         return (sum(errors) / len(errors)) ** 0.5
-
-    @cached_property
-    def _exact(self) -> list[list[torch.Tensor]]:
-        return [run.gradients(Policy([])) for run in self._runs]
 
     def stored_bytes(self, policy: Policy) -> int:
         """Of the batch that takes the most."""

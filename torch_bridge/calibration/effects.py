@@ -35,13 +35,15 @@ class Measured:
     Attributes:
         tried: the tensors that are compressed.
         errors: by kinds of tensors, the squared error that they add to the gradient.
-        power: the gradient's squared length.
+        gradients: of the parameters, exact; None where there is none.
+        power: their squared length.
         stored_bytes: of the step.
         unknown: kinds of which a node could not be run again, as inside of a checkpoint.
     """
 
     tried: list[Tried]
     errors: dict[Kind, float]
+    gradients: Gradients
     power: float
     stored_bytes: int
     unknown: set[Kind]
@@ -81,7 +83,7 @@ def measure(
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     power = sum(_square(one, torch.float64) for one in found if one is not None)
     errors = dict.fromkeys((one.kind for one in tried), 0.0) | nodes.errors()
-    return Measured(tried, errors, power, saver.stored_bytes, nodes.unknown)
+    return Measured(tried, errors, found, power, saver.stored_bytes, nodes.unknown)
 
 
 def lossy_gradients(
