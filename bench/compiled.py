@@ -1,21 +1,24 @@
 """A compiled model with compressed tensors between its graphs: ``python -m bench.compiled``.
 
 The small GPT-2, GPT-2 with 124 million parameters, or SmolLM2-135M where it is installed (``make finetune``),
-one step at a time, on a CPU with one thread: not compiled, with hooks, with activation
-checkpointing of each block; compiled by Inductor, with PyTorch's own ``activation_memory_budget``, and with
-:class:`bitstash.Partitioner`. All cases are compiled once and then timed in turns, so that what else runs on
-the machine is the same for all. ``--losses`` trains with the partitioner and with hooks. Rows go to
-docs/compiled.json, from which docs/guides/torch-compile.md has its table.
+one step at a time, on a CPU with one thread: not compiled, with hooks, with activation checkpointing of each
+block; compiled by Inductor, with PyTorch's own ``activation_memory_budget``, and with
+:class:`bitstash.Partitioner`. The model computes its loss, so that logits and log-softmax are in the graph.
+All cases are compiled once and then timed in turns. The time is that of the processor, which other programs
+hardly change. ``--losses`` trains exactly, with hooks and with the partitioner. Rows go to
+docs/compiled.json, from which docs/guides/torch-compile.md has its tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,16 +38,19 @@ OUTPUT = Path("docs/compiled.json")
 BITS = 4
 BATCHES = {"small": 8, "gpt2": 1, "smollm2": 1}
 STEPS, TRAINED_BATCH = 200, 8
+TRAINED, SEEDS = ("exact", "Compressor", "Partitioner"), (0, 1, 2)
 BUDGETS = (0.5, 0.3)
+DTYPES = ("fp32", "bf16")
 Context = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a step is run with: what is called, and the context around the forward pass."""
+    """What a step is run with: what is called, the model in it, and the context around the forward pass."""
 
     name: str
     call: Any
+    model: torch.nn.Module
     around: Context = nullcontext
 
 
@@ -60,26 +66,24 @@ def with_budget(budget: float) -> Callable[..., Any]:
 
 def cases(model: torch.nn.Module) -> list[Case]:
     saver = bitstash.Compressor(model, bits=BITS)
-
-    @contextmanager
-    def checkpoints() -> Iterator[None]:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        try:
-            yield
-        finally:
-            model.gradient_checkpointing_disable()  # type: ignore[operator]
-
+    # Another one: each time that checkpointing is switched on, compiled graphs would have to be made anew.
+    checkpointed = copy.deepcopy(model)
+    checkpointed.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     budgets = (
-        Case(f"Inductor, activation_memory_budget {share}", torch.compile(model, backend=with_budget(share)))
+        Case(
+            f"Inductor, activation_memory_budget {share}",
+            torch.compile(model, backend=with_budget(share)),
+            model,
+        )
         for share in BUDGETS
     )
     return [
-        Case("eager", model),
-        Case(f"eager, Compressor at {BITS} bits", model, lambda: saver),
-        Case("eager, activation checkpointing", model, checkpoints),
-        Case("Inductor", torch.compile(model, backend=with_budget(1.0))),
+        Case("eager", model, model),
+        Case(f"eager, Compressor at {BITS} bits", model, model, lambda: saver),
+        Case("eager, activation checkpointing", checkpointed, checkpointed),
+        Case("Inductor", torch.compile(model, backend=with_budget(1.0)), model),
         *budgets,
-        Case(f"Inductor, Partitioner at {BITS} bits", bitstash.compile(model, bits=BITS)),
+        Case(f"Inductor, Partitioner at {BITS} bits", bitstash.compile(model, bits=BITS), model),
     ]
 
 
@@ -97,66 +101,65 @@ def rows(name: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
     subject = subject_of(name)
     model = subject.model.train()
     tokens = train.draw(subject.seen, BATCHES[name], subject.length, torch.Generator().manual_seed(0))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
 
     def step(case: Case) -> Iterator[None]:
         with case.around(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-            logits = case.call(tokens).logits[:, :-1].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits.float(), tokens[:, 1:].flatten())
+            loss = case.call(tokens, labels=tokens).loss
         yield
         loss.backward()
 
+    def run(case: Case) -> float:
+        """Processor seconds of a step."""
+        began = time.process_time()
+        for _ in step(case):
+            pass
+        return time.process_time() - began
+
     found, all_cases, exact = [], cases(model), None
     for case in all_cases:
-        for _ in range(2):  # the first compiles
-            model.zero_grad(set_to_none=False)
-            for _ in step(case):
-                pass
-        gradient = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+        for parameter in case.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        run(case)  # compiles
+        gradient = torch.cat([one.grad.flatten() for one in case.model.parameters() if one.grad is not None])
         exact = gradient if exact is None else exact
-        bytes_of = peak.measure(lambda case=case: step(case), torch.device("cpu"))
         error = float((gradient - exact).norm() / exact.norm())
+        del gradient
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            bytes_of = peak.measure(lambda case=case: step(case), torch.device("cpu"))
         kept, most = bytes_of.kept / 1e6, bytes_of.peak / 1e6
         row = {"model": name, "name": case.name, "dtype": dtype}
         found.append(row | {"kept": kept, "peak": most, "gradient_error": error})
         print(f"{name}, {dtype}, {case.name}: kept {kept:.1f} MB, peak {most:.1f} MB", flush=True)
     seconds: dict[str, list[float]] = {case.name: [] for case in all_cases}
-    for _ in range(rounds):
-        for case in all_cases:
-            began = time.perf_counter()
-            for _ in step(case):
-                pass
-            seconds[case.name].append(time.perf_counter() - began)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for case in all_cases * rounds:
+            seconds[case.name].append(run(case))
     for row in found:
         row["milliseconds"] = 1e3 * median(seconds[row["name"]])
     return found
 
 
-def losses(seed: int) -> dict[str, Any]:
-    """Mean loss of the last 20 of 200 steps: exact, with hooks and with the partitioner."""
-    found: dict[str, Any] = {"seed": seed}
-    for name in ("exact", "Compressor", "Partitioner"):
-        torch._dynamo.reset()
-        torch.manual_seed(seed)
-        options = train.Options(batch=TRAINED_BATCH, seed=seed)
-        model, subject = train.build(options).train(), train.subject_of(options)
-        call = bitstash.compile(model, bits=BITS) if name == "Partitioner" else model
-        around = bitstash.Compressor(model, bits=BITS) if name == "Compressor" else nullcontext()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        batches, values = torch.Generator().manual_seed(seed), []
-        for _ in range(STEPS):
-            tokens = train.draw(subject.seen, TRAINED_BATCH, subject.length, batches)
-            with around:
-                logits = call(tokens).logits[:, :-1].flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            values.append(float(loss))
-        found[name] = sum(values[-20:]) / 20
-        print(f"seed {seed}, {name}: {found[name]:.4f}", flush=True)
-    return found
+def losses(name: str, seed: int) -> float:
+    """Validation loss after 200 steps of the small GPT-2: exact, with hooks, or with the partitioner."""
+    torch._dynamo.reset()
+    options = train.Options(steps=STEPS, batch=TRAINED_BATCH, seed=seed)
+    subject = train.subject_of(options)
+    model = subject.model
+    call = bitstash.compile(model, bits=BITS) if name == "Partitioner" else model
+    around = bitstash.Compressor(model, bits=BITS) if name == "Compressor" else nullcontext()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    batches = torch.Generator().manual_seed(seed)
+    for step in range(STEPS):
+        tokens = train.draw(subject.seen, TRAINED_BATCH, subject.length, batches)
+        for group in optimizer.param_groups:
+            group["lr"] = train.learning_rate(step, STEPS, subject.lr)
+        with around:
+            loss = call(tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return train.validate(model, options, subject.held_out, subject.length)
 
 
 def table(found: list[dict[str, Any]]) -> Table:
@@ -171,21 +174,40 @@ def table(found: list[dict[str, Any]]) -> Table:
     return made
 
 
+def recorded(kind: str) -> list[dict[str, Any]]:
+    """Rows that docs/compiled.json has of a kind: "steps" or "losses"."""
+    kept: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
+    return list(kept.get(kind, []))
+
+
+def record(kind: str, found: list[dict[str, Any]], *keys: str) -> None:
+    """Write rows to docs/compiled.json, in place of those that have the same keys."""
+    kept: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
+    new = {tuple(row[key] for key in keys) for row in found}
+    before = [row for row in kept.get(kind, []) if tuple(row[key] for key in keys) not in new]
+    OUTPUT.write_text(json.dumps(kept | {kind: before + found}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.compiled", description=__doc__.partition(":")[0])
     parser.add_argument("--model", choices=BATCHES, default="small", help="by default the small GPT-2")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="by default one after the other")
     parser.add_argument("--rounds", type=int, default=9, help="how often each step is timed")
     parser.add_argument("--losses", action="store_true", help="train 200 steps, with three seeds, instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kept: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
     if arguments.losses:
-        kept["losses"] = [losses(seed) for seed in (0, 1, 2)]
-    else:
-        found = [row for dtype in ("fp32", "bf16") for row in rows(arguments.model, dtype, arguments.rounds)]
-        kept["steps"] = [row for row in kept.get("steps", []) if row["model"] != arguments.model] + found
+        done = {(row["name"], row["seed"]) for row in recorded("losses")}
+        for seed, name in product(SEEDS, TRAINED):
+            if (name, seed) not in done:
+                row = {"name": name, "seed": seed, "val_loss": losses(name, seed)}
+                print(row, flush=True)
+                record("losses", [row], "name", "seed")
+        return
+    for dtype in arguments.dtype or DTYPES:
+        found = rows(arguments.model, dtype, arguments.rounds)
         Console(width=110).print(table(found))
-    OUTPUT.write_text(json.dumps(kept, indent=1) + "\n")
+        record("steps", found, "model", "dtype")
     print(f"written to {OUTPUT}")
 
 
