@@ -4,6 +4,7 @@ Most run on ``aot_eager``: the partitioner sees a graph there as with Inductor, 
 """
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import bitstash
 from bitstash import HadamardFormat, Partitioner, PlaneFormat, Policy, Rule
 from torch_bridge.backends import GoldenBackend
 from torch_bridge.backends.rows import pad_rows, unpad_rows
-from torch_bridge.compiled import operators
+from torch_bridge.compiled import cached, operators
 from torch_bridge.compiled.measured import (
     Choices,
     compress_measured,
@@ -755,7 +756,7 @@ def test_inductor_agrees_and_its_cache_is_used(tmp_path):
 
 
 INDUCTOR = """
-import torch, bitstash
+import torch, bitstash, warnings
 from torch import nn
 from torch._dynamo.utils import counters
 torch.set_num_threads(1)
@@ -785,8 +786,18 @@ if missed:
 else:
     try:
         call.report()
+        raise AssertionError("a report of nothing")
     except RuntimeError as error:
         assert "cache" in str(error)
+    # Of one more layer, which is in no cache, there is a report: it says that others are not in it.
+    partitioner = call.report.__self__
+    more = torch.compile(nn.Linear(64, 64), options={"custom_partitioner_fn": partitioner})
+    with torch.compiler.config.patch(force_disable_caches=True):
+        more(x).square().mean().backward()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert partitioner.report().rows
+    assert ["lacks what 1 graphs save" in str(one.message) for one in told] == [True], told
 """
 
 
@@ -797,6 +808,31 @@ def run_inductor(folder):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
+
+
+def test_graphs_from_a_cache_are_told_from_those_that_were_split(monkeypatch):
+    class Compilation:
+        pass
+
+    hits, present = [0], [Compilation()]
+    monkeypatch.setattr(cached, "cache_hits", lambda: hits[0])
+    monkeypatch.setattr(cached, "compilation", lambda: present[0])
+    graphs = cached.Cached()
+    graphs.look_up()
+    hits[0] += 1
+    assert graphs.count == 1
+    present[0] = Compilation()
+    graphs.look_up()
+    graphs.miss()
+    graphs.look_up()  # for its parts
+    hits[0] += 1  # of another partitioner
+    assert graphs.count == 1
+    present[0] = Compilation()
+    with torch.no_grad():
+        graphs.look_up()
+        hits[0] += 1
+    assert graphs.count == 1
+    assert pickle.loads(pickle.dumps(graphs)).count == 0  # PyTorch makes keys of partitioners
 
 
 # Arguments

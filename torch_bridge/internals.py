@@ -274,6 +274,18 @@ def inductor_without_kernels(empty: Callable[..., Any], kernel: Callable[..., No
         yield
 
 
+def cache_hits() -> int:
+    """How many graphs torch.compile took from a cache with both of their passes, in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["aot_autograd"]["autograd_cache_hit"])
+
+
+def compilation() -> Any:
+    """What stands for the compilation of one graph while that is under way; None outside of any."""
+    return torch._guards.TracingContext.try_get()
+
+
 # The self-test
 
 

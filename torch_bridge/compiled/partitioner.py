@@ -26,12 +26,14 @@ from ..store.budget import Budget, check_time
 from ..store.codecs import Codecs
 from ..store.store import INFINITIES, PEAKED, SPREAD
 from . import operators  # noqa: F401  # graphs from a cache call them
+from .cached import Cached
 from .joint import Joint, flops_of_graph, geometry_of, is_tensor
 from .measured import CHOICES, sizes_of, text_of_all
 from .plan import Entry, Plan
 from .rewrite import Rewriter, merged
 from .saved import saved_tensors
 
+_ANEW = "torch.compiler.config.force_disable_caches = True compiles anew"
 PARTITIONER = "kept by the partitioner"
 # What is said of tensors that were measured, and for which no format is fine enough.
 _WHY: dict[Any, str] = {Need.LOGITS: SPREAD, Need.PROBABILITIES: PEAKED}
@@ -89,6 +91,7 @@ class Partitioner:
         self._tally, self._graphs, self._told = Tally(), 0, set[str]()
         self._chosen: list[_Chosen] = []
         self._curves: list[tuple[int, Curve]] = []
+        self._cached = Cached()
         _register()
 
     def __call__(
@@ -98,6 +101,7 @@ class Partitioner:
         from torch._functorch import config
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+        self._cached.miss()
         gm.graph.eliminate_dead_code()
         joint = Joint(gm.graph, kwargs.get("static_lifetime_input_indices"))
         plan = self._plan(joint)
@@ -138,7 +142,8 @@ class Partitioner:
         """Every tensor that the graphs compiled so far save, those of all graphs added up.
 
         Sizes that change from step to step are as they were when a graph was compiled. A graph that is
-        compiled anew, as for other sizes, counts again; one from a cache of torch.compile does not count.
+        compiled anew, as for other sizes, counts again. One from a cache of torch.compile does not count: a
+        warning says how many there are.
 
         Raises:
             RuntimeError: no graph was compiled yet.
@@ -146,7 +151,14 @@ class Partitioner:
         if not self._graphs:
             raise RuntimeError(
                 "there is nothing to report: no graph with a backward pass was compiled, or all came from "
-                "a cache of torch.compile (torch.compiler.config.force_disable_caches = True compiles anew)"
+                f"a cache of torch.compile ({_ANEW})"
+            )
+        if self._cached.count:
+            warnings.warn(
+                f"the report lacks what {self._cached.count} graphs save, which came from a cache of "
+                f"torch.compile ({_ANEW})",
+                RuntimeWarning,
+                stacklevel=2,
             )
         for one in self._chosen:
             one.look(self._tally)
@@ -154,6 +166,7 @@ class Partitioner:
 
     def uuid(self) -> str:
         """What PyTorch's caches of compiled graphs tell partitioners by: the policy, and the source."""
+        self._cached.look_up()
         parts = (self._policy.rules, self._backend, self._time, self._min_values, _source())
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
