@@ -104,9 +104,13 @@ class Reference {
     }
 
     void disable(Region &region) {
+        unsigned count = 0;
         for (auto block = open_.begin(); block != open_.end();) {
             const auto next = std::next(block);
-            if (block->region == &region) evict(block);
+            if (block->region == &region) {
+                evict(block);
+                evicts_any |= ++count > 1;
+            }
             block = next;
         }
         region.enabled = false;
