@@ -101,7 +101,8 @@ def _record(
     seen: dict[str, list[dict[str, str]]] = {name: [] for name in names}
 
     async def bench(ctx: Any) -> None:
-        ctx.set(path.regions[0], {"size": 8, "stored": _STORED >> 12, "format": 1, "enabled": 1, "usable": 1})
+        ctx.set(path.map.regions[0], {"end": 8, "format": 1, "enabled": 1, "usable": 1})
+        ctx.set(path.map.origin.stored, _STORED >> 12)
         if isinstance(path, WritePath):
             ctx.set(path.timeout, 1000)
         for name in names:

@@ -112,14 +112,14 @@ def test_regions_that_share_stored_bytes_are_unusable_before_the_write_is_answer
                 assert await put(context, registers, "REGION_CONTROL", control, i)
                 enabled[i] = model[i]
             expected = [j in enabled and not clashes(j) for j in range(8)]
-            assert [bool(region.usable) for region in context.get(registers.regions)] == expected
+            assert [bool(region.usable) for region in context.get(registers.reads.regions)] == expected
             assert (await get(context, registers, "REGION_CONTROL", i) >> 2 & 1) == expected[i]
             if i in model:
                 assert await get(context, registers, "REGION_STORED", i) == model[i].stored // PAGE
             usable.append(sum(expected))
 
     async def watch(context):
-        async for *_, regions in context.tick().sample(registers.regions):
+        async for *_, regions in context.tick().sample(registers.reads.regions):
             some = [model[i] for i, region in enumerate(regions) if region.usable]
             assert not any(one.shares_memory(other) for one in some for other in some if one is not other)
 
@@ -266,8 +266,8 @@ def test_regions_are_found_and_blocks_are_where_the_model_says():
         for i, region in enumerate(model.regions):
             if region:
                 number = FORMATS.index(region.fmt) + 1 if region.fmt else 0
-                fields = {"base": region.base // PAGE, "size": region.size // PAGE, "format": number}
-                fields |= {"stored": region.stored // PAGE, "enabled": 1, "usable": 1}
+                fields = {"base": region.base // PAGE, "end": (region.base + region.size) // PAGE}
+                fields |= {"format": number, "enabled": 1, "usable": 1}
                 context.set(lookup.regions[i], fields)
         for _ in range(200):
             address = rng.randrange(64 * PAGE)
@@ -276,11 +276,14 @@ def test_regions_are_found_and_blocks_are_where_the_model_says():
             found, region = context.get(lookup.found), model._region_of(address)
             assert found.hit == (region is not None), hex(address)
             if region:
-                places.append(({name: found[name] for name, _ in found.shape()}, address, region))
+                assert model.regions[found.region] is region
+                places.append((found.format, address, region))
 
     async def map_them(context):
-        for found, address, region in places:
-            context.set(mapper.found, found)
+        for number, address, region in places:
+            context.set(mapper.format, number)
+            context.set(mapper.origin, {"base": region.base // PAGE, "stored": region.stored // PAGE})
+            context.set(mapper.page, address // PAGE)
             context.set(mapper.low, address % PAGE)
             await context.delay(1e-9)
             if region.fmt is None:

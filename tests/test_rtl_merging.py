@@ -62,9 +62,9 @@ def test_a_merge_asks_for_the_beats_of_its_block_within_pages_of_memory(memory_b
     async def bench(context):
         for number in (0, 50, 51, 102):  # the second ends at the end of a page, the third lies in two
             page, low = divmod(number * fmt.original_bytes, PAGE)
-            found = {"hit": 1, "format": 1, "stored": 3, "offset": page}
-            for signal, value in ((merger.found, found), (merger.low, low), (merger.valid, 1)):
-                context.set(signal, value)
+            values = {"format": 1, "origin": {"base": 0, "stored": 3}, "page": page, "low": low, "valid": 1}
+            for name, value in values.items():
+                context.set(getattr(merger, name), value)
             context.set(merger.settled, 1)
             context.set(merger.ar.ready, 1)
             asked = []

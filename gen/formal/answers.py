@@ -92,7 +92,7 @@ class ReadAnswers(Rules):
         m = Module()
         parameters, path = self._parameters, self._path
         m.submodules.path = without_codecs(path, platform)
-        one_region(m, parameters, path.regions, self.stored)
+        one_region(m, parameters, path.map, self.stored)
         drive(m, path.ar, allowed(m, self.ar, parameters.word_bits))
         beats = unanswered_beats(m, path)
         _take(m, self, path, mar=beats == 0 if self._one_at_a_time else C(1), r=C(1))
@@ -127,7 +127,7 @@ class WriteAnswers(Rules):
         parameters, path = self._parameters, self._path
         with patch("rtl.memory.write.writeout._PATIENCE", _PATIENCE):
             m.submodules.path = without_codecs(path, platform)
-        one_region(m, parameters, path.regions, self.stored)
+        one_region(m, parameters, path.map, self.stored)
         sent, ahead = unanswered_bursts(m, path)
         addresses = ahead[-1] if self._first == "mw" else C(1)
         words = ~ahead[-1] & (ahead != 0) if self._first == "maw" else C(1)

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In
 
 from golden.bursts import PAGE, Response
 from rtl.memory import MemoryParameters
-from rtl.memory.layouts import region_layout
+from rtl.memory.layouts import format_number_bits
 from rtl.memory.parameters import PAGE_BITS
 from rtl.memory.read.path import ReadPath
 from rtl.memory.registers.regions import Lookup, Mapper, stored_pages
@@ -46,7 +46,7 @@ class ReadRules(Rules):
         m = Module()
         parameters, path = self._parameters, self._path
         m.submodules.path = without_codecs(path, platform)
-        one_region(m, parameters, path.regions, self.stored)
+        one_region(m, parameters, path.map, self.stored)
         drive(m, path.ar, allowed(m, self.ar, parameters.word_bits))
         for name in ("mar", "r"):
             wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
@@ -85,7 +85,7 @@ class _Writes(Rules):
     def _add_path(self, m: Module, platform) -> None:
         path = self._path
         m.submodules.path = without_codecs(path, platform)
-        one_region(m, self._parameters, path.regions, self.stored)
+        one_region(m, self._parameters, path.map, self.stored)
         for name in ("b", "maw", "mw"):
             wiring.connect(m, getattr(path, name), wiring.flipped(getattr(self, name)))
         m.d.comb += path.timeout.eq(100)
@@ -166,7 +166,7 @@ class WriteOrder(_Writes):
         bursts, ended = Signal(3), Signal(3)  # of this ID
         addresses, data = Signal(4), Signal(4)  # of all
         number, hits, seen = Signal(4), Signal(), Signal()
-        inside = path.aw.p.addr[PAGE_BITS:] < path.regions[0].size
+        inside = path.aw.p.addr[PAGE_BITS:] < path.map.regions[0].end
         with m.If(takes & ~addresses[-1]):
             m.d.sync += addresses.eq(addresses + 1)
         with m.If(takes & (C(self._any_id, 1) | (path.aw.p.id == mine)) & ~bursts[-1]):
@@ -218,7 +218,8 @@ class ReadsApart(_Writes):
         takes = parameters.page_stored(-1) if parameters.formats else PAGE
         takes //= parameters.memory_bytes
         beat_bits = PAGE_BITS - parameters.beat_bits
-        start = (path.regions[0].stored << beat_bits) + page * takes
+        stored = path.map.origin.stored
+        start = (stored << beat_bits) + page * takes
         stop = start + takes - 1
         is_second = self.drain & (start[beat_bits:] != stop[beat_bits:])
         is_last = is_second | (start[beat_bits:] == stop[beat_bits:])
@@ -227,7 +228,7 @@ class ReadsApart(_Writes):
             beats.first.eq(Mux(is_second, 0, start[:beat_bits])),
             beats.last.eq(Mux(is_last, stop[:beat_bits], ~0)),
         ]
-        fits = path.regions[0].stored + path.regions[0].size < 1 << parameters.page_bits
+        fits = stored + path.map.regions[0].end < 1 << parameters.page_bits
         m.d.comb += [
             Assert(~fits | ~path.hazards.has_block, "no block"),
             Assert(~fits | ~path.hazards.has_beat, "no beat"),
@@ -246,7 +247,9 @@ class MapInside(wiring.Component):
 
     def __init__(self, parameters: MemoryParameters, overlap: bool = False):
         self._parameters, self._overlap = parameters, overlap
-        regions = data.ArrayLayout(region_layout(parameters), parameters.regions)
+        pages, bits = parameters.page_bits, format_number_bits(parameters)
+        region = {"base": pages, "size": pages, "stored": pages, "format": bits, "enabled": 1}
+        regions = data.ArrayLayout(data.StructLayout(region), parameters.regions)
         address = parameters.address_bits
         super().__init__({"regions": In(regions), "a": In(address), "b": In(address)})
 
@@ -287,7 +290,13 @@ class MapInside(wiring.Component):
         m.submodules[f"{name}_lookup"] = lookup = Lookup(parameters)
         m.submodules[f"{name}_mapper"] = mapper = Mapper(parameters)
         for i, region in enumerate(self.regions):
-            m.d.comb += [lookup.regions[i].eq(region), lookup.regions[i].usable.eq(usable[i])]
+            shown = lookup.regions[i]
+            m.d.comb += [
+                *(shown[name].eq(region[name]) for name in ("base", "format", "enabled")),
+                *(shown.end.eq(region.base + region.size), shown.usable.eq(usable[i])),
+            ]
+            with m.If(lookup.found.region == i):
+                m.d.comb += [mapper.origin.base.eq(region.base), mapper.origin.stored.eq(region.stored)]
         size, low = Signal(PAGE_BITS, name=f"{name}_size"), Signal(PAGE_BITS, name=f"{name}_low")
         low_bits = parameters.word_bits
         m.d.comb += [size.eq(parameters.bus_bytes), low.eq(address[low_bits:PAGE_BITS] << low_bits)]
@@ -297,7 +306,8 @@ class MapInside(wiring.Component):
                 m.d.comb += [size.eq(fmt.target), low.eq(address[bits:PAGE_BITS] << bits)]
         m.d.comb += [
             lookup.page.eq(address[PAGE_BITS:]),
-            mapper.found.eq(lookup.found),
+            mapper.format.eq(lookup.found.format),
+            mapper.page.eq(lookup.page),
             mapper.low.eq(low),
         ]
         chosen = Cat(lookup.found.region == i for i in range(len(self.regions)))

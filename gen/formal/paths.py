@@ -126,13 +126,13 @@ def only_if(m: Module, free, condition: Value):
     return port
 
 
-def one_region(m: Module, parameters: MemoryParameters, regions, stored) -> None:
+def one_region(m: Module, parameters: MemoryParameters, table, stored) -> None:
     """A region of the last format, or in bypass; its stored bytes begin anywhere, and behind it is none."""
-    region = regions[0]
+    region = table.regions[0]
     m.d.comb += [
-        region.size.eq(8),
+        region.end.eq(8),
         region.format.eq(len(parameters.formats)),
-        region.stored.eq(stays(m, stored)),
+        table.origin.stored.eq(stays(m, stored)),
         region.enabled.eq(1),
         region.usable.eq(1),
     ]

@@ -92,6 +92,8 @@ class _Core(wiring.Component):
             m.submodules[name] = part
         write, read, registers = self._parts.values()
         wiring.connect(m, read.hazards, write.hazards)
+        wiring.connect(m, registers.writes, write.map)
+        wiring.connect(m, registers.reads, read.map)
         if self._parameters.merging:
             wiring.connect(m, write.merge_ar, read.merge_ar)
             wiring.connect(m, read.merge_r, write.merge_r)
@@ -105,8 +107,6 @@ class _Core(wiring.Component):
                 source.ready.eq(sink.ready),
             ]
         m.d.comb += [
-            write.regions.eq(registers.regions),
-            read.regions.eq(registers.regions),
             write.timeout.eq(registers.timeout),
             write.drain.eq(registers.drain),
             read.drain.eq(registers.drain),

@@ -23,6 +23,7 @@ __all__ = [
     "format_number_bits",
     "found_layout",
     "merged_layout",
+    "origin_layout",
     "page_tag",
     "place_layout",
     "probe_layout",
@@ -48,10 +49,10 @@ def format_number_bits(parameters: MemoryParameters) -> int:
 
 
 def region_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """A region as the registers hold it; sizes and places in pages of 4 KiB.
+    """What is known of all regions at once; places in pages of 4 KiB.
 
     Members:
-        base, size, stored: see :class:`golden.memory.Region`.
+        base, end: of its addresses, the latter behind the last one; they hold while it is enabled.
         format: its number, 0 for bypass.
         merge: evicted blocks are merged.
         enabled: it answers for its addresses.
@@ -61,14 +62,18 @@ def region_layout(parameters: MemoryParameters) -> data.StructLayout:
     return data.StructLayout(
         {
             "base": pages,
-            "size": pages,
-            "stored": pages,
+            "end": pages + 1,
             "format": format_number_bits(parameters),
             "merge": 1,
             "enabled": 1,
             "usable": 1,
         }
     )
+
+
+def origin_layout(parameters: MemoryParameters) -> data.StructLayout:
+    """Where a region begins, and where its stored bytes do, in pages."""
+    return data.StructLayout({"base": parameters.page_bits, "stored": parameters.page_bits})
 
 
 def found_layout(parameters: MemoryParameters) -> data.StructLayout:
@@ -78,18 +83,9 @@ def found_layout(parameters: MemoryParameters) -> data.StructLayout:
         hit: one region answers for it.
         region: which.
         format: its number, 0 for bypass.
-        stored: where the region's stored bytes begin, in pages.
-        offset: the page, counted from the region's first.
     """
-    pages = parameters.page_bits
     return data.StructLayout(
-        {
-            "hit": 1,
-            "region": range(parameters.regions),
-            "format": format_number_bits(parameters),
-            "stored": pages,
-            "offset": pages,
-        }
+        {"hit": 1, "region": range(parameters.regions), "format": format_number_bits(parameters)}
     )
 
 

@@ -12,7 +12,7 @@ never a write for a read.
 """
 
 from amaranth import Module, Mux, Signal, Value
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.bursts import PAGE
@@ -20,9 +20,10 @@ from golden.bursts import PAGE
 from ..codecs.unpack import Decompressors, Joiner, Unpacker
 from ..hazards import Hazards
 from ..interface.channels import axi4_channels
-from ..layouts import error_layout, region_layout
+from ..layouts import error_layout
 from ..parameters import MemoryParameters
 from ..queue import Queue
+from ..registers.regions import RegionMap
 from ..write.merge import MERGE_ID
 from .plan import Plan
 from .reply import Reply
@@ -38,7 +39,7 @@ class ReadPath(wiring.Component):
     """Answers reads; see the module.
 
     Members:
-        regions: all of them.
+        map: the regions.
         ar, r: of the accelerator's AXI4.
         mar, mr: of the memory's.
         merge_ar, merge_r: with ``merging``, of what is read for writes; it comes before all else.
@@ -57,7 +58,7 @@ class ReadPath(wiring.Component):
         below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
         super().__init__(
             {
-                "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "map": In(RegionMap(parameters)),
                 "ar": In(stream.Signature(port["ar"])),
                 "r": Out(stream.Signature(port["r"])),
                 "mar": Out(stream.Signature(below["ar"])),
@@ -83,6 +84,7 @@ class ReadPath(wiring.Component):
         m.submodules.joiner = joiner = Joiner(parameters)
         m.submodules.reply = reply = Reply(parameters)
         wiring.connect(m, wiring.flipped(self.ar), plan.ar)
+        wiring.connect(m, wiring.flipped(self.map), plan.map)
         wiring.connect(m, plan.hazards, wiring.flipped(self.hazards))
         wiring.connect(m, plan.bursts, bursts.i)
         wiring.connect(m, plan.runs, runs.i)
@@ -92,7 +94,6 @@ class ReadPath(wiring.Component):
             Value.cast(self.r.payload).eq(reply.r.payload),
             self.r.valid.eq(reply.r.valid),
             reply.r.ready.eq(self.r.ready),
-            plan.regions.eq(self.regions),
             plan.drain.eq(self.drain),
             plan.forget.eq(self.drain | reply.invalid.valid | reply.failed.valid),
             self.undecoded.eq(plan.undecoded),

@@ -16,11 +16,10 @@ from ..layouts import (
     found_layout,
     place_layout,
     read_layout,
-    region_layout,
     run_layout,
 )
 from ..parameters import PAGE_BITS, MemoryParameters
-from ..registers.regions import Lookup, Mapper
+from ..registers.regions import Lookup, Mapper, RegionMap, page_of_memory
 
 __all__ = ["Plan"]
 
@@ -39,7 +38,7 @@ class Plan(wiring.Component):
     block moves one way only, so that none is missed in between.
 
     Members:
-        regions: all of them.
+        map: the regions.
         ar: of the accelerator.
         mar: of the memory.
         bursts: the bursts, for their replies.
@@ -59,7 +58,7 @@ class Plan(wiring.Component):
         below = axi4_channels(parameters.address_bits, parameters.memory_bytes, 1)
         super().__init__(
             {
-                "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "map": In(RegionMap(parameters)),
                 "ar": In(stream.Signature(port["ar"])),
                 "mar": Out(stream.Signature(below["ar"])),
                 "bursts": Out(stream.Signature(burst_layout(read_layout(parameters)))),
@@ -76,7 +75,12 @@ class Plan(wiring.Component):
         m = Module()
         parameters = self._parameters
         m.submodules.lookup = lookup = Lookup(parameters)
-        m.d.comb += [lookup.regions.eq(self.regions), lookup.page.eq(self.ar.p.addr[PAGE_BITS:])]
+        m.d.comb += [
+            lookup.regions.eq(self.map.regions),
+            lookup.page.eq(self.ar.p.addr[PAGE_BITS:]),
+            self.map.takes.eq(self.ar.valid & self.ar.ready & lookup.found.hit),
+            self.map.number.eq(lookup.found.region),
+        ]
 
         # A burst, and whether its first range was dealt with.
         valid, second = Signal(), Signal()
@@ -115,7 +119,7 @@ class Plan(wiring.Component):
 
         # A range is done with once memory was asked, or will be.
         in_bypass = valid & found.hit & (found.format == 0)
-        fetch, has_fetch = self._fetch(m, is_kept, found, start, end)
+        fetch, has_fetch = self._fetch(m, is_kept, found, page, start, end)
         can_begin = self.bursts.ready | second
         fetch_free = ~has_fetch | self._fetch_ends
         goes = Signal()
@@ -155,7 +159,7 @@ class Plan(wiring.Component):
             m.d.sync += has_planned.eq(0)
         with m.If(self._fetch_ends):
             m.d.sync += has_fetch.eq(0)
-        self._ask(m, fetch, has_fetch, in_bypass, can_begin, found, first, last)
+        self._ask(m, fetch, has_fetch, in_bypass, can_begin, page, first, last)
         with m.If(goes & blocks & asks):
             m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
         return m
@@ -182,13 +186,13 @@ class Plan(wiring.Component):
             m.d.comb += [first.eq(low & ~container), last.eq(low - 1)]
         return first, last, second | ~has_second
 
-    def _fetch(self, m, is_kept, found, start, end):
+    def _fetch(self, m, is_kept, found, page, start, end):
         """What memory is to be asked for, in the cycle after it was known."""
         parameters = self._parameters
         m.submodules.mapper = mapper = Mapper(parameters)
         layout = data.StructLayout(
             {
-                "first": parameters.address_bits - parameters.beat_bits,
+                "first": parameters.address_bits - parameters.beat_bits,  # that was not asked for
                 "last": parameters.address_bits - parameters.beat_bits,
                 "after": parameters.beat_bits,  # bytes of the last beat up to the end of the last block
                 "run": run_layout(parameters),
@@ -213,7 +217,9 @@ class Plan(wiring.Component):
                     size.eq((count + 1) * fmt.target),
                 ]
         m.d.comb += [
-            mapper.found.eq(found),
+            mapper.format.eq(found.format),
+            mapper.origin.eq(self.map.origin),
+            mapper.page.eq(page),
             mapper.low.eq(begin),
             stop.eq(mapper.address + size - 1),
             following.first.eq(mapper.address[parameters.beat_bits :]),
@@ -226,7 +232,7 @@ class Plan(wiring.Component):
         ]
         return fetch, has_fetch
 
-    def _ask(self, m, fetch, has_fetch, in_bypass, can_begin, found, first, last) -> None:
+    def _ask(self, m, fetch, has_fetch, in_bypass, can_begin, page, first, last) -> None:
         """Bursts of memory, of so many beats that none crosses 4 KiB; runs go along with their first."""
         parameters = self._parameters
         address, length = Signal(parameters.address_bits), Signal(8)
@@ -238,9 +244,10 @@ class Plan(wiring.Component):
             self.mar.p.cache.eq(0b0010),
         ]
         asks = self.mar.valid & self.mar.ready
+        span = PAGE_BITS - parameters.beat_bits + 1  # of two pages
         clear = self._check(m, fetch, has_fetch)
-        begins, beats, ends = self._blocks_of_memory(m, fetch, has_fetch, clear, asks)
-        needs_none = self._continues & (fetch.first == fetch.last)
+        begins, beats, ends, following = self._blocks_of_memory(m, fetch, has_fetch, clear, asks)
+        needs_none = self._continues & (fetch.first[:span] == fetch.last[:span])
         goes = has_fetch & clear & (fetch.asked | self.runs.ready)
         with m.If(has_fetch):
             m.d.comb += [
@@ -249,16 +256,16 @@ class Plan(wiring.Component):
                 length.eq(beats),
                 self.runs.valid.eq(goes & (asks | needs_none) & ~fetch.asked),
                 self.runs.payload.eq(fetch.run),
-                self.runs.p.beats.eq(fetch.last - begins + 1),
+                self.runs.p.beats.eq(fetch.last - fetch.first + 1 - self._continues),
                 self.runs.p.continues.eq(self._continues),
                 self._fetch_ends.eq(goes & (needs_none | (asks & ends))),
             ]
             with m.If(clear):
                 m.d.sync += [fetch.cleared.eq(1), fetch.continues.eq(self._continues)]
             with m.If(asks):
-                m.d.sync += [fetch.asked.eq(1), fetch.first.eq(begins + beats + 1)]
+                m.d.sync += [fetch.asked.eq(1), fetch.first.eq(following)]
         with m.Else():
-            self._ask_bypass(m, in_bypass, can_begin, asks, found, first, last, address, length)
+            self._ask_bypass(m, in_bypass, can_begin, asks, page, first, last, address, length)
 
     def _check(self, m, fetch, has_fetch) -> Value:
         """Whether none of the beats are on their way to memory any more; of two pages each has a cycle."""
@@ -276,7 +283,8 @@ class Plan(wiring.Component):
         return clear
 
     def _blocks_of_memory(self, m, fetch, has_fetch, clear, asks):
-        """The first beat to ask for and how many more of its burst, and whether no burst follows.
+        """The first beat to ask for and how many more of its burst, whether no burst follows, and with which
+        beat it would begin.
 
         A beat that two runs share is asked for once, if nothing was written to it in between.
         """
@@ -284,12 +292,20 @@ class Plan(wiring.Component):
         same = has_rest & (rest_beat == fetch.first) & (rest_after == fetch.run.skip)
         self._continues = continues = Signal()
         begins, beats, ends = Signal.like(fetch.first), Signal(8), Signal()
-        span = self._burst_bits
+        following = Signal.like(begins)
+        # A run has beats of one page, or of two: what follows the end of a page is in the last beat's.
+        span, page = self._burst_bits, PAGE_BITS - self._parameters.beat_bits
+
+        def or_next_page(number: Value, before: Value) -> Value:
+            """The beat of this number in the page of another one, or if it is too large in the last page."""
+            return Cat(number[:page], Mux(number[page], fetch.last[page:], before[page:]))
+
         m.d.comb += [
             continues.eq(~fetch.asked & Mux(fetch.cleared, fetch.continues, same)),
-            begins.eq(fetch.first + continues),
-            ends.eq(begins[span:] == fetch.last[span:]),
+            begins.eq(or_next_page(fetch.first[:page] + continues, fetch.first)),
+            ends.eq(begins[span : page + 1] == fetch.last[span : page + 1]),
             beats.eq(Mux(ends, fetch.last[:span] - begins[:span], ~begins[:span])),
+            following.eq(or_next_page((begins[:page] | ((1 << span) - 1)) + 1, begins)),
         ]
         packed = self.hazards.packed
         writes_last = packed.valid & (packed.beat == fetch.last)
@@ -305,9 +321,9 @@ class Plan(wiring.Component):
             ]
         with m.If(self.forget):
             m.d.sync += has_rest.eq(0)
-        return begins, beats, ends
+        return begins, beats, ends, following
 
-    def _ask_bypass(self, m, in_bypass, can_begin, asks, found, first, last, address, length) -> None:
+    def _ask_bypass(self, m, in_bypass, can_begin, asks, page, first, last, address, length) -> None:
         """Words in bypass, in the cycle in which their range is known."""
         parameters = self._parameters
         word, more = parameters.word_bits, exact_ratio_bits(parameters)
@@ -327,7 +343,7 @@ class Plan(wiring.Component):
         m.d.comb += [
             words.eq(stop[word:] - begins[word:]),
             self.mar.valid.eq(in_bypass & ((self.runs.ready & can_begin) | ~is_first)),
-            address.eq(Cat(C(0, word), begins[word:], (found.stored + found.offset)[: parameters.page_bits])),
+            address.eq(Cat(C(0, word), begins[word:], page_of_memory(self.map.origin, page))),
             length.eq(Cat(C((1 << more) - 1, more), words)),
             self.runs.valid.eq(asks & is_first),
             self.runs.p.format.eq(0),

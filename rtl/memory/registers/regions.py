@@ -1,13 +1,34 @@
 """Which region an address lies in, and where its bytes are stored."""
 
-from amaranth import Array, C, Cat, Module, Mux, Signal, Value
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..layouts import found_layout, region_layout
+from ..layouts import format_number_bits, found_layout, origin_layout, region_layout
 from ..parameters import PAGE_BITS, MemoryParameters
 
-__all__ = ["Lookup", "Mapper", "stored_pages"]
+__all__ = ["Lookup", "Mapper", "RegionMap", "page_of_memory", "stored_pages"]
+
+
+class RegionMap(wiring.Signature):
+    """The regions, between the registers, whose side this is, and a path of bursts.
+
+    Members:
+        regions: all of them, see :func:`rtl.memory.layouts.region_layout`.
+        takes, number: a burst of this region is taken.
+        origin: of the region of the last burst that was taken, from the cycle after on: see
+            :func:`rtl.memory.layouts.origin_layout`.
+    """
+
+    def __init__(self, parameters: MemoryParameters):
+        super().__init__(
+            {
+                "regions": Out(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "takes": In(1),
+                "number": In(range(parameters.regions)),
+                "origin": Out(origin_layout(parameters)),
+            }
+        )
 
 
 class Lookup(wiring.Component):
@@ -32,24 +53,15 @@ class Lookup(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         count = self._parameters.regions
-        offsets = [Signal(self._parameters.page_bits, name=f"offset{i}") for i in range(count)]
         hits = Signal(count)
         for i, region in enumerate(self.regions):
-            inside = (self.page >= region.base) & (self.page - region.base < region.size)
-            m.d.comb += [offsets[i].eq(self.page - region.base), hits[i].eq(region.enabled & inside)]
-        chosen = Signal(range(count))
-        for i in range(count):
+            inside = (self.page >= region.base) & (self.page < region.end)
+            m.d.comb += hits[i].eq(region.enabled & inside)
             with m.If(hits[i]):
-                m.d.comb += chosen.eq(i)
-        region = self.regions[chosen]
+                m.d.comb += [self.found.region.eq(i), self.found.format.eq(region.format)]
         alone = (hits & (hits - 1)[:count]) == 0
-        m.d.comb += [
-            self.found.hit.eq(hits.any() & alone & region.usable),
-            self.found.region.eq(chosen),
-            self.found.format.eq(region.format),
-            self.found.stored.eq(region.stored),
-            self.found.offset.eq(Array(offsets)[chosen]),
-        ]
+        usable = Cat(region.usable for region in self.regions)
+        m.d.comb += self.found.hit.eq((hits & usable).any() & alone)
         return m
 
 
@@ -62,12 +74,18 @@ def stored_pages(parameters: MemoryParameters, size: Value, number: Value) -> Va
     return pages
 
 
+def page_of_memory(origin, page: Value) -> Value:
+    """The page of memory in which a page of a region in bypass is stored."""
+    return (origin.stored + (page - origin.base)[: len(page)])[: len(page)]
+
+
 class Mapper(wiring.Component):
     """Where a block, or in bypass a byte, is stored: a multiplication, in the same cycle.
 
     Members:
-        found: its page.
-        low: its address within the page.
+        format: the number of its region's, 0 for bypass.
+        origin: of the region.
+        page, low: its page, and its address within that.
         address: of the stored byte.
         number: of the block in its region.
     """
@@ -76,7 +94,9 @@ class Mapper(wiring.Component):
         self._parameters = parameters
         super().__init__(
             {
-                "found": In(found_layout(parameters)),
+                "format": In(format_number_bits(parameters)),
+                "origin": In(origin_layout(parameters)),
+                "page": In(parameters.page_bits),
                 "low": In(PAGE_BITS),
                 "address": Out(parameters.address_bits),
                 "number": Out(32),
@@ -86,11 +106,14 @@ class Mapper(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
-        start = Cat(C(0, PAGE_BITS), self.found.stored)
-        m.d.comb += self.address.eq(start + Cat(self.low, self.found.offset))
+        offset = Signal(parameters.page_bits)  # the page, counted from the region's first
+        start = Cat(C(0, PAGE_BITS), self.origin.stored)
+        m.d.comb += [
+            offset.eq(self.page - self.origin.base),
+            self.address.eq(Cat(self.low, (self.origin.stored + offset)[: parameters.page_bits])),
+        ]
         for i, fmt in enumerate(parameters.formats):
-            bits = parameters.original_bits(i)
-            number = Cat(self.low[bits:], self.found.offset)
-            with m.If(self.found.format == i + 1):
+            number = Cat(self.low[parameters.original_bits(i) :], offset)
+            with m.If(self.format == i + 1):
                 m.d.comb += [self.number.eq(number), self.address.eq(start + number * fmt.target)]
         return m

@@ -19,6 +19,7 @@ from ..layouts import (
     block_layout,
     format_number_bits,
     merged_layout,
+    origin_layout,
     place_layout,
     probe_layout,
     probes,
@@ -38,7 +39,8 @@ class Gather(wiring.Component):
 
     Members:
         i: beats in regions with a format: see the code for the fields.
-        o: words of blocks: ``data``, ``first``, ``last``, and about the block :func:`block_layout`.
+        o: words of blocks: ``data``, ``first``, ``last``, about the block :func:`block_layout`, and the
+            ``origin`` of its region; that of the block that is merged once nothing else was read for a cycle.
         probe: blocks that someone asks for.
         probe_evicts: evict those of them that are open and have bytes that were answered.
         probed: one of them is full, or has yet to be evicted.
@@ -65,6 +67,7 @@ class Gather(wiring.Component):
                 "at": PAGE_BITS,
                 "region": range(parameters.regions),
                 "format": format_number_bits(parameters),
+                "origin": origin_layout(parameters),
                 "slot": range(parameters.slots),
                 "bufferable": 1,
                 "last": 1,
@@ -78,6 +81,7 @@ class Gather(wiring.Component):
                 "first": 1,
                 "last": 1,
                 "block": block_layout(parameters),
+                "origin": origin_layout(parameters),
             }
         )
         evicted = data.StructLayout(
@@ -163,6 +167,12 @@ class Gather(wiring.Component):
         ]
         opens, waits = takes & ~hits.any(), Signal(parameters.slots)
         m.d.comb += waits.eq(Mux(beat.bufferable, 0, 1 << beat.slot))
+        m.submodules.origins = origins = DelayMemory(Value.cast(beat.origin).shape().width, count)
+        m.d.comb += [
+            origins.write.eq(opens),
+            origins.write_address.eq(index),
+            origins.write_data.eq(beat.origin),
+        ]
         for i in range(count):
             with m.If(takes & (index == i)):
                 with m.If(opens):
@@ -261,6 +271,12 @@ class Gather(wiring.Component):
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
         self._feed(m, reading, complete, content_read, is_full, words)
+        # Of a block that is read, else of the one that is merged; what is offered stays.
+        m.d.comb += [
+            origins.read.eq((reading.o.valid | self.merged.valid) & (~self.o.valid | self.o.ready)),
+            origins.read_address.eq(Mux(reading.o.valid, reading.o.p.index, victim)),
+            Value.cast(self.o.p.origin).eq(origins.read_data),
+        ]
 
         in_use = is_open | is_full
         held = [Mux(in_use[i], blocks[i].waiting, 0) for i in range(count)]

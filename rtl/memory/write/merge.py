@@ -16,7 +16,7 @@ from golden.bursts import BurstKind, Response
 
 from ..codecs.unpack import Decompressors, Unpacker
 from ..interface.channels import axi4_channels
-from ..layouts import found_layout, merged_layout
+from ..layouts import format_number_bits, merged_layout, origin_layout
 from ..parameters import PAGE_BITS, MemoryParameters
 from ..registers.regions import Mapper
 
@@ -30,7 +30,9 @@ class Merger(wiring.Component):
     """Reads a block from memory and decompresses it.
 
     Members:
-        valid, found, low: there is a block to be merged; its page, and where in the page it begins.
+        valid: there is a block to be merged.
+        format, origin, page, low: of it, see :class:`rtl.memory.registers.regions.Mapper`; the origin need
+            not be there before the cycle after ``settled``.
         settled: all that was written is in memory.
         ar, r: of the memory's AXI4.
         o: words of the block, with the answer of its bursts if it cannot be read, and whether it is invalid.
@@ -42,7 +44,9 @@ class Merger(wiring.Component):
         super().__init__(
             {
                 "valid": In(1),
-                "found": In(found_layout(parameters)),
+                "format": In(format_number_bits(parameters)),
+                "origin": In(origin_layout(parameters)),
+                "page": In(parameters.page_bits),
                 "low": In(PAGE_BITS),
                 "settled": In(1),
                 "ar": Out(stream.Signature(below["ar"])),
@@ -59,12 +63,13 @@ class Merger(wiring.Component):
         m.submodules.unpacker = unpacker = Unpacker(parameters)
         m.submodules.decompressors = decompressors = Decompressors(parameters)
         wiring.connect(m, unpacker.o, decompressors.i)
-        m.d.comb += [mapper.found.eq(self.found), mapper.low.eq(self.low)]
+        for name in ("format", "origin", "page", "low"):
+            m.d.comb += getattr(mapper, name).eq(getattr(self, name))
 
         # A block lies in one page of memory, or in two.
         size, stop = Signal(PAGE_BITS), Signal(parameters.address_bits)
         for i, fmt in enumerate(parameters.formats):
-            with m.If(self.found.format == i + 1):
+            with m.If(self.format == i + 1):
                 m.d.comb += size.eq(fmt.target)
         m.d.comb += stop.eq(mapper.address + size - 1)
         first, last = mapper.address[beat_bits:], stop[beat_bits:]
@@ -90,7 +95,7 @@ class Merger(wiring.Component):
         run = unpacker.run
         m.d.comb += [
             run.valid.eq(is_begun & ~is_run),
-            run.p.format.eq(self.found.format),
+            run.p.format.eq(self.format),
             run.p.skip.eq(mapper.address[:beat_bits]),
             run.p.number.eq(mapper.number),
             run.p.beats.eq(last - first + 1),

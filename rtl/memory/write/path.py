@@ -10,7 +10,7 @@ that is not complete. Full buffers, compressors and bursts therefore always drai
 slot or a beat that gets no buffer waits for them, or has the oldest open block evicted.
 """
 
-from amaranth import Array, C, Cat, Module, Mux, Signal, Value
+from amaranth import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -20,10 +20,10 @@ from ..codecs.compress import Compressors
 from ..hazards import Hazards
 from ..interface.channels import axi4_channels
 from ..interface.walker import Walker
-from ..layouts import BLOCK_UNIT_BITS, address_of_place, error_layout, found_layout, region_layout
+from ..layouts import BLOCK_UNIT_BITS, address_of_place, error_layout, found_layout
 from ..parameters import PAGE_BITS, MemoryParameters
 from ..queue import Queue
-from ..registers.regions import Lookup, Mapper
+from ..registers.regions import Lookup, Mapper, RegionMap, page_of_memory
 from .gather import Gather
 from .merge import Merger
 from .slots import Slots
@@ -41,7 +41,7 @@ class WritePath(wiring.Component):
     """Takes writes; see the module.
 
     Members:
-        regions: all of them, as :func:`rtl.memory.layouts.region_layout` says.
+        map: the regions.
         timeout: cycles that a block may be the one that has been open for longest.
         aw, w, b: of the accelerator's AXI4.
         maw, mw, mb: of the memory's.
@@ -67,7 +67,7 @@ class WritePath(wiring.Component):
         error = error_layout(parameters)
         super().__init__(
             {
-                "regions": In(data.ArrayLayout(region_layout(parameters), parameters.regions)),
+                "map": In(RegionMap(parameters)),
                 "timeout": In(32),
                 "aw": In(stream.Signature(port["aw"])),
                 "w": In(stream.Signature(port["w"])),
@@ -128,7 +128,9 @@ class WritePath(wiring.Component):
         begins = walker.i.valid & walker.i.ready
         is_refused = found.hit & (found.format != 0) & (burst.burst == BurstKind.FIXED)
         m.d.comb += [
-            lookup.regions.eq(self.regions),
+            lookup.regions.eq(self.map.regions),
+            self.map.takes.eq(begins & found.hit),
+            self.map.number.eq(found.region),
             lookup.page.eq(burst.addr[PAGE_BITS:]),
             walker.i.valid.eq(ahead.o.valid & slots.has_free),
             ahead.o.ready.eq(walker.i.ready & slots.has_free),
@@ -163,9 +165,7 @@ class WritePath(wiring.Component):
         passes = Signal()
         m.d.comb += [
             cutter.i.valid.eq(to_cutter & ~merging),
-            cutter.i.p.address.eq(
-                Cat(beat.at, (about.found.stored + about.found.offset)[: parameters.page_bits])
-            ),
+            cutter.i.p.address.eq(Cat(beat.at, page_of_memory(self.map.origin, about.page))),
             cutter.i.p.data.eq(self.w.p.data),
             cutter.i.p.strb.eq(self.w.p.strb),
             cutter.i.p.waiting.eq(1 << about.slot),
@@ -185,6 +185,7 @@ class WritePath(wiring.Component):
                 gather.i.p.page.eq(about.page),
                 gather.i.p.at.eq(beat.at),
                 gather.i.p.region.eq(about.found.region),
+                gather.i.p.origin.eq(self.map.origin),
                 gather.i.p.format.eq(about.found.format),
                 gather.i.p.slot.eq(about.slot),
                 gather.i.p.bufferable.eq(about.bufferable),
@@ -245,11 +246,10 @@ class WritePath(wiring.Component):
         m.submodules.mapper = mapper = Mapper(parameters)
         m.submodules.compressors = compressors = Compressors(parameters)
         block, word = gather.o.p.block, gather.o.p
-        region = Array(self.regions)[block.region]
         m.d.comb += [
-            mapper.found.format.eq(block.format),
-            mapper.found.stored.eq(region.stored),
-            mapper.found.offset.eq(block.place.page - region.base),
+            mapper.format.eq(block.format),
+            mapper.origin.eq(word.origin),
+            mapper.page.eq(block.place.page),
             mapper.low.eq(Cat(C(0, PAGE_BITS - len(block.place.unit)), block.place.unit)),
             compressors.i.valid.eq(gather.o.valid),
             gather.o.ready.eq(compressors.i.ready),
@@ -272,16 +272,15 @@ class WritePath(wiring.Component):
         wiring.connect(m, wiring.flipped(self.merge_r), merger.r)
         wiring.connect(m, merger.o, gather.values)
         block = gather.merged.block
-        region = Array(self.regions)[block.region]
         m.d.comb += [
-            gather.merges.eq(Cat(region.merge for region in self.regions)),
+            gather.merges.eq(Cat(region.merge for region in self.map.regions)),
             merger.valid.eq(gather.merged.valid),
             merger.settled.eq(settled),
             self.block_merged.eq(merger.o.valid & merger.o.ready & merger.o.p.last),
             merger.low.eq(Cat(C(0, BLOCK_UNIT_BITS), block.place.unit)),
-            merger.found.format.eq(block.format),
-            merger.found.stored.eq(region.stored),
-            merger.found.offset.eq(block.place.page - region.base),
+            merger.format.eq(block.format),
+            merger.origin.eq(gather.o.p.origin),
+            merger.page.eq(block.place.page),
             self.unread.valid.eq(gather.spoiled & ~gather.values.p.invalid),
             self.invalid.valid.eq(gather.spoiled & gather.values.p.invalid),
             *(error.address.eq(address_of_place(block.place)) for error in (self.unread, self.invalid)),
