@@ -71,7 +71,7 @@ class _Compressor(_Counting):
 
 class _Decompressor(_Counting):
     def __init__(self, fmt: PlaneFormat, bus_bytes: int):
-        i, o = word_layout(bus_bytes, first=True), word_layout(bus_bytes, error=True)
+        i, o = word_layout(bus_bytes), word_layout(bus_bytes, error=True)
         super().__init__(fmt.original_bytes // bus_bytes, 0, i, o)
 
 

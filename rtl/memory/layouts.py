@@ -6,9 +6,10 @@ from functools import reduce
 from amaranth import C, Cat, Value
 from amaranth.lib import data
 
+from golden import HadamardFormat
 from golden.bursts import PAGE
 
-from ..stream import word_layout
+from ..stream import NUMBER_BITS, word_layout
 from .parameters import PAGE_BITS, MemoryParameters
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "address_of_place",
     "beat_layout",
     "block_layout",
+    "block_number_bits",
     "burst_layout",
     "cut_layout",
     "error_layout",
@@ -46,6 +48,11 @@ TAG_BITS = 10
 def format_number_bits(parameters: MemoryParameters) -> int:
     """Of the number of a format, from 1 on; 0 is bypass."""
     return len(parameters.formats).bit_length() or 1
+
+
+def block_number_bits(parameters: MemoryParameters) -> int:
+    """Of the number of a block in its region: what a Hadamard block's sign pattern follows from."""
+    return NUMBER_BITS if any(isinstance(fmt, HadamardFormat) for fmt in parameters.formats) else 0
 
 
 def region_layout(parameters: MemoryParameters) -> data.StructLayout:
@@ -218,7 +225,7 @@ def run_layout(parameters: MemoryParameters) -> data.StructLayout:
             "format": format_number_bits(parameters),
             "count": 8,
             "skip": range(max(parameters.memory_bytes, 2)),
-            "number": 32,
+            "number": block_number_bits(parameters),
             "beats": range(2 * PAGE // parameters.memory_bytes + 1),
             "continues": 1,
         }
@@ -227,7 +234,7 @@ def run_layout(parameters: MemoryParameters) -> data.StructLayout:
 
 def cut_layout(parameters: MemoryParameters) -> data.StructLayout:
     """A word of a block that was cut from beats: see :class:`Unpacker`."""
-    word = word_layout(parameters.bus_bytes, first=True)
+    word = word_layout(parameters.bus_bytes, first=block_number_bits(parameters) > 0)
     return data.StructLayout({"word": word, "format": format_number_bits(parameters), "resp": 2})
 
 

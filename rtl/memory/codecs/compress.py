@@ -7,9 +7,9 @@ from amaranth.lib.wiring import In, Out
 from golden import Format, HadamardFormat
 
 from ...ports import COMPRESSORS, core_of
-from ...stream import NUMBER_BITS
 from ..layouts import (
     TAG_BITS,
+    block_number_bits,
     format_number_bits,
     page_tag,
     place_layout,
@@ -50,8 +50,8 @@ class Compressors(wiring.Component):
             "address": parameters.address_bits,
             "waiting": parameters.slots,
         }
-        word = {"data": 8 * parameters.bus_bytes, "first": 1, "last": 1, "number": NUMBER_BITS}
-        word |= {"place": place_layout(parameters)}
+        word = {"data": 8 * parameters.bus_bytes, "first": 1, "last": 1}
+        word |= {"number": block_number_bits(parameters), "place": place_layout(parameters)}
         stored = data.StructLayout({"word": stored_layout(parameters), "last": 1})
         self._entry = data.StructLayout(about)
         super().__init__(

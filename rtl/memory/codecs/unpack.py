@@ -76,14 +76,16 @@ class Unpacker(wiring.Component):
             self.o.p.format.eq(now.format),
             self.o.p.word.last.eq(ends_block),
             self.o.p.word.empty.eq((bus_grains - need) << grain_bits),
-            self.o.p.word.first.eq(now.number),
             self.o.p.resp.eq(gravest),
         ]
 
+        if len(now.number):
+            m.d.comb += self.o.p.word.first.eq(now.number)
+
         # Where in a word the first grain lies that was not given, and where the next beat begins.
         place, come = Signal(range(bus_grains)), Signal(range(bus_grains))
-        word = self._kept(m, takes, come, place, level)
-        m.d.comb += self.o.p.word.data.eq(word & self._bytes_below(need))
+        word = self._kept(m, takes, come, level, place)
+        m.d.comb += self.o.p.word.data.eq(self._turned(m, word, place, need))
 
         free, loads = Signal(), Signal()
         level_left, come_left, last_response = Signal.like(level), Signal.like(come), Signal(2)
@@ -136,11 +138,8 @@ class Unpacker(wiring.Component):
                 m.d.comb += target.eq(size)
         return target
 
-    def _kept(self, m: Module, takes: Value, come: Value, place: Value, level: Value) -> Value:
-        """The word that begins at ``place``: what was kept of beats, and behind that the beat that comes.
-
-        Each grain of a beat has its place in a word for good, which is turned once.
-        """
+    def _kept(self, m: Module, takes: Value, come: Value, level: Value, place: Value) -> Value:
+        """What was kept of beats, and the beat that comes: each grain where it lies in a word for good."""
         parameters = self._parameters
         bits, size = 8 * parameters.grain, parameters.bus_bytes // parameters.grain
         of_beat = parameters.memory_bytes // parameters.grain
@@ -163,13 +162,24 @@ class Unpacker(wiring.Component):
             with m.If(takes & is_beat):
                 m.d.sync += kept.eq(beat)
             grains.append(Mux(is_beat & ~is_kept, beat, kept))
-        return rotate(m, "turned", Cat(grains), place, bits)
+        return Cat(grains)
 
-    def _bytes_below(self, grains):
-        """A mask of the data of so many grains."""
-        parameters = self._parameters
-        count = parameters.bus_bytes // parameters.grain
-        return Cat((grains > i).replicate(8 * parameters.grain) for i in range(count))
+    def _turned(self, m: Module, word: Value, place: Value, need: Value) -> Value:
+        """The grains of a word from a place on, as many as are needed and zeros behind.
+
+        The last stage of the turn has the mask in what selects, where it costs nothing.
+        """
+        bits = 8 * self._parameters.grain
+        stages = max(len(place) - 1, 0)
+        part = rotate(m, "turned", word, place[:stages], bits)
+        turns = place[stages:].any()
+        half = part.rotate_right(bits << stages) if len(place) else part
+        count = len(word) // bits
+        return Cat(
+            (part.word_select(i, bits) & ((need > i) & ~turns).replicate(bits))
+            | (half.word_select(i, bits) & ((need > i) & turns).replicate(bits))
+            for i in range(count)
+        )
 
 
 class Joiner(wiring.Component):

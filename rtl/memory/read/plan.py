@@ -19,7 +19,7 @@ from ..layouts import (
     run_layout,
 )
 from ..parameters import PAGE_BITS, MemoryParameters
-from ..registers.regions import Lookup, Mapper, RegionMap, page_of_memory
+from ..registers.regions import Lookup, Mapper, RegionMap
 
 __all__ = ["Plan"]
 
@@ -159,7 +159,7 @@ class Plan(wiring.Component):
             m.d.sync += has_planned.eq(0)
         with m.If(self._fetch_ends):
             m.d.sync += has_fetch.eq(0)
-        self._ask(m, fetch, has_fetch, in_bypass, can_begin, page, first, last)
+        self._ask(m, fetch, has_fetch, in_bypass, can_begin, first, last)
         with m.If(goes & blocks & asks):
             m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
         return m
@@ -230,9 +230,10 @@ class Plan(wiring.Component):
             following.run.skip.eq(mapper.address[: parameters.beat_bits]),
             following.run.number.eq(mapper.number),
         ]
+        self._page_of_memory = mapper.address[PAGE_BITS:]  # in bypass
         return fetch, has_fetch
 
-    def _ask(self, m, fetch, has_fetch, in_bypass, can_begin, page, first, last) -> None:
+    def _ask(self, m, fetch, has_fetch, in_bypass, can_begin, first, last) -> None:
         """Bursts of memory, of so many beats that none crosses 4 KiB; runs go along with their first."""
         parameters = self._parameters
         address, length = Signal(parameters.address_bits), Signal(8)
@@ -265,7 +266,7 @@ class Plan(wiring.Component):
             with m.If(asks):
                 m.d.sync += [fetch.asked.eq(1), fetch.first.eq(following)]
         with m.Else():
-            self._ask_bypass(m, in_bypass, can_begin, asks, page, first, last, address, length)
+            self._ask_bypass(m, in_bypass, can_begin, asks, first, last, address, length)
 
     def _check(self, m, fetch, has_fetch) -> Value:
         """Whether none of the beats are on their way to memory any more; of two pages each has a cycle."""
@@ -323,7 +324,7 @@ class Plan(wiring.Component):
             m.d.sync += has_rest.eq(0)
         return begins, beats, ends, following
 
-    def _ask_bypass(self, m, in_bypass, can_begin, asks, page, first, last, address, length) -> None:
+    def _ask_bypass(self, m, in_bypass, can_begin, asks, first, last, address, length) -> None:
         """Words in bypass, in the cycle in which their range is known."""
         parameters = self._parameters
         word, more = parameters.word_bits, exact_ratio_bits(parameters)
@@ -343,7 +344,7 @@ class Plan(wiring.Component):
         m.d.comb += [
             words.eq(stop[word:] - begins[word:]),
             self.mar.valid.eq(in_bypass & ((self.runs.ready & can_begin) | ~is_first)),
-            address.eq(Cat(C(0, word), begins[word:], page_of_memory(self.map.origin, page))),
+            address.eq(Cat(C(0, word), begins[word:], self._page_of_memory)),
             length.eq(Cat(C((1 << more) - 1, more), words)),
             self.runs.valid.eq(asks & is_first),
             self.runs.p.format.eq(0),

@@ -82,6 +82,9 @@ def page_of_memory(origin, page: Value) -> Value:
 class Mapper(wiring.Component):
     """Where a block, or in bypass a byte, is stored: a multiplication, in the same cycle.
 
+    Args:
+        bypass: there are bytes in bypass too.
+
     Members:
         format: the number of its region's, 0 for bypass.
         origin: of the region.
@@ -90,8 +93,8 @@ class Mapper(wiring.Component):
         number: of the block in its region.
     """
 
-    def __init__(self, parameters: MemoryParameters):
-        self._parameters = parameters
+    def __init__(self, parameters: MemoryParameters, *, bypass: bool = True):
+        self._parameters, self._bypass = parameters, bypass
         super().__init__(
             {
                 "format": In(format_number_bits(parameters)),
@@ -108,10 +111,10 @@ class Mapper(wiring.Component):
         parameters = self._parameters
         offset = Signal(parameters.page_bits)  # the page, counted from the region's first
         start = Cat(C(0, PAGE_BITS), self.origin.stored)
-        m.d.comb += [
-            offset.eq(self.page - self.origin.base),
-            self.address.eq(Cat(self.low, (self.origin.stored + offset)[: parameters.page_bits])),
-        ]
+        m.d.comb += offset.eq(self.page - self.origin.base)
+        if self._bypass:
+            page = (self.origin.stored + offset)[: parameters.page_bits]
+            m.d.comb += self.address.eq(Cat(self.low, page))
         for i, fmt in enumerate(parameters.formats):
             number = Cat(self.low[parameters.original_bits(i) :], offset)
             with m.If(self.format == i + 1):

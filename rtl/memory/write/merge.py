@@ -59,7 +59,7 @@ class Merger(wiring.Component):
         m = Module()
         parameters = self._parameters
         beat_bits, page_bits = parameters.beat_bits, PAGE_BITS - parameters.beat_bits
-        m.submodules.mapper = mapper = Mapper(parameters)
+        m.submodules.mapper = mapper = Mapper(parameters, bypass=False)
         m.submodules.unpacker = unpacker = Unpacker(parameters)
         m.submodules.decompressors = decompressors = Decompressors(parameters)
         wiring.connect(m, unpacker.o, decompressors.i)

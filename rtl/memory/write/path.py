@@ -243,7 +243,7 @@ class WritePath(wiring.Component):
     def _compress(self, m, gather, packer) -> Compressors:
         """Complete blocks to their compressors, and what these give to the packer."""
         parameters = self._parameters
-        m.submodules.mapper = mapper = Mapper(parameters)
+        m.submodules.mapper = mapper = Mapper(parameters, bypass=False)
         m.submodules.compressors = compressors = Compressors(parameters)
         block, word = gather.o.p.block, gather.o.p
         m.d.comb += [

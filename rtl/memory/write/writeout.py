@@ -68,7 +68,12 @@ class Packer(wiring.Component):
         grains, grain_bits = size // grain, exact_log2(grain)
 
         bus_grains = parameters.bus_bytes // grain
-        level, lowest = Signal(range(bus_grains + grains)), Signal(range(max(grains, 2)))  # in grains
+        # In grains. Of a word that is no wider than a beat, less than a beat is left.
+        is_wide = bus_grains > grains
+        level, lowest = (
+            Signal(range(bus_grains + grains if is_wide else grains)),
+            Signal(range(max(grains, 2))),
+        )
         beat = Signal(parameters.address_bits - parameters.beat_bits)  # the first that has some of it
         waiting = Signal(parameters.slots)
         has_rest, flushes = Signal(), Signal()
@@ -88,7 +93,7 @@ class Packer(wiring.Component):
 
         # A beat that is whole goes first; then what cannot go on; then a word comes.
         drains, makes_way, inserts, emits = Signal(), Signal(), Signal(), Signal()
-        total, left = Signal.like(level), Signal.like(level)
+        total, left = Signal(range(bus_grains + grains)), Signal.like(level)
         m.d.comb += [
             drains.eq(level >= grains),
             makes_way.eq(~drains & (flushes | (self.i.valid & self.i.p.first & elsewhere))),
@@ -133,14 +138,16 @@ class Packer(wiring.Component):
         m.d.comb += [
             self.held.eq(waiting),
             self.idle.eq(~has_rest),
-            self.probed.eq(has_rest & self._probes(beat, ((level - 1) >> exact_log2(grains))[:2])),
+            self.probed.eq(has_rest & self._probes(beat, ((level - 1) >> exact_log2(grains))[:2], is_wide)),
         ]
         return m
 
-    def _probes(self, beat: Value, more: Value) -> Value:
-        """Whether one of some beats is probed; those behind the first may be of another page."""
+    def _probes(self, beat: Value, more: Value, has_more: bool) -> Value:
+        """Whether one of some beats is probed; those behind the first, if any, may be of another page."""
         page_bits = PAGE_BITS - self._parameters.beat_bits
         low, page = beat[:page_bits], beat[page_bits:]
+        if not has_more:
+            return (page == self.probe.page) & (low <= self.probe.last) & (low >= self.probe.first)
         last = low + more
         is_in = (page == self.probe.page) & (low <= self.probe.last) & (last >= self.probe.first)
         goes_on = last[page_bits:].any() & ((page + 1)[: len(page)] == self.probe.page)
