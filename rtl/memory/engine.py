@@ -1,6 +1,6 @@
 """The memory engine: an AXI4 subordinate towards the accelerator, a manager towards memory."""
 
-from amaranth import ClockDomain, DomainRenamer, Module
+from amaranth import ClockDomain, DomainRenamer, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -159,4 +159,4 @@ class _Core(wiring.Component):
 
 
 def _ones(strobes, moves):
-    return sum(strobe & moves for strobe in strobes)
+    return Mux(moves, sum(strobes), 0)  # what moves is known late
