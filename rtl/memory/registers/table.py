@@ -189,6 +189,8 @@ class RegionTable(wiring.Component):
                 known.locked.bit_select(number, 1).eq(_control(word, "LOCK")),
             ]
 
+        compares = Signal()
+        is_empty, is_last = self._compare(m, known, search, compares, number_of_format)
         with m.If(self.begins):
             with m.If(known.locked.bit_select(number, 1)):
                 m.d.comb += self.done.eq(1)
@@ -201,7 +203,10 @@ class RegionTable(wiring.Component):
             with m.Elif(~can_be):
                 m.d.comb += self.done.eq(1)
             with m.Elif(enables & ~is_enabled):
-                self._compare(m, known, search, number_of_format, takes, commits)
+                m.d.comb += [
+                    *(compares.eq(1), self.done.eq(is_empty | is_last)),
+                    *(takes.eq(search.shows), commits.eq(is_last)),
+                ]
             with m.Elif(is_enabled & ~enables):
                 # What is under way in the region still has the format that it had.
                 m.d.comb += [self.drain.eq(1), takes.eq(self.drained), commits.eq(self.drained)]
@@ -209,9 +214,11 @@ class RegionTable(wiring.Component):
                 m.d.comb += [takes.eq(1), commits.eq(1)]
 
     def _compare(
-        self, m: Module, known: _Known, search: _Search, number_of_format: Value, takes: Value, commits: Value
-    ) -> None:
-        """Compare a region's stored bytes with each one's, before it is enabled, unless it has none."""
+        self, m: Module, known: _Known, search: _Search, compares: Value, number_of_format: Value
+    ) -> tuple[Signal, Signal]:
+        """Compare a region's stored bytes with each one's, before it is enabled; whether it has none, or all
+        were compared.
+        """
         parameters, count, number = self._parameters, self._parameters.regions, self.number
         one, page_bits = search.found, parameters.page_bits
         cycle, current, is_itself = Signal(range(count + 2)), Signal(range(count)), Signal()
@@ -222,17 +229,14 @@ class RegionTable(wiring.Component):
             is_last.eq(cycle == count + 1),
             is_itself.eq(cycle == 1),
             is_empty.eq(is_itself & ~one.size.any()),
-            search.looks_up.eq(~is_last & ~is_empty),
+            search.looks_up.eq(compares & ~is_last & ~is_empty),
             search.number.eq(Mux(cycle == 0, number, cycle - 1)),
             search.shows.eq(is_itself & ~is_empty),
             current.eq(cycle - 2),
             end.eq(one.stored + stored_pages(parameters, one.size, format_of)),
-            takes.eq(search.shows),
-            commits.eq(is_last),
         ]
-        m.d.sync += cycle.eq(Mux(is_last | is_empty, 0, cycle + 1))
-        with m.If(is_empty):
-            m.d.comb += self.done.eq(1)
+        with m.If(compares):
+            m.d.sync += cycle.eq(Mux(is_last | is_empty, 0, cycle + 1))
         with m.If(is_itself):
             m.d.sync += [start.eq(one.stored), stop.eq(end)]
             m.d.sync += known.fits.bit_select(number, 1).eq(~end[-1] | ~end[:-1].any())
@@ -241,6 +245,7 @@ class RegionTable(wiring.Component):
             is_pair = ((number == i) & (current == j)) | ((number == j) & (current == i))
             with m.If((cycle > 1) & is_pair):
                 m.d.sync += clash.eq(meets)
+        return is_empty, is_last
 
     def _show(self, m: Module, known: _Known, search: _Search) -> None:
         """What the paths see of the regions."""
