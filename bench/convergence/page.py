@@ -19,7 +19,7 @@ from .rows import DOCS, SCHEMES, STUDIES, as_json, wanted
 
 LIMIT = 0.02  # of a loss that counts as the same
 # Okabe and Ito's colours, told apart by everyone.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 # Of the picture: its settings, and the widest interval that says something.
 MOST_HALF = 0.05
 SETTINGS = ("4 bits", "2 bits", "4 bits, time 1.2", "10-bit boundaries, time 1.35")
