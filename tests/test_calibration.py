@@ -1,5 +1,6 @@
 """Calibration writes rules: the least gradient error that fits a budget."""
 
+import gc
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, Rule, calibrate
 from torch_bridge.calibration import Calibration
 from torch_bridge.calibration.calibration import FORMATS
+from torch_bridge.store.entries import Entry
 
 FMT = PlaneFormat("fp32", block=64, target=80)
 
@@ -372,3 +374,12 @@ def test_modules_that_share_rows_of_a_tensor_fit_the_budget():
     for i in range(11):
         budget = calibration.least + (calibration.most - calibration.least) * i // 10
         assert calibration.stored_bytes(calibration.policy(budget)) <= budget
+
+
+def test_calibration_leaves_no_saved_tensor_behind():
+    model, batches = calibrated_model()
+    gc.collect()
+    before = sum(isinstance(one, Entry) for one in gc.get_objects())
+    calibrate(model, batches, budget=10**9, loss=cross_entropy)
+    gc.collect()
+    assert sum(isinstance(one, Entry) for one in gc.get_objects()) <= before

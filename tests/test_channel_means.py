@@ -54,7 +54,7 @@ def test_the_report_counts_them_where_there_are_tokens_enough(tokens, share):
         model()
     rows = [row for row in saver.report().rows if row.kept == "compressed" and row.saved_by == "silu"]
     blocks = tokens * WIDTH // FORMAT.block
-    assert [row.stored_bytes for row in rows] == [blocks * FORMAT.target + share * 4 * WIDTH]
+    assert [row.stored_bytes for row in rows] == [blocks * FORMAT.target + share * 5 * WIDTH]
 
 
 def test_what_comes_back_has_them_again():

@@ -166,7 +166,9 @@ class _Parser:
                     self._statements(process.body)
                     module.processes.append(process)
                 case "connect":
-                    module.connects.append(self._pair(words[1:]))
+                    target, value = self._pair(words[1:])
+                    if target:  # not of no bits
+                        module.connects.append((target, value))
                 case "end":
                     return module
                 case other:

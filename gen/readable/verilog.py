@@ -483,7 +483,7 @@ class _Writer:
                 return self._sig(inner)[0]
             text = self._choice(inner, name)[0].replace("\n", " ")
             if text not in given:
-                given[text] = names.new("value")
+                given[text] = names.new("given")  # no signal is called so, now or later
                 arguments.append((_tree_width(inner), given[text]))
             return given[text]
 

@@ -10,7 +10,8 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +80,8 @@ def measure(
     # Those that turned out to be shared by layers are exact by now.
     tried = [one for one in saver.tried if not one.entry.is_exact]
     nodes = _Nodes(saver.recording, saver.lossy, parameters)
-    nodes.watch(loss)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    with nodes.watching(loss):
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
     power = sum(_square(one, torch.float64) for one in found if one is not None)
     errors = dict.fromkeys((one.kind for one in tried), 0.0) | nodes.errors()
     return Measured(tried, errors, found, power, saver.stored_bytes, nodes.unknown)
@@ -194,8 +195,10 @@ class _Nodes:
         generator = torch.Generator().manual_seed(0)
         self._signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.int8) * 2 - 1
 
-    def watch(self, loss: torch.Tensor) -> None:
-        nodes, rest = set(), [loss.grad_fn]
+    @contextmanager
+    def watching(self, loss: torch.Tensor) -> Iterator[None]:
+        """While hooks are on all nodes; a hook that stayed would hold its node, and that the hook."""
+        nodes, hooks, rest = set(), [], [loss.grad_fn]
         while rest:
             node = rest.pop()
             if node is None or node in nodes:
@@ -203,8 +206,15 @@ class _Nodes:
             nodes.add(node)
             rest += [one for one, _ in node.next_functions]
             if not hasattr(node, "variable"):
-                node.register_prehook(self._before)
-                node.register_hook(lambda made, given, node=node: self._after(node, made, given))
+                hooks.append(node.register_prehook(self._before))
+                hooks.append(
+                    node.register_hook(lambda made, given, node=node: self._after(node, made, given))
+                )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def errors(self) -> dict[Kind, float]:
         """The squared error that each kind adds to the gradients of all parameters."""
