@@ -103,7 +103,8 @@ def test_other_treatments_of_a_compiled_model_need_what_was_planned():
 @needs_a_compiler
 @pytest.mark.timeout(600)
 def test_what_inductor_allocates_is_planned_without_its_kernels():
-    assert holds(compiled_training("llama", compiler="inductor"), treatments.FOUR_BITS) == []
+    with torch.compiler.config.patch(force_disable_caches=True):  # what comes from them has no report
+        assert holds(compiled_training("llama", compiler="inductor"), treatments.FOUR_BITS) == []
 
 
 def test_a_plan_leaves_codecs_and_choices_as_they_were():
