@@ -2,7 +2,6 @@
 
 import gc
 import resource
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_bridge import Compressor
 
+from .compiling import needs_a_compiler
 from .plain_hooks import COARSE, FMT, gradients, is_log_softmax, reference, stored, unequal, untouched
 
 
@@ -298,11 +298,6 @@ def compiled_step(model, backend):
         return gradients(model)
 
     return step
-
-
-needs_a_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_a_compiler)])

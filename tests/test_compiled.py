@@ -5,7 +5,6 @@ Most run on ``aot_eager``: the partitioner sees a graph there as with Inductor, 
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -38,19 +37,13 @@ from torch_bridge.policy.policy import TABLE
 from torch_bridge.store.store import INFINITIES, INPUT
 from torch_bridge.store.verdicts import Number
 
+from .compiling import needs_a_compiler, nothing_compiled
+
+__all__ = ["nothing_compiled"]  # around every test here
+
 FMT = HadamardFormat(target=64)
 MIN_VALUES = 256
 EXACT = Policy([Rule("exact")])
-needs_a_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

@@ -1,6 +1,5 @@
 """What matrix products made is computed anew in compiled graphs too, within a time."""
 
-import shutil
 from contextlib import nullcontext
 
 import pytest
@@ -15,22 +14,15 @@ import bitstash
 from bitstash import Compressor, HadamardFormat, Partitioner, Policy, Rule
 from torch_bridge.report.curve import Curve, Point, together
 
+from .compiling import needs_a_compiler, nothing_compiled
 from .plain_hooks import gradients, unequal
+
+__all__ = ["nothing_compiled"]  # around every test here
 
 PRODUCTS = Policy([Rule("recompute", products=True)])  # all that is stored stays exact
 FOUR_BITS = HadamardFormat(target=64)
 LAYERS, TOKENS = 2, 48
 MODES = pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
-needs_a_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def llama():

@@ -111,6 +111,7 @@ def test_a_channel_of_a_thousand_times_the_size_does_not_ruin_the_others(name):
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(TOKENS, WIDTH, generator=generator) for _ in range(2))
     x[:, 7] *= 1000
+    x[::5] = 0  # padding says nothing of channels
     exact, found = (
         gradients(OPERATIONS[name], (x, y), saver)[0]
         for saver in (Compressor(nn.Identity(), Policy([])), Compressor(nn.Identity(), FORMAT))

@@ -1,7 +1,6 @@
 """The planner's promise for compiled models: a step that torch.compile has compiled needs what it says."""
 
 import gc
-import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -17,13 +16,11 @@ from torch_bridge.planner import estimate_compiled, estimates, plan, treatments
 from torch_bridge.planner.dry import DryRun, DryRunError
 from torch_bridge.schemes.checkpointing import checkpoint_activations
 
+from .compiling import needs_a_compiler
 from .test_planner import BATCH, LENGTH, MODELS, RANDOM_STATE, SCALARS, TOLERANCE, training_of
 
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 CASES = [(name, ("fp32", "bf16-autocast")[number % 2]) for number, name in enumerate(MODELS)]
-needs_a_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
 
 
 def compiled_training(name, dtype="fp32", compiler="aot_eager", layers=1, **options):

@@ -145,7 +145,9 @@ def channel_halvings(tensor: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
     """
     some = tensor[..., :: tensor.shape[-2] // _SAMPLE, :].float()
     sizes = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
-    spreads = ((some - means) / sizes).square().mean(-2, keepdim=True).sqrt()
+    left = (some - means) / sizes
+    left = torch.where(left.isfinite(), left, 0)  # a token of zeros has no direction
+    spreads = left.square().mean(-2, keepdim=True).sqrt()
     wider = spreads / spreads.median(-1, keepdim=True).values / _WIDE
     wider = torch.where(wider.isfinite(), wider.clamp(1, 2**_MOST_HALVINGS), 1)
     return (wider.view(torch.int32).bitwise_right_shift(_MANTISSA) - _BIAS).to(torch.int8)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from amaranth import C, Cat, Value
 
-from .map import REGISTERS, Field, Group, Register
+from .map import REGISTERS, Group, find
 
 __all__ = ["bits_of", "packed", "registers_of"]
 
@@ -27,7 +27,7 @@ def bits_of(register: str, field: str) -> slice:
     Raises:
         ValueError: there is no such register, or it has no such field.
     """
-    for one in _fields(register):
+    for one in find(register)[0].fields:
         if one.name == field:
             return slice(one.low, one.low + one.width)
     raise ValueError(f"field must be one of {register}'s, not {field!r}")
@@ -40,22 +40,10 @@ def packed(register: str, values: Mapping[str, Value]) -> Value:
         ValueError: there is no such register, or a field without a value.
     """
     parts, end = [], 0
-    for one in sorted(_fields(register), key=lambda field: field.low):
+    for one in sorted(find(register)[0].fields, key=lambda field: field.low):
         if one.name not in values:
             raise ValueError(f"values must have all fields of {register}, not {sorted(values)!r}")
         value = Value.cast(values[one.name])[: one.width]
         parts += [C(0, one.low - end), value, C(0, one.width - len(value))]
         end = one.low + one.width
     return Cat(parts)
-
-
-def _fields(name: str) -> tuple[Field, ...]:
-    for entry in REGISTERS:
-        if isinstance(entry, Register):
-            if entry.name == name:
-                return entry.fields
-            continue
-        for register in entry.registers:
-            if f"{entry.name}_{register.name}" == name:
-                return register.fields
-    raise ValueError(f"name must be one of the register map's, not {name!r}")

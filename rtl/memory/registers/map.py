@@ -173,14 +173,20 @@ REGISTERS: tuple[Register | Group, ...] = (
 )
 
 
-def address_of(name: str, index: int = 0) -> int:
-    """Where a register is, or one of a group's: "TIMEOUT", "REGION_BASE"."""
+def find(name: str) -> tuple[Register, int]:
+    """A register, or one of a group's, and how far the group's next one is: "TIMEOUT", "REGION_BASE"."""
     for entry in REGISTERS:
         if isinstance(entry, Register):
             if entry.name == name:
-                return entry.offset
+                return entry, 0
             continue
         for register in entry.registers:
             if f"{entry.name}_{register.name}" == name:
-                return register.offset + index * entry.stride
+                return register, entry.stride
     raise ValueError(f"name must be one of the register map's, not {name!r}")
+
+
+def address_of(name: str, index: int = 0) -> int:
+    """Where a register is, or the one of that index of a group's."""
+    register, stride = find(name)
+    return register.offset + index * stride
