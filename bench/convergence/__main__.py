@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gen.arguments import at_least
-from torch_bridge.job import train
 
 from .. import smollm2
 from .page import document
@@ -30,7 +29,7 @@ def main() -> None:
     parser.add_argument("--threads", type=at_least(0), default=0, help="of each (default: cores over jobs)")
     parser.add_argument("--document", action="store_true", help="run nothing, write docs/ from what there is")
     given = parser.parse_args()
-    models = given.model or [model for model in STUDIES if model in train.CONFIGS or smollm2.installed()]
+    models = given.model or [model for model in STUDIES if STUDIES[model].config or smollm2.installed()]
     names = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
     rank, ranks, ranks_here = (int(os.environ.get(name, number)) for name, number in names)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else None

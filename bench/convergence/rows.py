@@ -54,6 +54,7 @@ class Study:
             "medium" bfloat16 values are multiplied and summed in fp32, where the processor has that.
         dtype: "fp32", or "bf16" for autocast; a ratio is of the bytes that training in that type keeps.
         lora: whether LoRA's matrices are trained, and the model is frozen.
+        config: the model, a name of ``torch_bridge.job.train.CONFIGS``; None for SmolLM2-135M.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Study:
     products: str = "highest"
     dtype: str = "fp32"
     lora: bool = False
+    config: str | None = None
 
 
 _OF_OTHERS = ("compact", "recompute,", "checkpointed", "HyC-LoRA")
@@ -72,12 +74,23 @@ FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(_OF_O
 FEW = ("baseline", "planes 3.2x", "hadamard 8x", "hadamard 16x", "recomputed, hadamard 16x")
 _OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
 STUDIES = {
-    "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH),
+    "small": Study("GPT-2, 4 layers of 192", FROM_SCRATCH, config="small"),
     "medium": Study(
         "GPT-2, 6 layers of 384",
         tuple(scheme for scheme in FROM_SCRATCH if scheme not in _OF_SMALL),
+        config="medium",
     ),
-    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium"),
+    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium", config="gpt2"),
+    "gpt2-bf16": Study(
+        "GPT-2, 124M, 1024 tokens, bf16 autocast",
+        ("baseline", "recompute, 4 bits", "recompute, 2 bits"),
+        (1, 2),
+        200,
+        1,
+        5,
+        dtype="bf16",
+        config="gpt2",
+    ),
     "smollm2": Study(
         "SmolLM2-135M, pretrained",
         (*FEW, "recomputed, hadamard 8x", "compact"),
@@ -89,7 +102,10 @@ STUDIES = {
     ),
     "smollm2-fp32": Study(
         "SmolLM2-135M, pretrained, all products in fp32",
-        ("baseline", "recomputed, hadamard 16x", "recomputed, calibrated 16x"),
+        (
+            *("baseline", "recomputed, hadamard 16x", "recomputed, calibrated 16x", "recompute, 4 bits"),
+            *("recompute, 4 bits, time 1.2", "recompute, 10-bit boundaries, time 1.35"),
+        ),
         (1, 2, 3),
         60,
         1,

@@ -76,7 +76,7 @@ def calibrated(options: Calibrated) -> Policy:
     """
     with torch.random.fork_rng():
         subject = subject_of(options.model, options)
-        if options.model in train.CONFIGS:
+        if STUDIES[options.model].config:
             plain = train.Options(
                 **{name: getattr(options, name) for name in ("config", "seed", "batch", "device")},
                 steps=CALIBRATED_AT,
@@ -109,7 +109,7 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
     sizes: dict[str, Any] = {
         name: getattr(study, name) for name in ("steps", "batch", "validations", "dtype")
     }
-    sizes["config"] = model if model in train.CONFIGS else "small"
+    sizes["config"] = study.config or "small"
     if "calibrated" in scheme:
         return Calibrated(model=model, seed=seed, **sizes, **SCHEMES[scheme])
     if scheme.startswith("HyC-LoRA"):
@@ -121,7 +121,7 @@ def options_of(model: str, scheme: str, seed: int) -> train.Options:
 
 
 def subject_of(model: str, options: train.Options) -> train.Subject:
-    if model in train.CONFIGS:
+    if STUDIES[model].config:
         return train.subject_of(options)
     subject = smollm2.subject()
     return smollm2.with_lora(subject, options.seed) if STUDIES[model].lora else subject
@@ -157,7 +157,7 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
         return [float((found - exact).norm() / exact.norm()), effective]
 
     path = rows.FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
-    checkpoint = path.with_suffix(".checkpoint") if model == "gpt2" else None
+    checkpoint = path.with_suffix(".checkpoint") if STUDIES[model].config == "gpt2" else None
     result = train.run(options, subject=subject, watch=watch, checkpoint=checkpoint)
     if result["interrupted"]:
         return None
