@@ -411,6 +411,7 @@ class Pass:
     def end(self) -> None:
         """Nothing more is saved, nor is a result of the last attention."""
         self.settle()
+        self._store.end()
         self._again = None
 
     def settle(self) -> None:

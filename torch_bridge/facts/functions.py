@@ -181,6 +181,12 @@ def _keeps(why: Exact) -> Saved:
 
 
 # Recomputation, from any number of inputs.
+CHECKPOINTS = (
+    "CheckpointFunction",
+    "CheckpointWithoutOutputFunction",
+    "_NoopSaveInputs",
+    "_CheckpointFunction",
+)
 _recomputed = Saved((), others=VALUES)
 # PyTorch: utils/checkpoint.py. Megatron-core: core/tensor_parallel/random.py
 _functions("torch megatron", "CheckpointFunction CheckpointWithoutOutputFunction", _recomputed)

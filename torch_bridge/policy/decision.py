@@ -33,6 +33,7 @@ class Decision:
         why: they stay exact, or have this format.
         normed: what a norm takes from it before it goes into the format, None if that is no norm's.
         channels: whether the means of its channels are taken from it before that, and the widest halved.
+        follows: whether its difference from the last such tensor is stored, where that is smaller.
         sums: whether its rows sum to one, and are made to again when it is decompressed.
         finer: what takes the format's place where logits spread wider than a bound, or a softmax amplifies
             its error more: bounds, which rise, and formats, None for none.
@@ -50,6 +51,7 @@ class Decision:
     why: str = ""
     normed: Normed | None = None
     channels: bool = False
+    follows: bool = False
     sums: bool = False
     finer: tuple[tuple[float, AnyFormat | None], ...] = ()
     unknown: bool = False

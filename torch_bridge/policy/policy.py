@@ -16,6 +16,7 @@ from ..backends.dtypes import AnyFormat, float_name, format_for
 from ..backends.quant_format import BITS as QUANT_BITS
 from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
+from ..facts.functions import CHECKPOINTS
 from ..facts.layers import input_readers
 from ..facts.needs import Exact, Need, Normed
 from .decision import Decision, Of, Recompute, Strength, keeps_signs, most_amplified, strength_of, widest
@@ -236,6 +237,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: 
         why=rule.why,
         normed=normed,
         channels=need is Need.VALUES and normed is None and of == "values" and _has_channels(facts, chosen),
+        follows=facts.saved_by in CHECKPOINTS and facts.requires_grad and _has_tokens(facts, chosen),
         sums=need is Need.PROBABILITIES,
         finer=_finer(chosen, fmt, facts, _BOUNDS[need]) if need in _BOUNDS else (),
         least=_LEAST.get(need, strength_of(chosen)),
@@ -282,9 +284,14 @@ def _format_for_need(
     return fine, "atanh" if need is Need.TANH else "values"
 
 
+def _has_tokens(facts: Facts, fmt: AnyFormat) -> bool:
+    """Whether it is [..., tokens, channels], in a format that mixes the values of a block."""
+    return not keeps_signs(fmt) and len(facts.shape) in (2, 3)
+
+
 def _has_channels(facts: Facts, fmt: AnyFormat) -> bool:
-    """Whether it is [..., tokens, channels], with so many tokens that the channels' means take few bytes."""
-    return not keeps_signs(fmt) and len(facts.shape) in (2, 3) and facts.shape[-2] >= _FEWEST_TOKENS
+    """Whether it also has so many tokens that the channels' means take few bytes."""
+    return _has_tokens(facts, fmt) and facts.shape[-2] >= _FEWEST_TOKENS
 
 
 def _finer(

@@ -71,7 +71,7 @@ class Means:
         parts, to = self.normed.parted(tensor), self.normed.parted(left)
         if tensor.dtype == torch.float16:
             wide = parts.float() - self._means
-            to.copy_(_in_half(wide if divisors is None else wide.div_(divisors)))
+            to.copy_(in_half(wide if divisors is None else wide.div_(divisors)))
         else:
             torch.sub(parts, self._means, out=to)
             if divisors is not None:
@@ -80,6 +80,10 @@ class Means:
             return memory
         return memory.as_strided(where.region.size, where.region.stride, 0).reshape(-1)
 
+    def put_back_own(self, memory: torch.Tensor, start: int) -> None:
+        """Add what is kept here to what was left, and nothing that other entries have."""
+        self.put_back(memory, start)
+
     def put_back(self, memory: torch.Tensor, start: int) -> None:
         """Add them to what was left, in memory that begins at a place of the storage."""
         where, divisors = self._geometry, divisors_of(self._spreads)
@@ -87,7 +91,7 @@ class Means:
         parts = self.normed.parted(memory.as_strided(where.size, where.stride, offset))
         if memory.dtype == torch.float16:
             wide = parts.float() if divisors is None else parts.float() * divisors
-            parts.copy_(_in_half(wide + self._means))
+            parts.copy_(in_half(wide + self._means))
         elif divisors is None:
             parts.add_(self._means)
         else:
@@ -205,6 +209,6 @@ def row_sums(rows: torch.Tensor) -> torch.Tensor:
     return torch.where((sums - 1).abs() < _FAR_FROM_ONE, sums, 1)
 
 
-def _in_half(values: torch.Tensor) -> torch.Tensor:
+def in_half(values: torch.Tensor) -> torch.Tensor:
     """Finite values stay finite in fp16."""
     return torch.where(values.isfinite(), values.clamp(-_LARGEST_HALF, _LARGEST_HALF), values)

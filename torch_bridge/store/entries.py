@@ -268,7 +268,9 @@ class Entry:
         name: as given.
         facts: of the tensor that it was made for.
         strength: of what is kept of the values, see ``strength_of``.
+        stride: of that tensor.
         is_alone: whether no other entry has a part of the tensor.
+        is_followed: whether others are stored as their differences from it.
         sums: of its row in the report.
         original: bytes of it that the row counts.
         means: that were taken from its values, of the input of a norm.
@@ -277,7 +279,9 @@ class Entry:
     facts: Facts
     sums: Sums
     strength: Strength = EXACT
+    stride: tuple[int, ...] = ()
     is_alone = True
+    is_followed = False
     original = 0
     means: Means | None = None
 
@@ -400,6 +404,13 @@ class Entry:
         if self.means is not None and doubted is None:
             self.means.put_back(memory, where.start)
         return memory
+
+    def own_values(self) -> torch.Tensor:
+        """What it stores itself, of its values or of their difference from others': flat."""
+        values = self._values()
+        if self.means is not None:
+            self.means.put_back_own(values, self.region.offset)
+        return values
 
     def _values(self) -> torch.Tensor:
         stored = self._read()

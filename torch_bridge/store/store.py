@@ -32,6 +32,7 @@ from .attention import Logits, Node
 from .budget import Budget
 from .centred import ChannelMeans, Means, RowSums
 from .codecs import Codecs
+from .differences import Difference, RunningSum, are_apart, fits
 from .entries import Entry, Exact, Joint, Packed, Source
 from .recomputed import Planner, Recomputed, source_of
 from .softmaxes import amplification, softmax_behind
@@ -153,7 +154,13 @@ class Store:
         self._planner = Planner(watch, verdicts)
         self._too_small = f"under {min_values} values"
         self._doubted: list[weakref.ref[Entry]] = []
+        self._last: weakref.ref[Entry] | None = None  # of the tensors that follow each other
+        self._sum = RunningSum()
         self.logits: Logits | None = None
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        self._sum.forget()
 
     def keep(self, saved: Saved, facts: Facts, decision: Decision) -> Exact | Packed:
         """Keep a saved tensor as was decided; what autograd holds in its place."""
@@ -248,6 +255,8 @@ class Store:
         """Store a tensor anew for a node that needs more of it, if its entry has no more than the tensor."""
         region = Geometry.of(tensor).region
         if isinstance(entry, (Recomputed, Joint)) or entry.region != region or not entry.is_alone:
+            return False
+        if entry.is_followed:
             return False
         is_normed = entry.means is not None and entry.means.is_needed
         is_other = is_normed and decision.normed is None  # a norm needs it without means
@@ -431,7 +440,10 @@ class Store:
         assert tensor is not None
         may_stay = codec is None and step is not None
         is_lossy = codec is not None and not isinstance(codec, BitsCodec)
-        means = means_of(tensor, decision) if is_lossy and region.count >= self._min_values else None
+        means: Means | None = None
+        if is_lossy and region.count >= self._min_values:
+            means = self._difference(facts, decision, tensor) if decision.follows and step is None else None
+            means = means or means_of(tensor, decision)
         strength = _strength(decision) if is_lossy else EXACT
         parts, rest = ([], [region]) if means is not None else source.shared(region, codec)
         new: list[Entry] = []
@@ -453,10 +465,22 @@ class Store:
             for entry in new:
                 entry.sums, entry.original = sums, entry.region.count * tensor.element_size()
         if not parts:
+            if decision.follows:
+                self._last = weakref.ref(new[0])
             return new[0]
         joint = Joint(source, region, tensor, [*parts, *((entry, entry.region) for entry in new)])
         joint.facts = facts
         return joint
+
+    def _difference(self, facts: Facts, decision: Decision, tensor: torch.Tensor) -> Difference | None:
+        """The difference from what is stored of the last such tensor, None if that is not smaller."""
+        before = self._last() if self._last is not None else None
+        if before is not None and fits(tensor, before):
+            total = self._sum.of(before)
+            if not self._verdicts.ask(("apart", facts), partial(are_apart, tensor, total)):
+                return Difference(tensor, before, self._sum, decision.channels)
+        self._sum = RunningSum()
+        return None
 
     def _entry(
         self,
@@ -490,7 +514,7 @@ class Store:
             entry = self.make_entry(source, region, codec, values, stored, sums, name)
             if step is not None:
                 step.keep(entry, entry.nbytes)
-        entry.facts, entry.means = facts, means
+        entry.facts, entry.means, entry.stride = facts, means, tensor.stride()
         if flag is not None:
             entry.doubt(flag, values)
             self._doubted.append(weakref.ref(entry))
