@@ -1,28 +1,50 @@
 """What compressed checkpoint boundaries give in one step of SmolLM2-135M: ``python -m bench.boundaries``.
 
 transformers' gradient checkpointing keeps what each layer is given, its boundary, and runs the layer once
-more in the backward pass. Inside a ``Compressor`` the boundaries are compressed; the head, which is in no
-layer, is recomputed. Bytes of the boundaries and of all that is kept, the peak of a step as PyTorch's
-allocator has it, and the gradient error ``||g - g_exact|| / ||g_exact||``, in bf16 autocast. ``make
-finetune`` installs the model. Leaves build/bench/boundaries.md.
+more in the backward pass. Inside a ``Compressor`` the boundaries are compressed, each as its difference from
+the one before, or for comparison each by itself; the head, which is in no layer, is recomputed. Bytes of the
+boundaries and of all that is kept, the peak of a step as PyTorch's allocator has it, and the gradient error
+``||g - g_exact|| / ||g_exact||``, in bf16 autocast. ``make finetune`` installs the model. Leaves
+build/bench/boundaries.md.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from torch_bridge import Compressor, Policy
 from torch_bridge.job import peak
+from torch_bridge.store.store import Store
 
 from . import smollm2
 from .products import loss
 
-CASES = {"exact": Policy([]), "4 bits": 4, "2 bits": 2}
+EXACT = Policy([])
 OUT = Path("build/bench/boundaries.md")
+
+
+class ByItself(Store):
+    """Stores no differences."""
+
+    def _difference(self, *_: object) -> None:
+        return None
+
+
+class EachByItself(Compressor):
+    make_store = ByItself
+
+
+CASES: dict[str, Callable[[torch.nn.Module], Compressor]] = {
+    "exact": lambda model: Compressor(model, EXACT),
+    "4 bits": lambda model: Compressor(model, bits=4),
+    "4 bits, each by itself": lambda model: EachByItself(model, bits=4),
+    "2 bits": lambda model: Compressor(model, bits=2),
+    "2 bits, each by itself": lambda model: EachByItself(model, bits=2),
+}
 
 
 def main() -> None:
@@ -49,8 +71,8 @@ def table(model: torch.nn.Module, tokens: torch.Tensor) -> Iterator[str]:
         model.activation_checkpointing_enable({"use_reentrant": use_reentrant})  # type: ignore[operator]
         exact: torch.Tensor | None = None
         original = 0.0
-        for name, how in CASES.items():
-            saver = Compressor(model, how) if isinstance(how, Policy) else Compressor(model, bits=how)
+        for name, make in CASES.items():
+            saver = make(model)
             model.zero_grad(set_to_none=True)
             found = peak.measure(lambda saver=saver: step(model, tokens, saver), torch.device("cpu"))
             gradient = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
