@@ -274,7 +274,7 @@ def test_all_schemes_have_the_bits_that_their_names_say():
             bits, time = f"{8 * fmt.target // fmt.block} bits", options.time
             named = ", ".join(["recompute", bits, *([f"time {time}"] if time else [])])
             assert scheme.replace("calibrated ", "") == named
-    assert len(rows.wanted(rows.STUDIES)) == 5 * (15 + 11) + 2 * (5 + 3) + 3 * (7 + 6 + 8 + 6)
+    assert len(rows.wanted(rows.STUDIES)) == 5 * (15 + 11) + 2 * (5 + 3) + 3 * (7 + 6 + 8 + 8)
 
 
 def test_calibrated_rates_take_as_many_bytes_as_one_rate(monkeypatch):

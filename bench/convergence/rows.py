@@ -104,7 +104,7 @@ STUDIES = {
         "SmolLM2-135M, pretrained, all products in fp32",
         (
             *("baseline", "recomputed, hadamard 16x", "recomputed, calibrated 16x", "recompute, 4 bits"),
-            *("recompute, 4 bits, time 1.2", "recompute, 10-bit boundaries, time 1.35"),
+            *("recompute, 4 bits, time 1.2", "checkpointed, boundaries at 4 bits"),
         ),
         (1, 2, 3),
         60,
@@ -128,6 +128,7 @@ STUDIES = {
         "SmolLM2-135M, pretrained, LoRA of rank 16, bf16 autocast",
         (
             *("baseline", "recompute, 4 bits", "recompute, 10-bit boundaries, time 1.35"),
+            *("checkpointed, boundaries at 4 bits", "checkpointed, boundaries at 2 bits"),
             *("recompute, 2 bits", "HyC-LoRA, 4 bits", "HyC-LoRA, 2 bits"),
         ),
         (1, 2, 3),
