@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -46,7 +47,7 @@ from .store.recomputed import source_of
 from .store.store import Saved, Store, node_of
 from .store.verdicts import Verdicts
 
-is_grad_enabled = torch.is_grad_enabled
+is_grad_enabled, Parameter = torch.is_grad_enabled, torch.nn.Parameter
 
 NOT_PLAIN = "not a plain strided tensor"
 _MOST_PLACES = 1 << 14  # that are remembered
@@ -263,11 +264,13 @@ class Pass:
 
     def __init__(self, owner: Compressor, store: Store, tally: Tally, step: Any) -> None:
         self._policy, self._watch, self._told = owner._policy, owner._watch, owner._told
+        self._recomputes = owner._policy.recomputes
         self._places = owner._places
         self._min_values = owner._min_values
         self._store, self.tally, self.step = store, tally, step
         self._decompressed = Decompressed()
         self._lock = threading.RLock()
+        self._parameters = set[int]()  # that were counted
         self._again: tuple[int, Node] | None = None  # the attention that ran last, by its node's number
 
     # Packing
@@ -277,6 +280,8 @@ class Pass:
         if is_compiling() is not None:
             return uncompiled(Pass.pack, self, tensor)
         function = function_that_saves()
+        if type(tensor) is Parameter and not function and tensor.is_leaf:
+            return self._pack_parameter(tensor)
         if is_plain(tensor):
             return self._pack(tensor, function)
         local = local_of(tensor)
@@ -287,6 +292,17 @@ class Pass:
         if isinstance(held, Saved):
             held.requires_grad = tensor.requires_grad  # which its local part never says
         return Sharded(tensor, held)
+
+    def _pack_parameter(self, tensor: torch.Tensor) -> Exact:
+        """A parameter itself, which stays whoever saves it; counted where it is saved first."""
+        why = self._watch.origin(tensor).constant
+        if id(tensor) not in self._parameters:
+            self._parameters.add(id(tensor))
+            module, nbytes = self._watch.module, tensor.nbytes
+            facts = _of_parameter(why, module, tensor.dtype, tensor.shape, tensor.requires_grad)
+            with self._lock:
+                self.tally.add(facts, "", why, nbytes, nbytes)
+        return Exact(tensor, None)
 
     def _pack_strange(self, tensor: torch.Tensor) -> Exact:
         nbytes, op = tensor.numel() * tensor.element_size(), node_of(tensor)
@@ -324,8 +340,10 @@ class Pass:
         thread.waiting = []  # what fails to be kept is not tried again
         mine, others = [], waiting
         if is_grad_enabled():
-            mine = [one for one in waiting if one.number == number and not (one.function or one.result_of)]
-            others = [one for one in waiting if one not in mine] if len(mine) < len(waiting) else []
+            others = []
+            for one in waiting:
+                is_mine = one.number == number and not (one.function or one.result_of)
+                (mine if is_mine else others).append(one)
         with self._lock, unseen():
             if others:
                 self._settle(others)
@@ -347,7 +365,7 @@ class Pass:
         has_node = has_node or any(saved.requires_grad for saved in mine)
         if not has_node and not any(tensor.requires_grad for tensor in strided([*args, *kwargs.values()])):
             return mine
-        is_again = op.is_attention and self._is_again(op, args, kwargs, places)
+        is_again = op.is_attention and self._recomputes and self._is_again(op, args, kwargs, places)
         wide = wide_input(op.recomputation, args)
         held: dict[int | str, tuple[Entry | Exact, Geometry]] = {}
         for saved, place in zip(mine, places, strict=True):
@@ -558,6 +576,13 @@ class Pass:
 
 
 never_compile(Pass.pack, Pass.unpack)
+
+
+@lru_cache(_MOST_PLACES)
+def _of_parameter(
+    why: str, module: str, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> Facts:
+    return Facts("", "", None, "", why, module, dtype, tuple(shape), prod(shape), requires_grad)
 
 
 def _facts(

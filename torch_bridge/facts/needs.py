@@ -188,8 +188,10 @@ def _factor(arguments: Arguments) -> Need:
 def _is_logarithm(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
-    made_by = [one.grad_fn for one in (value, value._base) if one is not None]
-    return any(node is not None and node.name() in _LOGARITHMS for node in made_by)
+    base, node = value._base, value.grad_fn
+    if base is not None and base.grad_fn is not None and base.grad_fn.name() in _LOGARITHMS:
+        return True
+    return node is not None and node.name() in _LOGARITHMS
 
 
 # Products: their gradients are products with what they save.

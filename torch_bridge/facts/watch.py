@@ -178,9 +178,13 @@ class Watch(TorchDispatchMode):
                         origin.parameter = weakref.ref(parameter)
 
     def _note_constant(self, tensor: torch.Tensor, kind: str) -> Origin | None:
-        if tensor.layout is not _STRIDED or torch.nn.parameter.is_lazy(tensor):
+        local = tensor
+        if type(tensor) not in _PLAIN_TYPES:
+            if torch.nn.parameter.is_lazy(tensor):
+                return None
+            local = local_of(tensor)
+        if tensor.layout is not _STRIDED:
             return None
-        local = local_of(tensor)
         storage = local.untyped_storage()
         other = self.known(storage)
         if other is not None and other.constant == kind:
@@ -263,9 +267,12 @@ class Watch(TorchDispatchMode):
         if thread.waiting and self.before is not None:
             self.before(thread, op, args, kwargs or _NOTHING)
         result = op.run(*args, **kwargs) if kwargs else op.run(*args)
+        if op.is_view:  # its node saves no tensor
+            thread.operation = None
+            return result
         if op.written:
             self._note_writes(op, args, kwargs or _NOTHING)
-        elif not op.is_view:
+        else:
             self._note_results(op, result, args, kwargs or _NOTHING)
         if is_grad_enabled():
             thread.operation, thread.number = op, sequence_number()

@@ -67,8 +67,7 @@ class Saved:
         function: the name of the ``autograd.Function`` that saves it, "" if none does.
 
     Attributes:
-        parameter: the tensor itself, if it is a parameter.
-        op: the operation that made it, "" if nothing says which.
+        requires_grad: whether a gradient is wanted of it.
         geometry: how it lies in its storage, once it was decided what becomes of it.
         result_of: the operation that made it just now and whose own node saves it, None if there is none.
         needs: what that needs of its results, by their places.
@@ -76,7 +75,7 @@ class Saved:
     """
 
     __slots__ = (
-        *("function", "geometry", "module", "needs", "number", "op", "origin", "packed", "parameter"),
+        *("function", "geometry", "module", "needs", "number", "origin", "packed"),
         *("requires_grad", "result_of", "tensor", "values"),
     )
 
@@ -93,10 +92,6 @@ class Saved:
         self.values: torch.Tensor | None = values
         self.origin, self.module, self.number, self.function = origin, module, number, function
         self.requires_grad = tensor.requires_grad
-        self.op = origin.op or node_of(tensor)
-        # A plain tensor has nothing to say of it, and to ask a parameter's class takes long.
-        is_plain = type(tensor) is torch.Tensor
-        self.parameter = None if is_plain or not _is_parameter(tensor) else tensor
         self.geometry: Geometry
         self.result_of: Operation | None = None
         self.needs: dict[int, Need | NeedsExact | None]
@@ -104,11 +99,20 @@ class Saved:
 
     def become(self, packed: Exact | Packed) -> None:
         """It is kept: the tensor is not needed any more."""
-        self.packed, self.tensor, self.values, self.parameter = packed, None, None, None
+        self.packed = packed
+        self.tensor = self.values = None
 
+    @property
+    def op(self) -> str:
+        """The operation that made it, "" if nothing says which, while it is not kept."""
+        assert self.tensor is not None
+        return self.origin.op or node_of(self.tensor)
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter) and tensor.is_leaf
+    @property
+    def parameter(self) -> torch.Tensor | None:
+        """The tensor itself, if it is a parameter that was not kept yet."""
+        tensor = self.tensor
+        return tensor if isinstance(tensor, torch.nn.Parameter) and tensor.is_leaf else None
 
 
 def node_of(tensor: torch.Tensor) -> str:
@@ -173,7 +177,7 @@ class Store:
         source = source_of(origin, tensor, tensor._version)
         if facts.constant:
             return self.leave(saved, facts, source, region, decision.why)
-        if facts in self._shared:
+        if self._shared and facts in self._shared:
             decision = replace(decision, format=None, finer=(), recompute="no", why=TABLE)
         doubt = None
         if decision.finer:
@@ -188,7 +192,7 @@ class Store:
         if facts.elements < self._min_values:
             return self._keep_small(saved, facts, source, geometry)
 
-        if facts.need is Need.RELATIVE and decision.format is not None:
+        if decision.format is not None and facts.need is Need.RELATIVE:
             self._refine_softmax(origin, tensor, decision)
         new, kept = self._entry_for(saved, facts, decision, source, geometry)
         if new is not None:
@@ -208,7 +212,9 @@ class Store:
         """A tensor that stays as it is."""
         tensor = saved.values
         assert tensor is not None
-        exact = Exact(tensor if saved.parameter is None else saved.parameter, source, bool(saved.function))
+        if facts.constant and (parameter := saved.parameter) is not None:
+            tensor = parameter
+        exact = Exact(tensor, source, bool(saved.function))
         if count := source.leave(region, exact):
             nbytes = count * tensor.element_size()
             held = nbytes
