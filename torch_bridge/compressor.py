@@ -338,7 +338,8 @@ class Pass:
         if op.is_clone and last.number == number and last.result_of is None:
             return  # of what it writes to an operation saves a clone, which has no node of its own
         thread.waiting = []  # what fails to be kept is not tried again
-        mine, others = [], waiting
+        mine: list[Saved] = []
+        others = waiting
         if is_grad_enabled():
             others = []
             for one in waiting:
@@ -371,35 +372,31 @@ class Pass:
         for saved, place in zip(mine, places, strict=True):
             if place is None:
                 continue
-            packed = saved.packed
-            if packed is None:
+            if saved.packed is None:
                 slot = place if isinstance(place, str) else op.arguments[place] if op.arguments else ""
                 need = op.need(slot, args, kwargs)
                 is_table = op.is_pointwise and not saved.requires_grad and _is_broadcast(saved, args, kwargs)
                 if need is Need.LOGITS and self._store.logits is None:
                     self._store.logits = logits_of(op, args, kwargs)
-                packed = self._keep(
-                    saved, op.in_table, slot, need, is_table, is_again, feeds_wide=place == wide
-                )
-                saved.become(packed)
-            if is_again:
+                self._keep(saved, op.in_table, slot, need, is_table, is_again, place == wide)
+            packed = saved.packed
+            if is_again and packed is not None:
                 held[place] = packed.entry if isinstance(packed, Packed) else packed, saved.geometry
         self._store.logits = None
         self._again = (mine[0].number, Node(op, args, kwargs, held)) if is_again else None
         return [saved for saved, place in zip(mine, places, strict=True) if place is None]
 
-    def _keep_result(self, saved: Saved, op: Operation) -> Exact | Packed:
+    def _keep_result(self, saved: Saved, op: Operation) -> None:
         """Keep what an operation's node saves of its results."""
         number = op.numbers.get(saved.origin.op)
-        if number is None:
-            return self._keep(saved, op.in_table, "", None)
-        slot, need = op.results[number], saved.needs[number]
-        if self._again is not None and self._again[0] == saved.number and number < 2:
+        slot, need = ("", None) if number is None else (op.results[number], saved.needs[number])
+        if self._again is not None and self._again[0] == saved.number and number in (0, 1):
             facts, _ = self._decided(saved, op.in_table, slot, need)
             packed = self._store.keep_result(self._again[1], number, saved, facts)
             if packed is not None:
-                return packed
-        return self._keep(saved, op.in_table, slot, need)
+                saved.become(packed)
+                return
+        self._keep(saved, op.in_table, slot, need)
 
     def _is_again(
         self,
@@ -447,7 +444,7 @@ class Pass:
         for saved in waiting:
             if saved.packed is None and saved.values is not None:
                 if saved.result_of is not None:
-                    saved.become(self._keep_result(saved, saved.result_of))
+                    self._keep_result(saved, saved.result_of)
                 else:
                     calls.setdefault((saved.number, saved.function), []).append(saved)
         for (_, function), all_saved in calls.items():
@@ -463,8 +460,8 @@ class Pass:
                 nbytes = saved.values.nbytes
                 place = floats.index(saved) if saved in floats else -1
                 need = needs[place] if needs is not None and place >= 0 else None
-                saved.become(self._keep(saved, name, str(place) if place >= 0 else "", need))
-                unknown += nbytes if self._is_unknown else 0
+                if self._keep(saved, name, str(place) if place >= 0 else "", need):
+                    unknown += nbytes
             self._store.logits = None
             if unknown:
                 self._tell(function, all_saved[0].module, unknown)
@@ -495,8 +492,6 @@ class Pass:
             stacklevel=2,
         )
 
-    _is_unknown = False
-
     def _keep(
         self,
         saved: Saved,
@@ -506,10 +501,11 @@ class Pass:
         is_table: bool = False,
         is_again: bool = False,
         feeds_wide: bool = False,
-    ) -> Exact | Packed:
+    ) -> bool:
+        """Keep a tensor; whether it stays exact because nobody knows what is needed of it."""
         facts, decision = self._decided(saved, saved_by, slot, need, is_table, is_again, feeds_wide)
-        self._is_unknown = decision.unknown and facts.elements >= self._min_values
-        return self._store.keep(saved, facts, decision)
+        saved.become(self._store.keep(saved, facts, decision))
+        return decision.unknown and facts.elements >= self._min_values
 
     def _decided(
         self,
@@ -532,7 +528,12 @@ class Pass:
         )  # fmt: skip
         found = self._places.get(key)
         if found is None:
-            facts = _facts(saved, saved_by, slot, need, is_table, is_again, feeds_wide)
+            shape, count = tuple(geometry.size), geometry.region.count
+            is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
+            facts = Facts(
+                *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
+                *(saved.requires_grad, is_statistic, is_table, is_again, feeds_wide),
+            )
             if len(self._places) >= _MOST_PLACES:  # as with a length of its own in every step
                 self._places.clear()
             found = self._places[key] = facts, self._policy.decide(facts)
@@ -583,25 +584,6 @@ def _of_parameter(
     why: str, module: str, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> Facts:
     return Facts("", "", None, "", why, module, dtype, tuple(shape), prod(shape), requires_grad)
-
-
-def _facts(
-    saved: Saved,
-    saved_by: str,
-    slot: str,
-    need: Known | None,
-    is_table: bool,
-    is_again: bool,
-    feeds_wide: bool,
-) -> Facts:
-    origin, tensor = saved.origin, saved.values
-    assert tensor is not None
-    shape, count = tuple(tensor.shape), saved.geometry.region.count
-    is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
-    return Facts(
-        *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
-        *(saved.requires_grad, is_statistic, is_table, is_again, feeds_wide),
-    )
 
 
 def _as_saved(saved: Saved) -> torch.Tensor:

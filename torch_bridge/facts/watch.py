@@ -235,8 +235,15 @@ class Watch(TorchDispatchMode):
                 storage, constant=f"{PARAMETER}{COPY}" if _is_copy_of_parameter(tensor) else ""
             )
         node: Any = tensor.grad_fn
-        if node is not None:
-            node = _behind_views(node)
+        if node is not None and _KINDS.get(type(node)) is not _OTHER:
+            origin = self._behind(node, origin, storage)
+        if not origin.constant and _is_of_parameter(tensor):
+            origin.constant = PARAMETER
+        return origin
+
+    def _behind(self, node: Any, origin: Origin, storage: torch.UntypedStorage) -> Origin:
+        """A storage's origin if a Function gave the memory that a node shows."""
+        node = _behind_views(node)
         if node is not None and _kind_of(node) is _FUNCTION:
             # A kernel may have written to it past everything that counts: it is another state.
             number = node._sequence_nr()
@@ -245,8 +252,6 @@ class Watch(TorchDispatchMode):
                 origin.function = number
                 if _is_emptied(node):
                     origin.constant = REFILLED
-        if not origin.constant and _is_of_parameter(tensor):
-            origin.constant = PARAMETER
         return origin
 
     def note_part(self, tensor: torch.Tensor, local: torch.Tensor) -> None:
@@ -457,12 +462,11 @@ def _repeats(tensor: torch.Tensor) -> bool:
 
 
 def _is_of_parameter(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a parameter, or a view of one."""
-    for one in (tensor, tensor._base):
-        # What a type of its own has to say of it takes longer to ask, and a plain tensor has nothing.
-        if one is not None and type(one) is not torch.Tensor and isinstance(one, torch.nn.Parameter):
-            return True
-    return False
+    """Whether a tensor is a parameter, or a view of one; to ask a plain tensor's class takes long."""
+    base = tensor._base
+    if base is not None and type(base) is not Tensor and isinstance(base, torch.nn.Parameter):
+        return True
+    return type(tensor) is not Tensor and isinstance(tensor, torch.nn.Parameter)
 
 
 def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:

@@ -107,14 +107,12 @@ class Source:
 
     def leave(self, region: Region, exact: Exact) -> int:
         """A region is to stay as it is, held by a saved tensor; how many of its elements did not yet."""
-        if not self._exact:
-            self._exact = ((region, weakref.ref(exact)),)
-            return region.count
+        if self._exact and self.left(region) is not None:
+            return 0
         rest = [region]
         for other, _ in self._exact:
             rest = [part for piece in rest for part in piece.split(other)[1]]
-        if rest or self.left(region) is None:
-            self._exact += ((region, weakref.ref(exact)),)
+        self._exact += ((region, weakref.ref(exact)),)
         return sum([piece.count for piece in rest])
 
     def is_left(self, region: Region) -> bool:
