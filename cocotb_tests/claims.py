@@ -157,11 +157,6 @@ CLAIMS = (
 GAPS = (
     "On gates, and from unknown states, there are engines with streams only: AXI4-Stream adds gates at its "
     "ports, and runtime-configurable engines a choice, that have run as Verilog alone.",
-    "Of the memory engine of 64 bytes, `python -m cocotb_tests.memory.harness gpt2-fp32-memory-64` finds "
-    "what is not explained yet. With seed 1 a block is stored otherwise than the model has it. With "
-    "`--seed 2 --bursts 60000` some writes are answered by DECERR. It may be the harness or the engine; "
-    "the engine before its regions were in memories has the same. The engines `small` and `small-merging` "
-    "have no mismatch.",
     "Mutants are a hundred of an engine, of small engines with each kind of ports and of one 64-byte engine "
     "of each format. Whether one that survives is a fault ABC tells of small engines only.",
     "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "

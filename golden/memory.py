@@ -110,6 +110,14 @@ class Dram:
             answers.append(Response.DECERR)
         return max(answers, default=Response.OKAY)
 
+    def write(self, address: int, data: np.ndarray) -> Response:
+        """Write bytes, but for those in beats that answer an error; the gravest answer."""
+        for start in range(address - address % self.beat, address + len(data), self.beat):
+            if self.response(start, self.beat) == Response.OKAY:
+                low, high = max(start, address), min(start + self.beat, address + len(data))
+                self.content[low:high] = data[low - address : high - address]
+        return self.response(address, len(data))
+
 
 @dataclass
 class _Open:
@@ -321,11 +329,8 @@ class MemoryModel:
         number = block.region.number(block.address)
         values = block.content.view(fmt.float_type.array)
         place = block.region.stored + number * fmt.target
-        response = self.dram.response(place, fmt.target)
-        if response == Response.OKAY:
-            stored = fmt.compress(values, number % 2**32)
-            self.dram.content[place : place + fmt.target] = stored[0]
-        else:
+        response = self.dram.write(place, fmt.compress(values, number % 2**32)[0])
+        if response > Response.OKAY:
             self.errors.append((ErrorKind.WRITE, place))
         self._release(block, response)
 

@@ -12,8 +12,8 @@
 
 namespace {
 
-// Pages of a window: the first ones are written and read; one refuses writes, and one has what cannot be read.
-// Between them lies one that is left alone, for neighbours share beats of memory.
+// Pages of a window: the first ones are written and read; one refuses writes, and one has beats that fail and blocks
+// that are invalid. Between them lies one that is left alone, for neighbours share beats of memory.
 constexpr unsigned kPages = 8, kOpen = 4, kRefusing = 5, kFailing = 7;
 constexpr unsigned kMost = 8;            // kinds of regions: of each format, and in bypass
 constexpr uint64_t kSpace = uint64_t{1} << ADDRESS_BITS;
@@ -69,6 +69,7 @@ class Harness {
             if (!enable(i)) throw Broken("no region");
         }
         for (const Window &window : windows_) fill(window);
+        for (const Window &window : windows_) check_faults(window);
         machine_.set(TIMEOUT, kPatience);
     }
 
@@ -221,7 +222,7 @@ class Harness {
         const uint64_t stored = slice_of_memory * kSlice + random_.below(kSlice - size + 1);
         const unsigned region = model_.regions.size();
         model_.regions.push_back({base * kPage, size * kPage, stored * kPage, format, true});
-        const uint64_t between = kPages + random_.below(size - least + 1);
+        const uint64_t between = kPages + (random_.chance(0.3) ? 0 : random_.below(size - least + 1));
         for (uint64_t page : {uint64_t{0}, between, size - kPages}) windows_.push_back({region, (base + page) * kPage});
     }
 
@@ -249,10 +250,29 @@ class Harness {
         const auto place = [&](unsigned page) { return model_.place(region, window.start + page * kPage); };
         auto &faults = machine_.dram.faults;
         faults.push_back({place(kRefusing), place(kRefusing + 1), kSlvErr});
-        faults.push_back({place(kFailing) + 3 * MEMORY_BYTES, place(kFailing) + 3 * MEMORY_BYTES + 1, kSlvErr});
-        faults.push_back({place(kFailing) + 9 * MEMORY_BYTES, place(kFailing) + 9 * MEMORY_BYTES + 1, kDecErr});
+        // Two beats of the page, not where it begins or ends; Hadamard at 16x has four in all.
+        const uint64_t failing = place(kFailing), beats = (place(kFailing + 1) - failing) / MEMORY_BYTES;
+        const uint64_t first_beat = failing + std::min<uint64_t>(3, beats / 2) * MEMORY_BYTES;
+        const uint64_t second_beat = failing + std::min<uint64_t>(9, beats / 4) * MEMORY_BYTES;
+        faults.push_back({first_beat, first_beat + 1, kSlvErr});
+        faults.push_back({second_beat, second_beat + 1, kDecErr});
         const uint64_t first = place(0), end = first + stored_bytes(region);
         std::copy(&model_.memory[first], &model_.memory[end], machine_.dram.content() + first);
+    }
+
+    // Writes to a window's open pages must not fail, and some to its failing page must.
+    void check_faults(const Window &window) {
+        const Region &region = model_.regions[window.region];
+        const auto fails = [&](unsigned first, unsigned end) {
+            const uint64_t low = model_.place(region, window.start + first * kPage);
+            const uint64_t high = model_.place(region, window.start + end * kPage);
+            for (uint64_t beat = low / MEMORY_BYTES * MEMORY_BYTES; beat < high; beat += MEMORY_BYTES) {
+                if (machine_.dram.response(beat) != kOkay) return true;
+            }
+            return false;
+        };
+        expect(!fails(0, kOpen), "memory in the open pages of the window at " + hex(window.start));
+        expect(fails(kFailing, kFailing + 1), "memory in the failing page of the window at " + hex(window.start));
     }
 
     // Of a window.
@@ -328,7 +348,7 @@ class Harness {
         if (random_.chance(0.03)) return region.base + region.size + random_.below(kPage);
         if (random_.chance(0.03)) return (region.base - 1 - random_.below(kPage)) & (kSpace - 1);
         const unsigned draw = random_.below(100);
-        const unsigned page = draw < 5 ? kRefusing : draw < 15 && !writes ? kFailing : random_.below(kOpen);
+        const unsigned page = draw < 5 ? kRefusing : draw < (writes ? 8 : 15) ? kFailing : random_.below(kOpen);
         uint64_t start = window.start + page * kPage;
         // One bit of the page may be another: that is elsewhere, or in no region.
         if (random_.chance(0.05)) start ^= kPage << random_.below(ADDRESS_BITS - 12);
@@ -340,11 +360,12 @@ class Harness {
         return !region ? kMost : region->format ? region->format - 1 : unsigned(codecs_.size());
     }
 
-    bool is_refused(const Burst &burst) const {
+    // Whether it lies in a page that refuses writes, or has beats that fail.
+    bool may_fail(const Burst &burst) const {
         for (const Window &window : windows_) {
-            if (burst.address - window.start < kPages * kPage) {
-                return (burst.address - window.start) / kPage == kRefusing;
-            }
+            if (burst.address - window.start >= kPages * kPage) continue;
+            const uint64_t page = (burst.address - window.start) / kPage;
+            return page == kRefusing || page == kFailing;
         }
         return false;
     }
@@ -361,13 +382,13 @@ class Harness {
         const Burst burst = any_burst(start, start + 1, false);
         const double shares[] = {1, 1, 1, 0.5, 0};
         // What shares a burst of memory with a write that fails, fails as well.
-        if (is_refused(burst)) quiet();
+        if (may_fail(burst)) quiet();
         const uint64_t before = model_.stored;
         const size_t ticket = send_write(content_of(burst, shares[random_.below(5)]), 0);
         // What was written and is not answered may be seen by the next read, or not.
         const bool may_be_seen = model_.stored != before && !model_.answers.count(ticket);
         settle();
-        if (is_refused(burst) || may_be_seen) quiet();
+        if (may_fail(burst) || may_be_seen) quiet();
     }
 
     void expect_read(const Burst &burst, unsigned master) {
@@ -758,8 +779,8 @@ class Harness {
         }
     }
 
-    // More writes at once than there are slots and bursts of memory, of which some are refused: each is answered for
-    // itself, for none lies beside another.
+    // More writes at once than there are slots and bursts of memory, of which some are refused, and some fail in one beat:
+    // each is answered for itself, for none lies beside another.
     void storm() {
         for (unsigned kind = 0; kind <= codecs_.size(); ++kind) {
             const Window &window = windows_[3 * kind + random_.below(3)];
@@ -768,7 +789,7 @@ class Harness {
             quiet();
             machine_.dram.pause = 0.9;
             unsigned sent = 0;
-            for (const unsigned page : {0u, kRefusing, 1u}) {
+            for (const unsigned page : {0u, kRefusing, kFailing, 1u}) {
                 for (unsigned i = 0; i < 2 * SLOTS && (2 * i + 1) * bytes <= kPage; ++i) {
                     Burst burst = whole(window.start + page * kPage + 2 * i * bytes, bytes);
                     burst.id = random_.below(16);

@@ -212,10 +212,11 @@ class Reference {
         const int answered = response(to, codec.target);
         ++stored;
         ++blocks;
-        if (answered > kOkay) {
-            note(kWrite, to);
-        } else {
-            codec.compress(region.format, number(region, block->address), block->content.data(), &memory[to]);
+        if (answered > kOkay) note(kWrite, to);
+        std::vector<uint8_t> bytes(codec.target);
+        codec.compress(region.format, number(region, block->address), block->content.data(), bytes.data());
+        for (unsigned i = 0; i < codec.target; ++i) {
+            if (response(to + i, 1) == kOkay) memory[to + i] = bytes[i];
         }
         close(block, answered);
     }
