@@ -77,16 +77,13 @@ class DryVerdicts(Verdicts):
     What it takes to find out is allocated all the same.
     """
 
-    def known(self, key: Hashable) -> bool | None:
-        return True
-
     def holds(self, key: Hashable, compute: Callable[[], torch.Tensor]) -> tuple[bool, Flag | None]:
         compute()
         return True, None
 
     def ask(self, key: Hashable, compute: Callable[[], torch.Tensor | bool]) -> bool:
         answer = compute()  # known without values where an operand's memory is gone
-        return answer if isinstance(answer, bool) else False
+        return self.note(key, answer if isinstance(answer, bool) else False)
 
 
 class DryStore(Store):
