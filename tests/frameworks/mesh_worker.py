@@ -59,7 +59,7 @@ def train(mesh: DeviceMesh, variant: Variant) -> Trained:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     write(sys.argv[1], {"TP x FSDP2": compare(lambda variant: train(whole, variant))})
     dist.barrier()

@@ -83,7 +83,7 @@ def train(name: str, variant: Variant) -> Trained:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     assert SIZE * LENGTH % MICRO_BATCHES == 0
     write(sys.argv[1], {name: compare(lambda one, name=name: train(name, one)) for name in SCHEDULES})
     dist.barrier()
