@@ -4,6 +4,7 @@ import gc
 import json
 import re
 import resource
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,23 @@ def test_a_dry_run_computes_what_is_small_and_known_and_nothing_else():
     assert ledger.peak()[0] >= 8 << 40
 
 
+def test_no_code_in_which_ctrl_c_is_lost_runs_when_a_tensor_dies():
+    """Python reports an exception of a weak reference's callback, and goes on."""
+    called = []
+    with under_always(dry := DryRun()):
+        tensor = torch.rand(1 << 20)
+        sys.setprofile(
+            lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
+        )
+        try:
+            del tensor
+        finally:
+            sys.setprofile(None)
+    assert called == []
+    assert dry.ledger.live() == set()
+    assert dry.ledger.peak()[0] == 4 << 20
+
+
 def test_the_largest_batch_fits_and_one_more_does_not():
     training, memory = training_of("llama", batch=1), 100_000_000
     found = plan("llama", training, memory, largest=True)
@@ -270,6 +288,11 @@ def test_the_recommended_policy_is_the_first_that_fits():
         (["foo"], "MODEL must be one of gpt2, .*, not 'foo'"),
         (["."], "MODEL must be a folder with a config.json, which is not in '.'"),
         (["gpt2", "--length", "2048"], "length must be at most the model's 1024 positions, not 2048"),
+        (
+            ["gpt2", "--batch", "9" * 20],
+            "batch times length must be at most 1,099,511,627,776 tokens, not 102,",
+        ),
+        (["gpt2", "--json", "."], "--json must be a file, not the folder '.'"),
         (["gpt2", "--device-memory", "24"], "must be a size in B, MB, .*, as 24GB, not '24'"),
         (["gpt2", "--zero", "3"], "processes must be at least 2 with ZeRO, which shares among them, not 1"),
         (
@@ -287,6 +310,24 @@ def test_wrong_arguments_are_errors_that_name_them(arguments, message, capsys, m
     with pytest.raises(SystemExit):
         main(["plan", *arguments], package="bitstash")
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_config_of_which_no_model_can_be_made_is_an_error(tmp_path, capsys):
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit):
+        main(["plan", str(tmp_path)], package="bitstash")
+    assert "transformers makes no llama of the config: 0.0 cannot be raised" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_a_full_disk_is_an_error_after_the_table(tmp_path, capsys):
+    training_of("llama").config.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["plan", str(tmp_path), "--length", "64", "--json", "/dev/full"], package="bitstash")
+    printed = capsys.readouterr()
+    assert "Recommended: baseline" in printed.out
+    assert "--json could not be written: [Errno 28] No space left on device" in printed.err
 
 
 def test_a_folder_with_a_config_is_a_model(tmp_path):

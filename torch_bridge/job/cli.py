@@ -243,13 +243,13 @@ def _amount(text: str) -> int | str:
     return text if text in ("all", "adaptive") else int(_number(int, 0)(text))
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, option: str = "--out") -> None:
     """Raises OSError if what is measured could not be written there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
-        raise IsADirectoryError(f"--out must be a file, not the folder {str(path)!r}")
+        raise IsADirectoryError(f"{option} must be a file, not the folder {str(path)!r}")
     if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"--out must be in a folder that can be written to, not {str(path)!r}")
+        raise PermissionError(f"{option} must be in a folder that can be written to, not {str(path)!r}")
 
 
 def _train(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -307,7 +307,7 @@ def _plan(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     options = {name: value for name, value in vars(given).items() if name in names}
     try:
         if given.json is not None:
-            _check_file(given.json)
+            _check_file(given.json, "--json")
         training = planner.Training(config=planner.config_of(given.model), **options)
         found = planner.plan(
             *(given.model, training, given.device_memory, given.reserve),
@@ -323,7 +323,10 @@ def _plan(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     console.print(found.table(rates))
     console.print(found.advice, markup=False, highlight=False)
     if given.json is not None:
-        given.json.write_text(json.dumps(found.record(), indent=1) + "\n", encoding="utf-8")
+        try:
+            given.json.write_text(json.dumps(found.record(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:  # a full disk
+            parser.error(f"--json could not be written: {error}")
     return 0
 
 

@@ -45,13 +45,25 @@ class DryRunError(RuntimeError):
     """An operation whose result has a size that depends on values, of which a dry run has none."""
 
 
+class _Death(weakref.ref[Any]):
+    """Of a storage, with its number.
+
+    It puts itself among the changes when the storage dies. No code of Python's runs then: a Ctrl-C that comes
+    in the middle of that would be lost.
+    """
+
+    __slots__ = ("number",)
+
+    number: int
+
+
 @dataclass
 class Ledger:
     """What was allocated and freed, in the order of time.
 
     Attributes:
         sizes: bytes of each storage, by its number.
-        changes: a storage's number where it was allocated, its complement (``~number``) where it was freed.
+        changes: a storage's number where it was allocated, its death where it was freed.
         transient: by how many changes had been, bytes that an operation had for itself at that time.
         flops: of matrix products, convolutions and fused attention.
         moved: bytes that all other operations read and wrote.
@@ -59,21 +71,21 @@ class Ledger:
     """
 
     sizes: list[int] = field(default_factory=list)
-    changes: list[int] = field(default_factory=list)
+    changes: list[int | _Death] = field(default_factory=list)
     transient: dict[int, int] = field(default_factory=dict)
     flops: int = 0
     moved: int = 0
     assumed: Counter[str] = field(default_factory=Counter)
+    _deaths: dict[int, _Death] = field(default_factory=dict)
 
-    def born(self, nbytes: int) -> int:
-        """Note an allocation; its number."""
-        self.sizes.append(nbytes)
-        self.changes.append(len(self.sizes) - 1)
-        return len(self.sizes) - 1
-
-    def died(self, number: int) -> None:
-        """Note that it was freed."""
-        self.changes.append(~number)
+    def born(self, storage: torch.UntypedStorage) -> int:
+        """Note an allocation, and that it is freed when that happens; its number."""
+        number = len(self.sizes)
+        self.sizes.append(storage.nbytes())
+        self.changes.append(number)
+        death = self._deaths[number] = _Death(storage, self.changes.append)
+        death.number = number
+        return number
 
     def needs(self, nbytes: int) -> None:
         """Note bytes that the operation that runs next has for itself."""
@@ -83,8 +95,8 @@ class Ledger:
     def live(self, end: int | None = None) -> set[int]:
         """Numbers of the storages that live after so many changes, by default after all."""
         found: set[int] = set()
-        for number in self.changes[:end]:
-            found.add(number) if number >= 0 else found.discard(~number)
+        for change in self.changes[:end]:
+            found.discard(change.number) if isinstance(change, _Death) else found.add(change)
         return found
 
     def bytes_of(self, numbers: Iterable[int]) -> int:
@@ -93,7 +105,8 @@ class Ledger:
 
     def forget(self) -> None:
         """Begin anew, with what lives now."""
-        self.changes = sorted(self.live())
+        self.changes[:] = sorted(self.live())
+        self._deaths = {number: death for number, death in self._deaths.items() if death() is not None}
         self.transient.clear()
         self.assumed.clear()
         self.flops = self.moved = 0
@@ -106,8 +119,8 @@ class Ledger:
         """
         sizes = self.sizes if sizes is None else sizes
         live = most = when = 0
-        for place, number in enumerate(self.changes, 1):
-            live += sizes[number] if number >= 0 else -sizes[~number]
+        for place, change in enumerate(self.changes, 1):
+            live += -sizes[change.number] if isinstance(change, _Death) else sizes[change]
             now = live + self.transient.get(place, 0)
             if now > most:
                 most, when = now, place
@@ -144,7 +157,6 @@ class DryRun(TorchDispatchMode):
         self.ledger = Ledger()
         self._is_cpu = device == "cpu"
         self._known: dict[Any, _Result] = {}
-        self._deaths: dict[int, Any] = {}
         self._addresses: mmap.mmap | None = None
 
     @classmethod
@@ -294,15 +306,7 @@ class DryRun(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if hasattr(storage, "_dry_number"):
             return
-        number = self.ledger.born(storage.nbytes())
-        storage._dry_number = number  # type: ignore[attr-defined]
-        deaths, died = self._deaths, self.ledger.died
-
-        def die(_: Any) -> None:
-            deaths.pop(number, None)
-            died(number)
-
-        deaths[number] = weakref.ref(storage, die)
+        storage._dry_number = self.ledger.born(storage)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ DEVICES = ("cuda", "cpu")
 COMPILERS = ("inductor", "aot_eager")
 Optimizer = Callable[..., torch.optim.Optimizer]
 _IGNORED = -100  # a target that no loss looks at
+_MOST_TOKENS = 1 << 40  # of a step; the bytes of their logits are still an int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,8 @@ class Training:
         for name, least in (("batch", 1), ("length", 1), ("processes", 1), ("lora", 0), ("loss_chunk", 0)):
             if not isinstance(value := getattr(self, name), int) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if (tokens := self.batch * self.length) > _MOST_TOKENS:
+            raise ValueError(f"batch times length must be at most {_MOST_TOKENS:,} tokens, not {tokens:,}")
         if self.zero and self.processes == 1:
             raise ValueError("processes must be at least 2 with ZeRO, which shares among them, not 1")
         if self.loss_chunk and models.kind_of(self.config) != models.CAUSAL:

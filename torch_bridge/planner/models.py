@@ -138,6 +138,9 @@ def build(config: Any, attention: str | None = None) -> torch.nn.Module:
     Args:
         config: of transformers.
         attention: "sdpa" or "eager"; by default what transformers chooses.
+
+    Raises:
+        ValueError: it has no language model, or sizes of which none can be made.
     """
     import transformers
 
@@ -145,7 +148,10 @@ def build(config: Any, attention: str | None = None) -> torch.nn.Module:
         config.use_cache = False
     options = {} if attention is None else {"attn_implementation": attention}
     kind = getattr(transformers, f"AutoModelFor{kind_of(config)}")
-    model: torch.nn.Module = kind.from_config(config, **options)
+    try:
+        model: torch.nn.Module = kind.from_config(config, **options)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # what sizes of 0 end in
+        raise ValueError(f"transformers makes no {config.model_type} of the config: {error}") from error
     return model.train()
 
 
