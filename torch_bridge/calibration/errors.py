@@ -19,7 +19,7 @@ from ..policy import Decision, Policy, Rule
 from ..policy.decision import keeps_signs
 from ..store.centred import Means
 from ..store.entries import Entry
-from ..store.store import Store, means_of, row_of
+from ..store.store import Saved, Store, means_of, row_of
 
 # Of a tensor that each format is tried on; all of a large one would take longer than training.
 _TRIED_VALUES = 1 << 13
@@ -170,16 +170,17 @@ class TryingStore(Store):
         source: Any,
         region: Region,
         codec: Any,
-        tensor: torch.Tensor,
+        saved: Saved,
         step: Any,
         facts: Facts,
         *more: Any,
     ) -> Entry | None:
-        entry = super()._entry(source, region, codec, tensor, step, facts, *more)
+        entry = super()._entry(source, region, codec, saved, step, facts, *more)
         if isinstance(entry, Switched):
             entry.lossy = self.lossy
             if not entry.is_exact:
-                self.tried.append(self._try(entry, region, tensor))
+                assert saved.values is not None
+                self.tried.append(self._try(entry, region, saved.values))
         return entry
 
     def _try(self, entry: Switched, region: Region, tensor: torch.Tensor) -> Tried:

@@ -339,7 +339,11 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """That it takes."""
-        return sum(part.nbytes for part in (self.stored, self._checksums, self.means) if part is not None)
+        found = 0
+        for part in (self.stored, self._checksums, self.means):
+            if part is not None:
+                found += part.nbytes
+        return found
 
     @property
     def is_stored(self) -> bool:

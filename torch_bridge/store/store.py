@@ -453,23 +453,24 @@ class Store:
         strength = _strength(decision) if is_lossy else EXACT
         parts, rest = ([], [region]) if means is not None else source.shared(region, codec)
         new: list[Entry] = []
+        original, stored, is_away = 0, 0, False
         for one in rest if parts else [region]:
             if parts and codec is not None and not isinstance(codec, BitsCodec):
                 codec = self._codec(decision, one, row)
-            entry = self._entry(
-                source, one, codec, tensor, step, facts, saved.op, flag, may_stay and not parts, means
-            )
+            entry = self._entry(source, one, codec, saved, step, facts, flag, may_stay and not parts, means)
             if entry is None:
                 return None
             entry.strength, entry.is_alone = strength, not parts
+            entry.original = one.count * tensor.element_size()
+            original, stored = original + entry.original, stored + entry.nbytes
+            is_away = is_away or isinstance(entry.stored, Handle)
             new.append(entry)
-        if any(isinstance(entry.stored, Handle) for entry in new):
+        if is_away:
             kept = f"{kept if codec is not None else 'exact'}, offloaded"
         if new:
-            original = sum(entry.region.count for entry in new) * tensor.element_size()
-            sums = self.count(saved, facts, kept, original, sum(entry.nbytes for entry in new))
+            sums = self.count(saved, facts, kept, original, stored)
             for entry in new:
-                entry.sums, entry.original = sums, entry.region.count * tensor.element_size()
+                entry.sums = sums
         if not parts:
             if decision.follows:
                 self._last = weakref.ref(new[0])
@@ -493,15 +494,16 @@ class Store:
         source: Source,
         region: Region,
         codec: Backend | BitsCodec | None,
-        tensor: torch.Tensor,
+        saved: Saved,
         step: Step | None,
         facts: Facts,
-        op: str,
         flag: Flag | None,
         may_stay: bool,
         means: Means | None = None,
     ) -> Entry | None:
         """Store a region that no one has; as it is if it is small. None if it stays and is not offloaded."""
+        tensor = saved.values
+        assert tensor is not None
         if region.count < self._min_values:
             codec = step = flag = None
         values = region.values(tensor)
@@ -509,7 +511,7 @@ class Store:
         stored = values if codec is None else codec.compress(left)
         sums = checksums(stored) if codec is not None and self._verify else None
         is_same = codec is None and not region.has_gaps  # memory, which what has gaps is copied out of
-        name = _title(op, tensor) if self._verify or step is not None else ""
+        name = _title(saved.op, tensor) if self._verify or step is not None else ""
         handle = step.put(stored, name, tensor if is_same else stored) if step is not None else None
         if handle is not None:
             entry = self.make_entry(source, region, codec, values, handle, sums, name)
