@@ -19,10 +19,13 @@ from .rows import DOCS, SCHEMES, STUDIES, as_json, wanted
 
 LIMIT = 0.02  # of a loss that counts as the same
 # Okabe and Ito's colours, told apart by everyone.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 # Of the picture: its settings, and the widest interval that says something.
 MOST_HALF = 0.05
-SETTINGS = ("4 bits", "2 bits", "4 bits, time 1.2", "10-bit boundaries, time 1.35")
+SETTINGS = (
+    *("4 bits", "2 bits", "4 bits, time 1.2", "10-bit boundaries, time 1.35"),
+    "checkpointed, boundaries at 4 bits",
+)
 # MB that the models save of a batch of 8, as they are and with GELU as one operation.
 SAVED_MB = {"small": (90.89, 53.14), "medium": (268.71, 155.46)}
 
@@ -162,9 +165,10 @@ def points(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float, flo
         schemes = by_scheme(rows, model)
         for scheme, of in schemes.items():
             middle, half, _ = difference(of, schemes.get("baseline", []))
-            if scheme.startswith("recompute") and "calibrated" not in scheme and half < MOST_HALF:
+            shown = scheme.startswith("recompute") or scheme in SETTINGS
+            if shown and "calibrated" not in scheme and half < MOST_HALF:
                 rate = f"{of[0]['bits_per_value']:g} bits"
-                setting = scheme.removeprefix("recompute, ") if scheme.startswith("recompute, ") else rate
+                setting = rate if scheme.startswith("recomputed, ") else scheme.removeprefix("recompute, ")
                 if setting in SETTINGS:
                     found.append((model, setting, of[0]["ratio"], middle, half))
     return found
