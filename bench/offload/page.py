@@ -67,7 +67,7 @@ def times(rows: Sequence[Row]) -> str:
     return _markdown(["method", "time of baseline, median", "half of the cases"], lines)
 
 
-_HEADS = ("method", "peak, MB", "less", "written, MB", "read, MB")
+_HEADS = ("method", "peak, MB", "less", "written, MB", "read, MB", "time of baseline")
 
 
 def _lines(rows: Sequence[Row], title: str) -> list[list[str]]:
@@ -81,6 +81,7 @@ def _lines(rows: Sequence[Row], title: str) -> list[list[str]]:
             f"{1 - step['activation_peak_bytes'] / baseline['activation_peak_bytes']:z.0%}",
             f"{step['bytes_written'] / 1e6:.1f}",
             f"{step['bytes_read'] / 1e6:.1f}",
+            f"{step['seconds_per_step'] / baseline['seconds_per_step']:.1f}",
         ]
         for method, step in steps.items()
     ]
