@@ -635,6 +635,22 @@ def test_parameters_and_their_views_are_exact():
     assert torch.equal(found, expected)
 
 
+def test_a_parameter_is_held_itself_and_counted_once():
+    model, x = torch.nn.Linear(64, 64), leaf(64, 64)
+    with ours(model, FMT) as saver:
+        product = x * model.weight
+        loss = (product + x @ model.weight).sum()
+    rows = [row for row in saver.report().rows if row.kept == "parameter"]
+    assert [(row.tensors, row.original_bytes, row.counted) for row in rows] == [(1, 64 * 64 * 4, False)]
+    assert product.grad_fn._saved_other.data_ptr() == model.weight.data_ptr()
+    model.weight.data = 3 * model.weight.data  # as ZeRO-3 frees and gathers it
+    assert torch.equal(product.grad_fn._saved_other, model.weight)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("before", [False, True], ids=["made inside", "made before"])
 def test_what_is_made_of_an_expanded_parameter_is_no_copy_of_it(before):
     model = torch.nn.ParameterList([torch.randn(8, 64)])
