@@ -492,39 +492,27 @@ class Pass:
             stacklevel=2,
         )
 
-    def _keep(
-        self,
-        saved: Saved,
-        saved_by: str,
-        slot: str,
-        need: Known | None,
-        is_table: bool = False,
-        is_again: bool = False,
-        feeds_wide: bool = False,
-    ) -> bool:
+    def _keep(self, saved: Saved, saved_by: str, slot: str, need: Known | None, *traits: bool) -> bool:
         """Keep a tensor; whether it stays exact because nobody knows what is needed of it."""
-        facts, decision = self._decided(saved, saved_by, slot, need, is_table, is_again, feeds_wide)
+        facts, decision = self._decided(saved, saved_by, slot, need, *traits)
         saved.become(self._store.keep(saved, facts, decision))
         return decision.unknown and facts.elements >= self._min_values
 
     def _decided(
-        self,
-        saved: Saved,
-        saved_by: str,
-        slot: str,
-        need: Known | None,
-        is_table: bool = False,
-        is_again: bool = False,
-        feeds_wide: bool = False,
+        self, saved: Saved, saved_by: str, slot: str, need: Known | None, *traits: bool
     ) -> tuple[Facts, Decision]:
-        """What is known of a tensor and what becomes of it: of a place in the model asked for once."""
+        """What is known of a tensor and what becomes of it: of a place in the model asked for once.
+
+        Args:
+            traits: whether it is a table, is given to attention that is done again, and feeds a wide product.
+        """
         origin, tensor = saved.origin, saved.values
         assert tensor is not None
         saved.geometry = geometry = Geometry.of(tensor)
         # Written out, as what is unpacked into a tuple goes through a list.
         key = (
             saved_by, slot, id(need), saved.module, geometry, tensor.dtype, origin.op, origin.constant,
-            origin.is_statistic, saved.requires_grad, is_table, is_again, feeds_wide,
+            origin.is_statistic, saved.requires_grad, traits,
         )  # fmt: skip
         found = self._places.get(key)
         if found is None:
@@ -532,7 +520,7 @@ class Pass:
             is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
             facts = Facts(
                 *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
-                *(saved.requires_grad, is_statistic, is_table, is_again, feeds_wide),
+                *(saved.requires_grad, is_statistic, *traits),
             )
             if len(self._places) >= _MOST_PLACES:  # as with a length of its own in every step
                 self._places.clear()

@@ -101,7 +101,8 @@ class Operation:
         """What its backward pass needs of what it saves under a name; None if that is not known."""
         entry = None if self.saves is None else self.saves.get(slot)
         if callable(entry):
-            return entry(dict(zip(self.arguments, args, strict=False)) | kwargs)
+            arguments = dict(zip(self.arguments, args, strict=False))
+            return entry(arguments | kwargs if kwargs else arguments)
         return entry
 
     def needs_of_results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
