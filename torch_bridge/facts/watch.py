@@ -477,11 +477,8 @@ def _may_start(operand: torch.Tensor, made: torch.Tensor) -> bool:
     return (
         (operand.get_device() == made.get_device() or not operand.dim())
         and (made.dtype.is_floating_point or not operand.dtype.is_floating_point)
-        and (type(operand) in _PLAIN_TYPES or is_plain(operand))
-        and operand.layout is _STRIDED
-        and not operand.is_nested
-        and not operand.is_meta
-        and not (operand.is_conj() or operand.is_neg() or operand.is_inference())
+        and is_plain(operand)
+        and not operand.is_inference()
     )
 
 
