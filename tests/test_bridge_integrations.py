@@ -153,6 +153,56 @@ def test_huggingface_trainer_with_autocast_compresses_bf16(tmp_path):
     assert "bfloat16" in kept
 
 
+class Engine(nn.Module):
+    """What DeepSpeed's engine is to a loop; tests/frameworks has the engine itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = fresh()
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE)
+
+    def forward(self, x):
+        return self.module(x)["loss"]
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_an_attached_engine_equals_a_plain_loop(expected):
+    engine = Engine()
+    saver = attach(engine, COARSE)
+    for x in data().split(64):
+        engine.backward(engine(x))
+        engine.step()
+    assert equal(engine.module.net.state_dict(), expected)
+    assert saver.report().ratio > 2
+    assert "net.1" in {row.module for row in saver.report().rows}
+
+
+def test_evaluation_of_an_attached_engine_is_left_alone():
+    engine = Engine()
+    saver = attach(engine, COARSE)
+    engine(data()[:64])
+    before = saver.report()
+    with torch.no_grad():
+        engine(data()[:32])
+    assert saver.report() == before
+
+
+def test_attach_names_what_it_does_not_know():
+    with pytest.raises(ValueError, match=r"Trainer or an engine of DeepSpeed, not a Regression"):
+        attach(fresh())
+    pipeline = type("PipelineEngine", (Engine,), {"train_batch": None})
+    with pytest.raises(ValueError, match="not a PipelineEngine: enter a Compressor around its train_batch"):
+        attach(pipeline())
+    with pytest.raises(ValueError, match="min_values must not be negative, not -1"):
+        attach(Engine(), COARSE, min_values=-1)
+
+
 class Automatic(lightning.LightningModule):
     def __init__(self):
         super().__init__()

@@ -97,6 +97,7 @@ def names(folder):
         "loader": DataLoader(tokens, batch_size=4),
         "lightning": pytorch_lightning,
         "module": Module(),
+        "engine": Engine(model),
     }
 
 
@@ -110,6 +111,23 @@ class Module(pytorch_lightning.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters())
+
+
+class Engine(torch.nn.Module):
+    """What DeepSpeed's engine is to a loop."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, **batch):
+        return self.module(**batch)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self):
+        self.module.zero_grad()
 
 
 @pytest.fixture

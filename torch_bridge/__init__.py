@@ -9,7 +9,7 @@ from .keep import keep_activations
 from .offload import Offload, OffloadError
 from .policy import Policy, Rule
 from .report import Report, Row
-from .trainers.huggingface import attach
+from .trainers.attach import attach
 
 __all__ = [
     "Compressor",

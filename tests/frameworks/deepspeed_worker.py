@@ -6,6 +6,7 @@ when it is killed, and the next run waits for that.
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_bridge import attach
 
 from .deepspeed_program import on_gloo
 from .model import Net, batches, loss_of
@@ -33,12 +36,20 @@ class Checkpointed(Net):
         return self.head(self.norm(x))
 
 
+class WithLoss(Net):
+    """Returns its loss, as models do whose loop calls nothing but the engine."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return loss_of(super().forward(tokens), tokens)
+
+
 RUNS: dict[str, tuple[int, type[Net]]] = {
     "ZeRO-1": (1, Net),
     "ZeRO-2": (2, Net),
     "ZeRO-3": (3, Net),
     "ZeRO-2, checkpointed": (2, Checkpointed),
     "ZeRO-3, checkpointed": (3, Checkpointed),
+    "ZeRO-3, attached": (3, WithLoss),
 }
 
 
@@ -59,6 +70,21 @@ def initialize(stage: int, model: nn.Module) -> Any:
     return engine
 
 
+def losses_in(engine: Any, model: Net, variant: Variant) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives the loss of tokens, in the variant's Compressor."""
+    if isinstance(model, WithLoss):
+        if variant.policy is not None:
+            variant.saver = attach(engine, variant.policy, **variant.options)
+        return engine
+    saver = variant.around(model)
+
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
+        with saver:
+            return loss_of(engine(tokens), tokens)
+
+    return loss
+
+
 def train(stage: int, kind: type[Net], variant: Variant) -> Trained:
     torch.manual_seed(0)
     model = kind(layers=2)
@@ -72,11 +98,10 @@ def train(stage: int, kind: type[Net], variant: Variant) -> Trained:
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
                 layer.register_forward_pre_hook(note)  # behind DeepSpeed's, which gathers
-    saver, losses, gradients, gathered = variant.around(model), [], [], 0
+    forward, losses, gradients, gathered = losses_in(engine, model, variant), [], [], 0
     for tokens in batches(STEPS * MICRO_BATCHES, SIZE, seed=dist.get_rank()):
         seen.clear()
-        with saver:
-            loss = loss_of(engine(tokens), tokens)
+        loss = forward(tokens)
         gathered = max(gathered, sum(nbytes for storage, nbytes in seen if not storage.expired()))
         engine.backward(loss)
         losses.append(loss.item())

@@ -31,6 +31,13 @@ def test_zero_3_frees_what_it_gathered(ranks):
         assert {run["gathered"] for run in rank["ZeRO-3"].values()} == {0}
 
 
+def test_deepspeed_attached(ranks):
+    """A loop that calls nothing but the engine, with ``attach(engine)``."""
+    for rank in ranks:
+        check(rank["ZeRO-3, attached"], ratio=7)
+        assert rank["ZeRO-3, attached"]["8x"]["losses"] == rank["ZeRO-3"]["8x"]["losses"]
+
+
 def test_stages_train_alike(ranks):
     for rank in ranks:
         assert rank["ZeRO-1"]["exact"]["losses"] == pytest.approx(rank["ZeRO-3"]["exact"]["losses"], rel=1e-6)

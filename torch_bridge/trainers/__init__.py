@@ -1,1 +1,1 @@
-"""Compressed activations in other people's training loops: Hugging Face's and Lightning's."""
+"""Compressed activations in other people's training loops: Hugging Face's, DeepSpeed's and Lightning's."""

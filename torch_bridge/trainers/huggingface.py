@@ -13,41 +13,33 @@ from ..compressor import Compressor
 from ..policy import Policy
 
 
-def attach(trainer: Any, policy: AnyFormat | Policy | None = None, **options: Any) -> Compressor:
-    """Compress what the forward pass of every training step of a Trainer saves.
+def is_one(trainer: Any) -> bool:
+    """Whether it is a Trainer, by what of it is used."""
+    names = ("compute_loss_context_manager", "log")
+    return isinstance(getattr(trainer, "model", None), torch.nn.Module) and all(
+        hasattr(trainer, name) for name in names
+    )
 
-    The Compressor is entered where the Trainer enters its own contexts, so that a ``compute_loss`` that was
-    overridden is in it as well; evaluation saves nothing and is left alone. ``activation_ratio``, original
-    over stored bytes of the last forward pass, is logged with the loss.
+
+def attach(trainer: Any, policy: AnyFormat | Policy | None = None, **options: Any) -> Compressor:
+    """Enter a Compressor in every training step of a Trainer, and log its ratio.
 
     Args:
-        trainer: a ``transformers.Trainer``, or what is made of it, as TRL's trainers.
-        policy: as of `Compressor`.
-        **options: as of `Compressor`.
-
-    Returns:
-        The Compressor; its ``report()`` lists what the last forward pass kept.
+        trainer: a ``transformers.Trainer``, or what is made of it.
+        policy, options: as of `Compressor`.
 
     Raises:
-        ValueError: the trainer is none, or an option of the Compressor is wrong.
-
-    Examples:
-        >>> # trainer = SFTTrainer(model, arguments, train_dataset=data)
-        >>> # saver = attach(trainer)
-        >>> # trainer.train()
+        ValueError: an option of the Compressor is wrong.
     """
-    around, log = getattr(trainer, "compute_loss_context_manager", None), getattr(trainer, "log", None)
-    if around is None or log is None or not isinstance(getattr(trainer, "model", None), torch.nn.Module):
-        raise ValueError(f"trainer must be a transformers.Trainer, not a {type(trainer).__name__}")
     if getattr(getattr(trainer, "args", None), "activation_offloading", False):
         warnings.warn(
             "activation_offloading of TRL does nothing inside a Compressor: set it to False, and give attach "
             "an offload of its own",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,  # who called bitstash.attach
         )
     saver = Compressor(trainer.model, policy, **options)
-    seen = False
+    around, log, seen = trainer.compute_loss_context_manager, trainer.log, False
 
     @wraps(around)
     def compute_loss_context_manager() -> Any:
