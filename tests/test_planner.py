@@ -320,6 +320,13 @@ def test_a_config_of_which_no_model_can_be_made_is_an_error(tmp_path, capsys):
     assert "transformers makes no llama of the config: 0.0 cannot be raised" in capsys.readouterr().err
 
 
+def test_a_model_that_cannot_run_is_an_error():
+    training = training_of("llama")
+    training.config.num_key_value_heads = 3
+    with pytest.raises(DryRunError, match=r"the model cannot run: The size of tensor a .4. must"):
+        estimated(training)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
 def test_a_full_disk_is_an_error_after_the_table(tmp_path, capsys):
     training_of("llama").config.save_pretrained(tmp_path)

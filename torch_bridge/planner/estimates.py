@@ -17,7 +17,7 @@ from ..facts.layers import layers
 from ..internals import under_always
 from ..schemes.checkpointing import checkpoint_activations
 from . import cuda, models
-from .dry import DryRun
+from .dry import DryRun, DryRunError
 from .lora import add_adapters
 from .sizes import DryCompressor, Traffic
 from .treatments import Treatment
@@ -202,7 +202,8 @@ def estimate(training: Training, treatments: Iterable[Treatment]) -> list[Estima
     model has none.
 
     Raises:
-        DryRunError: an operation's result has a size that depends on values, as with sparse experts.
+        DryRunError: an operation's result has a size that depends on values, as with sparse experts; or the
+            model cannot run.
         ValueError: the sequences are too long for the model, or no layer has an adapter.
     """
     with torch.random.fork_rng(devices=[]), quiet(), ExitStack() as stack:
@@ -210,8 +211,13 @@ def estimate(training: Training, treatments: Iterable[Treatment]) -> list[Estima
         stack.enter_context(under_always(dry))
         if training.device == "cuda":
             stack.enter_context(cuda.kernels())
-        step = Step(training, dry)
-        return [step.estimate(treatment) for treatment in treatments if treatment.fits(step.model)]
+        try:
+            step = Step(training, dry)
+            return [step.estimate(treatment) for treatment in treatments if treatment.fits(step.model)]
+        except DryRunError:
+            raise
+        except RuntimeError as error:  # as of sizes that do not fit together
+            raise DryRunError(f"the model cannot run: {str(error).partition(chr(10))[0]}") from error
 
 
 class Step:
