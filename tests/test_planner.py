@@ -57,6 +57,7 @@ MODELS = {
     "t5": {**T5, "d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": 3 * WIDTH, "vocab_size": 512},
     "bart": {**SEQUENCES, "d_model": WIDTH, "vocab_size": 512, "max_position_embeddings": LENGTH},
 }
+EXPERTS = {"mixtral": {**GROUPED, "num_local_experts": 4}}
 RANDOM_STATE = torch.get_rng_state().nbytes  # that a checkpoint keeps, where no operation makes it
 SCALARS = 256  # bytes of numbers that operations are given, whose memory a dry run does not see
 TREATMENTS = (
@@ -67,12 +68,12 @@ TREATMENTS = (
 )
 
 CASES = [(name, dtype) for name in MODELS for dtype in ("fp32", "bf16-autocast")]
-CASES += [("gpt2", "bf16"), ("llama", "bf16")]
+CASES += [("gpt2", "bf16"), ("llama", "bf16"), ("mixtral", "bf16")]
 TIMED_CASES = [(name, ("fp32", "bf16-autocast")[number % 2]) for number, name in enumerate(MODELS)]
 
 
 def training_of(name, dtype="fp32", **options):
-    config = transformers.AutoConfig.for_model(name, **MODELS[name])
+    config = transformers.AutoConfig.for_model(name, **(MODELS | EXPERTS)[name])
     options = {"batch": BATCH, "length": LENGTH, "device": "cpu", **options}
     return Training(config=config, dtype=dtype, **options)
 
@@ -213,6 +214,17 @@ def test_a_dry_run_computes_what_is_small_and_known_and_nothing_else():
     del unknown
     assert dry.number(twice) in ledger.live()
     assert ledger.peak()[0] >= 8 << 40
+
+
+def test_what_a_kernel_converts_to_write_over_it_is_counted():
+    rows, divisors = torch.rand(512, 512).bfloat16(), torch.rand(512, 1) + 1
+    real = peak.measure(lambda: iter([rows.div_(divisors)]), torch.device("cpu"))
+    with under_always(dry := DryRun()):
+        rows, divisors = torch.rand(512, 512).bfloat16(), torch.rand(512, 1) + 1
+        dry.ledger.forget()
+        before = dry.ledger.bytes_of(dry.ledger.live())
+        rows.div_(divisors)
+    assert dry.ledger.peak()[0] - before == real.peak == 2 * 4 * 512 * 512
 
 
 def test_no_code_in_which_ctrl_c_is_lost_runs_when_a_tensor_dies():

@@ -244,6 +244,8 @@ class DryRun(TorchDispatchMode):
             tensor.untyped_storage()._dry_unknown = True  # type: ignore[attr-defined]
             _note_two_values(tensor, op.in_table in _TWO_VALUES or self._keeps_two_values(op, args))
         self.ledger.moved += 0 if flops else sum(map(_bytes_of, tensors))
+        if self._is_cpu and (temporary := kernels.temporary_bytes(op, args, [*_tensors(written)])):
+            self.ledger.needs(temporary)
         returns = func._schema.returns
         if not returns:
             return None

@@ -16,10 +16,14 @@ from ..facts.operations import Operation
 _MIXED = ("where", "_to_copy", "copy_", "lerp")
 
 
-def temporary_bytes(op: Operation, args: Any) -> int:
-    """Bytes that an operation's kernel allocates and frees again before it ends."""
+def temporary_bytes(op: Operation, args: Any, written: Any = ()) -> int:
+    """Bytes that an operation's kernel allocates and frees again before it ends.
+
+    Args:
+        written: operands that the result is written to; of another type it is there in both.
+    """
     if op.is_pointwise and op.name not in _MIXED:
-        return _converted(args)
+        return _converted(args, written)
     return 0
 
 
@@ -32,7 +36,7 @@ def results_of(op: Operation, args: Any, made: Any) -> Any:
     return made
 
 
-def _converted(args: Any) -> int:
+def _converted(args: Any, written: Any) -> int:
     """What a kernel converts to the type that its operands have in common (``TensorIterator``)."""
     tensors = [one for one in args if isinstance(one, torch.Tensor) and one.dim()]
     if len({one.dtype for one in tensors}) < 2:
@@ -40,4 +44,4 @@ def _converted(args: Any) -> int:
     common = tensors[0].dtype
     for one in tensors[1:]:
         common = torch.promote_types(common, one.dtype)
-    return sum(one.numel() * common.itemsize for one in tensors if one.dtype != common)
+    return sum(one.numel() * common.itemsize for one in (*tensors, *written) if one.dtype != common)
