@@ -56,7 +56,7 @@ def test_rows_are_kept_until_something_changes(memory_harness, monkeypatch, tmp_
     monkeypatch.setattr(harness, "build", lambda parameters, folder: built.append(folder) or memory_harness)
     place = tmp_path / "harness" / "tiny"
     place.mkdir(parents=True)
-    rows = [harness.run("tiny", tmp_path, bursts=40, seed=seed) for seed in (1, 1, 2)]
+    rows = [harness.run("tiny", tmp_path, bursts=400, seed=seed) for seed in (1, 1, 2)]
     assert built == [place, place]
     assert rows[0] == rows[1]
     assert rows[0] != rows[2]
