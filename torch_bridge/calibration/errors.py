@@ -162,9 +162,6 @@ class TryingStore(Store):
         own = format_for(self.trials.spare, TORCH_DTYPES[decision.format.dtype])
         return super()._codec(replace(decision, format=own), region, row)
 
-    def _difference(self, facts: Facts, decision: Decision, tensor: torch.Tensor) -> None:
-        return None  # the error of a difference would be that of other entries too
-
     def _entry(
         self,
         source: Any,
@@ -174,6 +171,7 @@ class TryingStore(Store):
         step: Any,
         facts: Facts,
         *more: Any,
+        follows: bool = False,
     ) -> Entry | None:
         entry = super()._entry(source, region, codec, saved, step, facts, *more)
         if isinstance(entry, Switched):

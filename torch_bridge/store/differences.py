@@ -36,6 +36,15 @@ class RunningSum:
         """Let go of the sum: it is made anew when it is asked for."""
         self._at = self._total = None
 
+    def move(self, entry: Entry, values: torch.Tensor) -> None:
+        """On to the entry that was stored last, by what its codec makes of it: flat, which is changed."""
+        if entry.means is not None:
+            entry.means.put_back_own(values, entry.region.offset)
+        if isinstance(entry.means, Difference):
+            self._put(entry, self.of(entry.means.before).add_(values))
+        else:
+            self._put(entry, values.to(torch.float32, copy=True))
+
     def of(self, entry: Entry) -> torch.Tensor:
         """The sum up to an entry: flat, in the order of memory; not to be written to."""
         missing: list[Entry] = []
@@ -54,9 +63,12 @@ class RunningSum:
     def before(self, difference: Difference, own: torch.Tensor) -> torch.Tensor:
         """The sum up to the entry before a difference, whose own values these are."""
         at = self._at() if self._at is not None else None
-        if at is not None and at.means is difference:
-            return self._put(difference.before, self._taken().sub_(own))
-        return self.of(difference.before)
+        if at is difference.before:
+            return self.of(at)
+        is_there = at is not None and at.means is difference
+        # Added and subtracted, it has the bits that it has if it was kept since the forward pass.
+        total = self._taken() if is_there else self.of(difference.before).add_(own)
+        return self._put(difference.before, total.sub_(own))
 
     def _taken(self) -> torch.Tensor:
         assert self._total is not None

@@ -163,8 +163,13 @@ class Store:
         self.logits: Logits | None = None
 
     def end(self) -> None:
-        """The forward pass is over."""
-        self._sum.forget()
+        """The forward pass is over.
+
+        The sum is made anew in the backward pass, but from a disk: what is there is read once.
+        """
+        if self._step is None:
+            self._sum.forget()
+        self._sum, self._last = RunningSum(), None  # the backward pass has it as long as it needs it
 
     def keep(self, saved: Saved, facts: Facts, decision: Decision) -> Exact | Packed:
         """Keep a saved tensor as was decided; what autograd holds in its place."""
@@ -448,7 +453,7 @@ class Store:
         is_lossy = codec is not None and not isinstance(codec, BitsCodec)
         means: Means | None = None
         if is_lossy and region.count >= self._min_values:
-            means = self._difference(facts, decision, tensor) if decision.follows and step is None else None
+            means = self._difference(facts, decision, tensor) if decision.follows else None
             means = means or means_of(tensor, decision)
         strength = _strength(decision) if is_lossy else EXACT
         parts, rest = ([], [region]) if means is not None else source.shared(region, codec)
@@ -457,7 +462,10 @@ class Store:
         for one in rest if parts else [region]:
             if parts and codec is not None and not isinstance(codec, BitsCodec):
                 codec = self._codec(decision, one, row)
-            entry = self._entry(source, one, codec, saved, step, facts, flag, may_stay and not parts, means)
+            entry = self._entry(
+                *(source, one, codec, saved, step, facts, flag, may_stay and not parts, means),
+                follows=decision.follows and is_lossy and not parts,
+            )
             if entry is None:
                 return None
             entry.strength, entry.is_alone = strength, not parts
@@ -472,8 +480,6 @@ class Store:
             for entry in new:
                 entry.sums = sums
         if not parts:
-            if decision.follows:
-                self._last = weakref.ref(new[0])
             return new[0]
         joint = Joint(source, region, tensor, [*parts, *((entry, entry.region) for entry in new)])
         joint.facts = facts
@@ -486,7 +492,7 @@ class Store:
             total = self._sum.of(before)
             if not self._verdicts.ask(("apart", facts), partial(are_apart, tensor, total)):
                 return Difference(tensor, before, self._sum, decision.channels)
-        self._sum = RunningSum()
+        self._sum, self._last = RunningSum(), None
         return None
 
     def _entry(
@@ -500,6 +506,7 @@ class Store:
         flag: Flag | None,
         may_stay: bool,
         means: Means | None = None,
+        follows: bool = False,
     ) -> Entry | None:
         """Store a region that no one has; as it is if it is small. None if it stays and is not offloaded."""
         tensor = saved.values
@@ -523,6 +530,9 @@ class Store:
             if step is not None:
                 step.keep(entry, entry.nbytes)
         entry.facts, entry.means, entry.stride = facts, means, tensor.stride()
+        if follows and codec is not None and fits(tensor, entry):
+            self._last = weakref.ref(entry)
+            self._sum.move(entry, codec.decompress(stored, region.count))
         if flag is not None:
             entry.doubt(flag, values)
             self._doubted.append(weakref.ref(entry))
