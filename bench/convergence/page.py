@@ -136,7 +136,7 @@ def _whole(model: str, scheme: str, ratio: float) -> str:
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """What the default policy adds to the loss: a line for each model and setting, with its overall ratio."""
     lines = points(rows)
-    figure, axis = plt.subplots(figsize=(8.5, 1.3 + 0.34 * len(lines)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9.5, 1.3 + 0.34 * len(lines)), layout="constrained")
     for place, (model, setting, ratio, middle, half) in enumerate(lines):
         axis.errorbar(
             middle, place, xerr=half, fmt="o", color=COLOURS[SETTINGS.index(setting)], capsize=3, ms=6
@@ -151,7 +151,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.suptitle(f"With 4 bits a value the loss rises by at most {most:.3f}", weight="bold")
     axis.set_yticks(range(len(lines)), labels=[f"{STUDIES[model].title}: {of}" for model, of, *_ in lines])
     axis.invert_yaxis()
-    axis.set_xlabel("added validation loss, 95 % interval")
+    axis.set_xlabel("added validation loss, 95 % interval", loc="right")
     axis.annotate("ratio", (1, 1), (8, 6), "axes fraction", textcoords="offset points")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
