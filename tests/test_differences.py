@@ -203,8 +203,9 @@ def test_nothing_is_left_and_no_sum_is_kept_between_the_passes():
     assert left == 0
 
 
-def test_one_that_others_follow_is_not_stored_anew():
-    """A node that needs more of it gets an entry of its own; those that follow stay right."""
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_node_that_needs_more_of_some(when):
+    """What follows stays right, whether it is stored before or after that."""
     model = Model()
     exact = gradient(model)
 
@@ -214,11 +215,14 @@ def test_one_that_others_follow_is_not_stored_anew():
             self.model = model
 
         def forward(self, values):
-            seen = []
+            seen, sizes = [], []
             for layer in model.layers:
                 seen.append(values)
                 values = checkpoint(layer, values, use_reentrant=False)
+                if when == "at once" and len(seen) % 2:
+                    sizes.append(seen[-1].abs())
             # Each of these needs the signs of what it is given.
-            return values + 0 * sum(torch.relu(one) for one in seen[1:])
+            return values + 0 * sum(sizes or [one.abs() for one in seen[::2]])
 
-    assert error(gradient(Twice(), Compressor(model, bits=4)), exact) < 0.1
+    behind = slice(WIDTH * WIDTH + WIDTH, None)  # the first layer, whose input has the error of four bits
+    assert error(gradient(Twice(), Compressor(model, bits=4))[behind], exact[behind]) < 0.02

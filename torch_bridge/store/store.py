@@ -267,7 +267,7 @@ class Store:
         region = Geometry.of(tensor).region
         if isinstance(entry, (Recomputed, Joint)) or entry.region != region or not entry.is_alone:
             return False
-        if entry.is_followed:
+        if entry.is_followed:  # what follows is the difference from what it has
             return False
         is_normed = entry.means is not None and entry.means.is_needed
         is_other = is_normed and decision.normed is None  # a norm needs it without means
@@ -287,6 +287,8 @@ class Store:
         before = entry.nbytes
         strength = _strength(decision) if codec is not None else EXACT
         entry.become(codec, stored if handle is None else handle, sums, strength, means)
+        if self._last is not None and self._last() is entry:
+            self._sum = RunningSum()  # which had its values as they were
         kept = kept if handle is None else f"{kept}, offloaded"
         entry.sums = self._tally.move(entry.sums, kept, entry.original, (before, entry.nbytes))
         return True
