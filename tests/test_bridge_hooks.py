@@ -188,6 +188,20 @@ def test_of_views_that_overlap_only_the_rest_is_compressed():
         assert saved_of(saver, h[:, 1:], h[:, :-1], h) == [(64 * 64 * 4, 64 * 80), (64 * 4, 64 * 4), (0, 0)]
 
 
+@pytest.mark.parametrize("min_values", [0, 1024])
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0), (0,), (2, 0, 64)], ids=str)
+def test_a_tensor_without_values_stays_as_it_is(shape, min_values):
+    """As the tokens of an expert that gets none, and the softmax of nothing."""
+    x = leaf(*shape)
+    with Compressor(NOTHING, min_values=min_values) as saver:
+        h = x * 2
+        loss = (torch.nn.functional.silu(h) * h.softmax(-1)).sum()
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.shape == shape
+    assert saver.report().stored_bytes == 0
+
+
 def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_exact():
     with Compressor(NOTHING, Policy([]), min_values=0) as saver:
         h = leaf(65, 65) * 2

@@ -44,6 +44,8 @@ INFINITIES = "infinities, or numbers in their place"
 SHORT_ROWS = "rows of few values"
 # What it says of a norm's input that has elements of its memory more than once.
 REPEATED = "repeated values that a norm reads"
+# What it says of what has no values, as the tokens of an expert that gets none.
+EMPTY = "no values"
 # What it says of queries and keys that no format is fine enough for.
 SPREAD = "logits that spread too widely"
 # What it says of a softmax that no format is fine enough for.
@@ -182,6 +184,8 @@ class Store:
         source = source_of(origin, tensor, tensor._version)
         if facts.constant:
             return self.leave(saved, facts, source, region, decision.why)
+        if not facts.elements:
+            return self.leave(saved, facts, source, region, EMPTY)
         if self._shared and facts in self._shared:
             decision = replace(decision, format=None, finer=(), recompute="no", why=TABLE)
         doubt = None
