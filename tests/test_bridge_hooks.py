@@ -202,6 +202,19 @@ def test_a_tensor_without_values_stays_as_it_is(shape, min_values):
     assert saver.report().stored_bytes == 0
 
 
+@pytest.mark.parametrize("min_values", [0, 1024])
+def test_a_view_without_values_does_not_keep_its_storage(min_values):
+    x = leaf(64, 64)
+    with Compressor(NOTHING, min_values=min_values):
+        h = x * 2
+        storage = StorageWeakRef(h.untyped_storage())
+        loss = (h[:0] * h[:0]).sum()
+        del h
+        assert storage.expired()
+    loss.backward()
+    assert torch.equal(x.grad, torch.zeros(64, 64))
+
+
 def test_what_views_that_overlap_have_in_common_is_counted_once_if_it_stays_exact():
     with Compressor(NOTHING, Policy([]), min_values=0) as saver:
         h = leaf(65, 65) * 2

@@ -44,8 +44,6 @@ INFINITIES = "infinities, or numbers in their place"
 SHORT_ROWS = "rows of few values"
 # What it says of a norm's input that has elements of its memory more than once.
 REPEATED = "repeated values that a norm reads"
-# What it says of what has no values, as the tokens of an expert that gets none.
-EMPTY = "no values"
 # What it says of queries and keys that no format is fine enough for.
 SPREAD = "logits that spread too widely"
 # What it says of a softmax that no format is fine enough for.
@@ -158,7 +156,7 @@ class Store:
         self._codecs, self._verdicts, self._shared, self._tally = codecs, verdicts, shared, tally
         self._min_values, self._verify, self._step = min_values, verify, step
         self._planner = Planner(watch, verdicts)
-        self._too_small = f"under {min_values} values"
+        self._too_small = f"under {max(min_values, 1)} values"
         self._doubted: list[weakref.ref[Entry]] = []
         self._last: weakref.ref[Entry] | None = None  # of the tensors that follow each other
         self._sum = RunningSum()
@@ -184,8 +182,8 @@ class Store:
         source = source_of(origin, tensor, tensor._version)
         if facts.constant:
             return self.leave(saved, facts, source, region, decision.why)
-        if not facts.elements:
-            return self.leave(saved, facts, source, region, EMPTY)
+        if not facts.elements:  # as the tokens of an expert that gets none
+            return self._keep_small(saved, facts, source, geometry)
         if self._shared and facts in self._shared:
             decision = replace(decision, format=None, finer=(), recompute="no", why=TABLE)
         doubt = None
