@@ -1,17 +1,18 @@
 """Plain hooks to hold the bridge against: they compress and decompress at once.
 
-It knows no tricks and shares nothing with the bridge but the golden codec and its formats: what must stay
-exact it tells by the values and shapes of tensors, where the bridge watches the operations that make them.
+They know no tricks, and share nothing with the bridge (``ours``) but the golden codec and its formats: what
+must stay exact they tell by the values and shapes of tensors, where the bridge watches the operations.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from golden import PlaneFormat
-from torch_bridge import Policy, Rule
+from torch_bridge import Compressor, Policy, Rule
 from torch_bridge.backends import get
 from torch_bridge.backends.dtypes import float_name, format_for
 
@@ -28,6 +29,16 @@ def stored(fmt: PlaneFormat) -> Policy:
     statistics = ("_log_softmax", "*_norm.[12]", "*attention*.1", "rsqrt")
     exact = [Rule("exact", op=op, why="norm statistics") for op in statistics]
     return Policy([*exact, Rule(fmt, unchecked=True)])
+
+
+def ours(model: torch.nn.Module = NOTHING, fmt: PlaneFormat = FMT, **options: Any) -> Compressor:
+    """A Compressor of that policy; it compresses tensors of any size if nothing else is said."""
+    return Compressor(model, stored(fmt), **{"min_values": 0, **options})
+
+
+def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Random numbers that want a gradient."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 
 hooks = torch.autograd.graph.saved_tensors_hooks

@@ -6,8 +6,8 @@ from torch import nn
 
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, Rule
+from torch_bridge.report.rows import PEAKED
 from torch_bridge.store.softmaxes import amplification
-from torch_bridge.store.store import PEAKED
 
 FORMATS = [HadamardFormat(target=64), HadamardFormat(target=32), PlaneFormat("fp32", block=64, target=80)]
 CLASSES = torch.randint(256, (512,), generator=torch.Generator().manual_seed(1))

@@ -12,8 +12,8 @@ from torch.nn import functional
 from golden import HadamardFormat, PlaneFormat
 from torch_bridge import Compressor, Policy, QuantFormat, Rule, backends
 from torch_bridge.backends.dtypes import format_for
+from torch_bridge.report.rows import INFINITIES
 from torch_bridge.store.codecs import Unsquashed
-from torch_bridge.store.store import INFINITIES
 
 FMT = HadamardFormat("fp32", 128, 32)
 BF16 = PlaneFormat("bf16", 64, 80)

@@ -34,7 +34,7 @@ from torch_bridge.compiled.measured import (
 from torch_bridge.compiled.partitioner import PARTITIONER
 from torch_bridge.compiled.plan import NOT_MEASURED
 from torch_bridge.policy.policy import TABLE
-from torch_bridge.store.store import INFINITIES, INPUT
+from torch_bridge.report.rows import INFINITIES, INPUT
 from torch_bridge.store.verdicts import Number
 
 from .compiling import needs_a_compiler, nothing_compiled

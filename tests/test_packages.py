@@ -32,6 +32,7 @@ PACKAGES = {
 PACKAGES["torch_bridge.store"] = {package for package in PACKAGES if package.startswith("torch_bridge.")} - {
     "torch_bridge.keep"
 }
+PACKAGES["torch_bridge.hooks"] = {package for package in PACKAGES if not package.startswith("rtl")}
 PACKAGES["torch_bridge.compressor"] = {package for package in PACKAGES if not package.startswith("rtl")}
 PACKAGES["torch_bridge.compiled"] = {*PACKAGES["torch_bridge.store"], "golden", "torch_bridge.store"}
 for _package in ("calibration", "schemes", "trainers"):

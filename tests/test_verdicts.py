@@ -130,7 +130,7 @@ def test_queries_whose_logits_turn_out_to_spread_have_their_exact_gradients(late
 def test_lengths_of_their_own_in_every_step_do_not_add_up(monkeypatch):
     monkeypatch.setattr(verdicts, "MOST_ANSWERS", 8)
     monkeypatch.setattr("torch_bridge.store.store.MOST_ANSWERS", 8)
-    monkeypatch.setattr("torch_bridge.compressor._MOST_PLACES", 16)
+    monkeypatch.setattr("torch_bridge.hooks.MOST_PLACES", 16)
     monkeypatch.setattr("torch_bridge.policy.policy._MOST_DECISIONS", 16)
     model, policy = Asking(), Policy.default(FMT)
     saver = Compressor(model, policy)

@@ -20,8 +20,8 @@ from ..policy import Decision, Policy
 from ..store.attention import Node
 from ..store.entries import Exact, Packed
 from ..store.recomputed import source_of
-from ..store.store import Saved as SavedTensor
-from ..store.store import Store, row_of
+from ..store.saved import Saved as SavedTensor
+from ..store.store import Store
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Visitor(Store):
                 why = "two values" if has_two else None if decision.format is not None else decision.why
                 octets = values.cpu().contiguous().view(torch.uint8).numpy()
             array = octets.view(FLOAT_TYPES[dtype].array).copy()
-            row = region.row(row_of(facts, geometry))
+            row = region.row(facts.row(geometry))
             self.use(Saved(saved.op, facts.shape, dtype, facts.module, why, array, facts, row))
         return self.leave(saved, facts, source, region, decision.why)
 

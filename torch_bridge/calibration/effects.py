@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from ..compressor import Compressor, Pass, Sharded
-from ..report.report import Tally
+from ..compressor import Compressor
+from ..hooks import Pass, Sharded
 from ..store.entries import Entry, Exact, Joint, Packed
-from ..store.store import Saved, Store
+from ..store.saved import Saved
 from .errors import Kind, Lossy, Switched, Trials, Tried, TryingStore
 
 Gradients = Sequence[torch.Tensor | None]
@@ -102,31 +102,6 @@ def lossy_gradients(
         return list(torch.autograd.grad(loss, parameters, allow_unused=True))
 
 
-class _Measuring(Compressor):
-    """Saved tensors come back exact, but for one kind.
-
-    Attributes:
-        tried: the tensors that are compressed.
-        lossy: which kind comes back with its error.
-        recording: the forward pass.
-    """
-
-    make_store = TryingStore
-    recording: _Recording
-
-    def __init__(self, model: torch.nn.Module, trials: Trials, min_values: int) -> None:
-        super().__init__(model, trials.policy, min_values=min_values)
-        self.tried: list[Tried] = []
-        self.lossy, self._trials = Lossy(), trials
-
-    def make_pass(self, store: Store, tally: Tally, step: Any) -> Pass:
-        assert isinstance(store, TryingStore)
-        store.trials, store.lossy, store.tried = self._trials, self.lossy, self.tried
-        self.recording = _Recording(self, store, tally, step)
-        self.recording.lossy = self.lossy
-        return self.recording
-
-
 class _Recording(Pass):
     """Keeps the tensors as well, and notes what a node asks for.
 
@@ -138,8 +113,8 @@ class _Recording(Pass):
 
     lossy: Lossy
 
-    def __init__(self, owner: Compressor, store: Store, tally: Tally, step: Any) -> None:
-        super().__init__(owner, store, tally, step)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._exact: dict[int, Exact] = {}
         self.asked: list[Entry] = []
         self._done: list[int] = []
@@ -170,6 +145,33 @@ class _Recording(Pass):
         if self.lossy.kinds or (exact := self._exact.get(id(packed))) is None:
             return super()._unpack(packed)
         return exact.tensor().clone() if packed.function else exact.tensor()
+
+
+class _Measuring(Compressor):
+    """Saved tensors come back exact, but for one kind.
+
+    Attributes:
+        tried: the tensors that are compressed.
+        lossy: which kind comes back with its error.
+        recording: the forward pass.
+    """
+
+    make_store, make_pass = TryingStore, _Recording
+    recording: _Recording
+
+    def __init__(self, model: torch.nn.Module, trials: Trials, min_values: int) -> None:
+        super().__init__(model, trials.policy, min_values=min_values)
+        self.tried: list[Tried] = []
+        self.lossy, self._trials = Lossy(), trials
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        store, recording = self.store, self._pass
+        assert isinstance(store, TryingStore)
+        assert isinstance(recording, _Recording)
+        store.trials, store.lossy, store.tried = self._trials, self.lossy, self.tried
+        recording.lossy, self.recording = self.lossy, recording
+        return self
 
 
 class _Nodes:

@@ -17,9 +17,11 @@ from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
 from ..policy import Decision, Policy, Rule
 from ..policy.decision import keeps_signs
-from ..store.centred import Means
+from ..store.centred import Means, means_of
 from ..store.entries import Entry
-from ..store.store import Saved, Store, means_of, row_of
+from ..store.questions import fine_enough
+from ..store.saved import Saved
+from ..store.store import Store
 
 # Of a tensor that each format is tried on; all of a large one would take longer than training.
 _TRIED_VALUES = 1 << 13
@@ -182,7 +184,7 @@ class TryingStore(Store):
         return entry
 
     def _try(self, entry: Switched, region: Region, tensor: torch.Tensor) -> Tried:
-        facts, row = entry.facts, region.row(row_of(entry.facts, Geometry.of(tensor)))
+        facts, row = entry.facts, region.row(entry.facts.row(Geometry.of(tensor)))
         samples: dict[Hashable, _Sample] = {}
         found: dict[Hashable, Left] = {}
         options: dict[Format | None, Left] = {}
@@ -191,7 +193,7 @@ class TryingStore(Store):
             if decision.format == format_for(fmt, facts.dtype):
                 own.add(fmt)
             if decision.finer:
-                decision, _ = self._fine_enough(facts, decision, tensor)
+                decision, _ = fine_enough(self._verdicts, facts, decision, tensor, self.logits)
             if decision.format is None or (codec := super()._codec(decision, region, row)) is None:
                 continue
             taken = decision.normed, decision.channels, decision.sums

@@ -21,10 +21,9 @@ from ..policy import Policy, as_policy
 from ..report import Report
 from ..report.curve import Curve, together
 from ..report.report import Sums, Tally
-from ..report.rows import COMPRESSED, RECOMPUTED
+from ..report.rows import COMPRESSED, INFINITIES, PEAKED, RECOMPUTED, SPREAD
 from ..store.budget import Budget, check_time
 from ..store.codecs import Codecs
-from ..store.store import INFINITIES, PEAKED, SPREAD
 from . import operators  # noqa: F401  # graphs from a cache call them
 from .cached import Cached
 from .joint import Joint, flops_of_graph, geometry_of, is_tensor

@@ -19,12 +19,12 @@ from ..facts.facts import Facts
 from ..facts.geometry import Geometry
 from ..facts.needs import Need, Normed
 from ..policy import Decision, Policy
-from ..policy.decision import EXACT, Recompute, Strength, keeps_signs, strength_of
+from ..policy.decision import EXACT, Recompute, keeps_signs
 from ..policy.policy import TABLE
-from ..report.rows import BITS, COMPRESSED, RECOMPUTED
+from ..report.rows import BITS, COMPRESSED, INFINITIES, RECOMPUTED, SHORT_ROWS
 from ..store.attention import may_be_again
-from ..store.budget import Budget
-from ..store.store import AS_INFINITE, INFINITIES, SHORT_ROWS, bytes_in_format, layer_of, row_of
+from ..store.budget import Budget, bytes_in_format
+from ..store.questions import AS_INFINITE
 from .again import Made, Maker, is_checkpointed, is_repeatable
 from .joint import Group, Joint, geometry_of, is_tensor
 from .saved import Saved, facts_of, is_same
@@ -232,7 +232,7 @@ class Plan:
         """Whether what is kept of a tensor is good enough for one more operation, or was made so."""
         if entry.is_exact:
             return True
-        if decision.exact_if_shared and layer_of(entry.facts.module) != layer_of(facts.module):
+        if decision.exact_if_shared and entry.facts.layer != facts.layer:
             entry.kind, entry.kept = "exact", TABLE  # its error would be the same in all layers
             return True
         if entry.kind in ("recomputed", "again"):
@@ -241,14 +241,14 @@ class Plan:
             return False
         if decision.finer or entry.measured is not None:
             return self._serves_measured(entry, saved, decision)
-        has, wants = _strength(entry.decision), decision.least
+        has, wants = entry.decision.strength, decision.least
         before, normed = entry.decision.normed, decision.normed
         if normed in (None, before) and has[0] >= wants[0] and has[1] >= wants[1]:
             return True
         if facts.elements != entry.facts.elements or (before is not None and before != normed):
             return False
         if before is None and normed is not None:
-            if has > _strength(decision) or not self._may_be_normed(saved, entry.node, normed):
+            if has > decision.strength or not self._may_be_normed(saved, entry.node, normed):
                 return False  # others need of it what it has
             entry.normed = saved.node
         entry.decision = replace(decision, of=entry.decision.of)
@@ -257,12 +257,12 @@ class Plan:
 
     def _serves_measured(self, entry: Entry, saved: Saved, decision: Decision) -> bool:
         """Whether what is kept of a tensor is good enough where one of two nodes has it measured."""
-        has, wants = _strength(entry.decision), decision.least
+        has, wants = entry.decision.strength, decision.least
         if not decision.finer:
             return decision.normed is None and has[0] >= wants[0] and has[1] >= wants[1]
         if entry.measured is not None:
             return entry.measured.group is saved.group and entry.decision.finer == decision.finer
-        if entry.decision.normed is not None or has > _strength(decision):
+        if entry.decision.normed is not None or has > decision.strength:
             return False
         entry.decision, entry.measured = replace(decision, of=entry.decision.of), saved
         return entry.decision.of == "values" and self._fits(entry, geometry_of(entry.node))
@@ -367,10 +367,10 @@ class Plan:
         if keeps_signs(fmt):
             entry.row = 0
             return True
-        row = geometry.region.row(row_of(facts, geometry))
+        row = geometry.region.row(facts.row(geometry))
         if not is_static(value):
             other = otherwise(value)
-            others = other.region.row(row_of(facts, other))
+            others = other.region.row(facts.row(other))
             if row == geometry.region.count and others == other.region.count:
                 entry.row = 0
                 return True
@@ -420,12 +420,6 @@ class Plan:
             if self._policy.decide(facts).recompute != "lossy":
                 return False
         return True
-
-
-def _strength(decision: Decision) -> Strength:
-    """What is kept of the values: without their means they have no sign of their own."""
-    keeps, bits = strength_of(decision.format)
-    return keeps and decision.normed is None, bits
 
 
 def _is_dense(node: Node) -> bool:

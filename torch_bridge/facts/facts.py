@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
 
-from .needs import Known
+from .geometry import Geometry
+from .needs import Known, Need
+
+_OF_ATTENTION = (Need.LOGITS, Need.ATTENDED, Need.PROBABILITIES)
+_NUMBER = re.compile(r"^(.*?\b\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,22 @@ class Facts:
 
     def __hash__(self) -> int:
         return self._hash  # of all fields it would take longer than to keep a tensor
+
+    @property
+    def layer(self) -> str:
+        """The layer that the module is in."""
+        return _layer_of(self.module)
+
+    def row(self, geometry: Geometry) -> int:
+        """Values of a row; short ones that attention saves are those of a head, others of an image."""
+        return geometry.row if self.need in _OF_ATTENTION else geometry.plane
+
+
+@cache
+def _layer_of(module: str) -> str:
+    """A module's name up to the first number."""
+    found = _NUMBER.match(module)
+    return found[1] if found else module
 
 
 @cache

@@ -57,6 +57,12 @@ class Decision:
     unknown: bool = False
     least: Strength = EXACT
 
+    @property
+    def strength(self) -> Strength:
+        """What the format keeps of the values: without their means they have no sign of their own."""
+        keeps, bits = strength_of(self.format)
+        return keeps and self.normed is None, bits
+
 
 def widest(strength: Strength) -> float:
     """The largest standard deviation of logits that queries and keys of such a strength are enough for.

@@ -6,6 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 COMPRESSED, BITS, RECOMPUTED = "compressed", "bits", "recomputed"
+# Of what was copied so that others can be recomputed from it.
+INPUT = "recomputation input"
+# Of masks that formats which mix the values of a block would make NaNs or zeros of.
+INFINITIES = "infinities, or numbers in their place"
+# Of what takes as many bytes with its rows in blocks of their own.
+SHORT_ROWS = "rows of few values"
+# Of a norm's input that has elements of its memory more than once.
+REPEATED = "repeated values that a norm reads"
+# Of queries and keys, and of a softmax, that no format is fine enough for.
+SPREAD = "logits that spread too widely"
+PEAKED = "a softmax with nearly all in one place"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..report.curve import Curve, Point
 
@@ -19,6 +20,13 @@ Place = tuple[str, str, str, str]
 def place_of(facts: Facts) -> Place:
     """Where in a model a tensor is saved, whatever its sizes."""
     return facts.module, facts.made_by, facts.saved_by, facts.slot
+
+
+def bytes_in_format(facts: Facts, fmt: AnyFormat | None) -> int:
+    """That a tensor takes in a format, without padding of rows; None is for exact."""
+    if fmt is None or fmt.target is None:
+        return facts.elements * facts.dtype.itemsize
+    return -(-facts.elements * fmt.target // fmt.block)
 
 
 def check_time(time: object) -> None:

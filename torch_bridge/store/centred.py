@@ -15,6 +15,7 @@ import torch
 
 from ..facts.geometry import Geometry
 from ..facts.needs import Normed, normed
+from ..policy import Decision
 
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
@@ -207,6 +208,20 @@ def row_sums(rows: torch.Tensor) -> torch.Tensor:
     """Of a softmax that was decompressed; 1 for rows that were masked whole, and are 0."""
     sums = rows.sum(-1, keepdim=True, dtype=torch.float32)
     return torch.where((sums - 1).abs() < _FAR_FROM_ONE, sums, 1)
+
+
+def has_means(tensor: torch.Tensor, decision: Decision) -> bool:
+    """Whether means can be taken from a tensor, if they have to be."""
+    return decision.normed is None or Means.fit(tensor)
+
+
+def means_of(tensor: torch.Tensor, decision: Decision) -> Means | None:
+    """The means that are taken from a tensor, None if it goes into its format as it is."""
+    if decision.normed is not None:
+        return Means(tensor, decision.normed)
+    if not (decision.channels or decision.sums) or not Means.fit(tensor):
+        return None
+    return RowSums(tensor) if decision.sums else ChannelMeans(tensor)
 
 
 def in_half(values: torch.Tensor) -> torch.Tensor:

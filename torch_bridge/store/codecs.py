@@ -11,7 +11,9 @@ from .. import backends
 from ..backends import Backend
 from ..backends.dtypes import AnyFormat
 from ..backends.rows import pad_rows, unpad_rows
-from ..policy import Of, Policy
+from ..facts.geometry import Region
+from ..policy import Decision, Of, Policy
+from ..policy.decision import keeps_signs
 
 
 class Codecs:
@@ -59,6 +61,18 @@ class Codecs:
                 codec = self._wrapped.setdefault((of, row, fmt), PaddedRows(codec, row))
             found = self._found[key] = codec
         return found
+
+    def smaller(self, decision: Decision, region: Region, row: int) -> Backend | None:
+        """What compresses a region whose rows have so many values; None if it would not be smaller."""
+        fmt = decision.format
+        assert fmt is not None
+        assert fmt.target is not None
+        if keeps_signs(fmt):
+            return self.get(fmt, decision.of)
+        row = region.row(row)
+        codec = self.get(fmt, decision.of, row)
+        padded = codec.fmt.padded_width(row) if row != region.count else row
+        return codec if padded * fmt.target < row * fmt.original_bytes else None
 
     def make(self, fmt: AnyFormat) -> Backend:
         """A backend for a format that is met for the first time."""

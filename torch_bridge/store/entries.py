@@ -13,7 +13,7 @@ from ..backends.checksum import CorruptionError, checksums
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry, Region
 from ..offload import Handle
-from ..policy.decision import EXACT, Strength
+from ..policy.decision import EXACT, Decision, Strength
 from ..report.report import Sums
 from .centred import Means
 from .verdicts import Flag
@@ -355,6 +355,14 @@ class Entry:
         """Whether its values come back as they were."""
         return self.codec is None or isinstance(self.codec, BitsCodec)
 
+    def serves(self, decision: Decision) -> bool:
+        """Whether its values are good enough for a node for whose tensor that was decided."""
+        if self.is_exact:
+            return True
+        means, normed, has, wants = self.means, decision.normed, self.strength, decision.least
+        is_normed = normed is None or (means is not None and means.has(normed))
+        return is_normed and has[0] >= wants[0] and has[1] >= wants[1]
+
     @property
     def bits(self) -> float:
         """Of a value; of what is made of others, of that which has fewest."""
@@ -467,6 +475,9 @@ class Joint(Entry):
     @property
     def is_stored(self) -> bool:
         return False
+
+    def serves(self, decision: Decision) -> bool:
+        return all(entry.serves(decision) for entry, _ in self._parts)
 
     @property
     def bits(self) -> float:

@@ -38,7 +38,7 @@ from ..facts.products import is_wide
 from ..facts.recompute import Recipe
 from ..facts.watch import PARAMETER, Watch
 from ..internals import as_recorded
-from ..policy.decision import widest
+from ..policy.decision import Decision, widest
 from .entries import NOBODY, Entry, Exact, Joint, Live, Memory, Source
 from .verdicts import Verdicts
 
@@ -237,6 +237,11 @@ class Recomputed(Entry):
     @property
     def is_exact(self) -> bool:
         return self.redone.is_exact
+
+    def serves(self, decision: Decision) -> bool:
+        if self.is_exact or decision.recompute == "lossy":
+            return True
+        return not any(decision.least) and decision.normed is None
 
     @property
     def bits(self) -> float:

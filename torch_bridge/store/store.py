@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,110 +12,28 @@ import torch
 from ..backends import Backend, streams
 from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
-from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
-from ..facts.needs import Exact as NeedsExact
 from ..facts.needs import Need
-from ..facts.operations import Operation
 from ..facts.origin import Origin
 from ..facts.watch import Watch
 from ..offload import Handle, Step
 from ..policy import Decision
-from ..policy.decision import EXACT, Strength, keeps_signs, strength_of
+from ..policy.decision import EXACT
 from ..policy.policy import TABLE
 from ..report.report import Sums, Tally
-from ..report.rows import BITS, COMPRESSED, RECOMPUTED
+from ..report.rows import BITS, COMPRESSED, INFINITIES, INPUT, RECOMPUTED, REPEATED, SHORT_ROWS
 from .attention import Logits, Node
-from .budget import Budget
-from .centred import ChannelMeans, Means, RowSums
+from .budget import Budget, bytes_in_format
+from .centred import Means, has_means, means_of
 from .codecs import Codecs
 from .differences import Difference, RunningSum, are_apart, fits
 from .entries import Entry, Exact, Joint, Packed, Source
+from .questions import fine_enough, is_finite, two_values
 from .recomputed import Planner, Recomputed, source_of
-from .softmaxes import amplification, softmax_behind
+from .saved import Saved
+from .softmaxes import softmax_behind
 from .verdicts import MOST_ANSWERS, Flag, Verdicts
-
-# What it says of masks that formats which mix the values of a block would make NaNs or zeros of.
-INFINITIES = "infinities, or numbers in their place"
-# What it says of what takes as many bytes with its rows in blocks of their own.
-SHORT_ROWS = "rows of few values"
-# What it says of a norm's input that has elements of its memory more than once.
-REPEATED = "repeated values that a norm reads"
-# What it says of queries and keys that no format is fine enough for.
-SPREAD = "logits that spread too widely"
-# What it says of a softmax that no format is fine enough for.
-PEAKED = "a softmax with nearly all in one place"
-# What it says of what was copied so that others can be recomputed from it.
-INPUT = "recomputation input"
-
-# What requires no gradient and has a number as large as this may be a mask that attention adds.
-AS_INFINITE = 1e3
-
-
-class Saved:
-    """A tensor as autograd saves it, and what autograd holds for it.
-
-    Args:
-        tensor: as the pack hook is given it; held until it is kept.
-        values: the tensor without its history; it counts versions with the tensor.
-        origin: what is known of its storage.
-        module: in whose forward pass it was saved.
-        number: of the node that saves it, as autograd counts.
-        function: the name of the ``autograd.Function`` that saves it, "" if none does.
-
-    Attributes:
-        requires_grad: whether a gradient is wanted of it.
-        geometry: how it lies in its storage, once it was decided what becomes of it.
-        result_of: the operation that made it just now and whose own node saves it, None if there is none.
-        needs: what that needs of its results, by their places.
-        packed: what it became.
-    """
-
-    __slots__ = (
-        *("function", "geometry", "module", "needs", "number", "origin", "packed"),
-        *("requires_grad", "result_of", "tensor", "values"),
-    )
-
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        values: torch.Tensor,
-        origin: Origin,
-        module: str,
-        number: int,
-        function: str,
-    ) -> None:
-        self.tensor: torch.Tensor | None = tensor
-        self.values: torch.Tensor | None = values
-        self.origin, self.module, self.number, self.function = origin, module, number, function
-        self.requires_grad = tensor.requires_grad
-        self.geometry: Geometry
-        self.result_of: Operation | None = None
-        self.needs: dict[int, Need | NeedsExact | None]
-        self.packed: Exact | Packed | None = None
-
-    def become(self, packed: Exact | Packed) -> None:
-        """It is kept: the tensor is not needed any more."""
-        self.packed = packed
-        self.tensor = self.values = None
-
-    @property
-    def op(self) -> str:
-        """The operation that made it, "" if nothing says which, while it is not kept."""
-        assert self.tensor is not None
-        return self.origin.op or node_of(self.tensor)
-
-    @property
-    def parameter(self) -> torch.Tensor | None:
-        """The tensor itself, if it is a parameter that was not kept yet."""
-        tensor = self.tensor
-        return tensor if isinstance(tensor, torch.nn.Parameter) and tensor.is_leaf else None
-
-
-def node_of(tensor: torch.Tensor) -> str:
-    """What autograd calls the operation that made a tensor, "" without one."""
-    return tensor.grad_fn.name() if tensor.grad_fn else ""
 
 
 class Store:
@@ -188,7 +104,7 @@ class Store:
             decision = replace(decision, format=None, finer=(), recompute="no", why=TABLE)
         doubt = None
         if decision.finer:
-            decision, doubt = self._fine_enough(facts, decision, tensor)
+            decision, doubt = fine_enough(self._verdicts, facts, decision, tensor, self.logits)
         for entry in source.holding(region):
             if self._serves(entry, facts, decision, tensor) and self._may_doubt(entry, doubt, region, tensor):
                 if isinstance(entry, Recomputed):
@@ -250,19 +166,15 @@ class Store:
         """Whether what is stored of a tensor is good enough for one more node, or was made so."""
         if entry.is_exact:
             return True
-        if decision.exact_if_shared and layer_of(entry.facts.module) != layer_of(facts.module):
+        if decision.exact_if_shared and entry.facts.layer != facts.layer:
             # Its error would be the same in all layers.
             if len(self._shared) >= MOST_ANSWERS:
                 self._shared.clear()
             self._shared |= {entry.facts, facts}
             return self._finer(entry, Decision(why=TABLE), tensor)
-        if isinstance(entry, Recomputed):
-            return decision.recompute == "lossy" or (not any(decision.least) and decision.normed is None)
-        if decision.format is None:
+        if decision.format is None and not isinstance(entry, Recomputed):
             return False
-        if isinstance(entry, Joint):
-            return all(_is_enough(part, decision) for part in entry.parts)
-        return _is_enough(entry, decision) or self._finer(entry, decision, tensor)
+        return entry.serves(decision) or self._finer(entry, decision, tensor)
 
     def _finer(self, entry: Entry, decision: Decision, tensor: torch.Tensor) -> bool:
         """Store a tensor anew for a node that needs more of it, if its entry has no more than the tensor."""
@@ -273,13 +185,13 @@ class Store:
             return False
         is_normed = entry.means is not None and entry.means.is_needed
         is_other = is_normed and decision.normed is None  # a norm needs it without means
-        is_coarser = decision.normed is not None and not is_normed and entry.strength > _strength(decision)
+        is_coarser = decision.normed is not None and not is_normed and entry.strength > decision.strength
         if decision.format is not None and (is_other or is_coarser):
             return False  # others need of it what it has
         values, means = region.values(tensor), None
         codec = None
-        if decision.format is not None and _has_means(tensor, decision):
-            codec = self._codec(decision, region, row_of(entry.facts, Geometry.of(tensor)))
+        if decision.format is not None and has_means(tensor, decision):
+            codec = self._codec(decision, region, entry.facts.row(Geometry.of(tensor)))
         if codec is not None and (means := means_of(tensor, decision)) is not None:
             values = means.without(tensor)
         stored = values.clone() if codec is None else codec.compress(values)
@@ -287,7 +199,7 @@ class Store:
         handle = self._step.put(stored, entry.name, stored) if self._step is not None else None
         kept = COMPRESSED if codec is not None else decision.why or SHORT_ROWS
         before = entry.nbytes
-        strength = _strength(decision) if codec is not None else EXACT
+        strength = decision.strength if codec is not None else EXACT
         entry.become(codec, stored if handle is None else handle, sums, strength, means)
         if self._last is not None and self._last() is entry:
             self._sum = RunningSum()  # which had its values as they were
@@ -316,39 +228,29 @@ class Store:
             codec, kept = BitsCodec.of(region.values(tensor)), BITS
         elif decision.recompute != "no" and (entry := self._recompute(saved, facts, decision)) is not None:
             return entry, RECOMPUTED
-        elif decision.bits and (found := self._bits(facts, region.values(tensor))) is not None:
+        elif (
+            decision.bits and (found := two_values(self._verdicts, facts, region.values(tensor))) is not None
+        ):
             (codec, flag), kept = found, BITS
-        elif decision.format is not None and not _has_means(tensor, decision):
+        elif decision.format is not None and not has_means(tensor, decision):
             kept = REPEATED
         elif decision.format is not None:
             kept = COMPRESSED
             if decision.finite:
-                is_finite, flag = self._finite(facts, tensor, region)
-                kept = COMPRESSED if is_finite else INFINITIES
-            if (
-                kept is COMPRESSED
-                and (codec := self._codec(decision, region, row_of(facts, geometry))) is None
-            ):
+                holds, flag = is_finite(self._verdicts, facts, tensor, region)
+                kept = COMPRESSED if holds else INFINITIES
+            if kept is COMPRESSED and (codec := self._codec(decision, region, facts.row(geometry))) is None:
                 kept = SHORT_ROWS
         saved.origin.forget_recipe(region)
         if codec is None and self._step is None:
             return None, kept
         streams.hold(tensor)
-        step, row = self._step, row_of(facts, geometry)
+        step, row = self._step, facts.row(geometry)
         return self._store(saved, facts, source, region, codec, kept, step, decision, flag, row), kept
 
     def _codec(self, decision: Decision, region: Region, row: int) -> Backend | None:
-        """What compresses a region whose rows have so many values; None if it would not be smaller."""
-        fmt = decision.format
-        assert fmt is not None
-        assert fmt.target is not None
-        if keeps_signs(fmt):
-            return self._codecs.get(fmt, decision.of)
-        row = region.row(row)
-        codec = self._codecs.get(fmt, decision.of, row)
-        padded = codec.fmt.padded_width(row) if row != region.count else row
-        is_smaller = padded * fmt.target < row * fmt.original_bytes
-        return codec if is_smaller else None
+        """What compresses a region whose rows have so many values; None if it stays exact."""
+        return self._codecs.smaller(decision, region, row)
 
     def _recompute(self, saved: Saved, facts: Facts, decision: Decision) -> Recomputed | None:
         """What a tensor is recomputed from; None if it has to be kept."""
@@ -379,41 +281,6 @@ class Store:
         if count := entry.save(region):
             self._tally.more(entry.sums, count * entry.dtype.itemsize)
 
-    def _bits(self, facts: Facts, values: torch.Tensor) -> tuple[BitsCodec, Flag | None] | None:
-        """What stores two values as bits, and what tells later whether they are two; None if they are not."""
-        key = "bits", facts
-        if self._verdicts.known(key) is False or (found := BitsCodec.levels_of(values)) is None:
-            return None
-        codec, are_two = found
-        holds, flag = self._verdicts.holds(key, lambda: are_two)
-        return (codec, flag) if holds else None
-
-    def _finite(self, facts: Facts, tensor: torch.Tensor, region: Region) -> tuple[bool, Flag | None]:
-        """Whether a tensor has no infinities, nor what stands for them, as far as is known; a flag if not."""
-        values = tensor.as_strided(region.size, region.stride, region.offset)
-        return self._verdicts.holds(("finite", facts), lambda: ~(values.abs() >= AS_INFINITE).any())
-
-    def _fine_enough(
-        self, facts: Facts, decision: Decision, tensor: torch.Tensor
-    ) -> tuple[Decision, Flag | None]:
-        """What becomes of a tensor by how much its error would be amplified, as far as that is known."""
-        is_softmax = facts.need is Need.PROBABILITIES
-        doubt, chosen = None, decision.format
-        measure: Callable[[], torch.Tensor]
-        if is_softmax:
-            measure = cache(partial(amplification, tensor))
-        else:
-            measure = (self.logits or Logits([tensor])).spread
-        for bound, finer in decision.finer:
-            holds, doubt = self._verdicts.holds((facts, bound), partial(_is_within, measure, bound))
-            if holds:
-                break
-            chosen = finer
-        if chosen is decision.format:
-            return decision, doubt
-        why = PEAKED if is_softmax else SPREAD
-        return replace(decision, format=chosen, least=strength_of(chosen), why=why), doubt
-
     def _refine_softmax(self, origin: Origin, tensor: torch.Tensor, decision: Decision) -> None:
         """Store a softmax anew, as finely as what numbers made of it."""
         if (found := softmax_behind(origin, tensor)) is None:
@@ -421,7 +288,7 @@ class Store:
         softmax, values = found
         source: Source | None = softmax.origin.source(softmax.version, softmax.dtype)
         for entry in () if source is None else source.holding(softmax.geometry.region):
-            if not _is_enough(entry, decision):
+            if not entry.serves(decision):
                 self._finer(entry, decision, values)
 
     def _may_doubt(self, entry: Entry, flag: Flag | None, region: Region, tensor: torch.Tensor) -> bool:
@@ -459,7 +326,7 @@ class Store:
         if is_lossy and region.count >= self._min_values:
             means = self._difference(facts, decision, tensor) if decision.follows else None
             means = means or means_of(tensor, decision)
-        strength = _strength(decision) if is_lossy else EXACT
+        strength = decision.strength if is_lossy else EXACT
         parts, rest = ([], [region]) if means is not None else source.shared(region, codec)
         new: list[Entry] = []
         original, stored, is_away = 0, 0, False
@@ -545,61 +412,6 @@ class Store:
     def count(self, saved: Saved, facts: Facts, kept: str, original: int, stored: int) -> Sums:
         """Count a tensor in its row of the report."""
         return self._tally.add(facts, saved.op, kept, original, stored)
-
-
-_OF_ATTENTION = (Need.LOGITS, Need.ATTENDED, Need.PROBABILITIES)
-
-
-def row_of(facts: Facts, geometry: Geometry) -> int:
-    """Values of a row; short ones that attention saves are those of a head, others of an image."""
-    return geometry.row if facts.need in _OF_ATTENTION else geometry.plane
-
-
-_NUMBER = re.compile(r"^(.*?\b\d+)(?:\.|$)")
-
-
-@cache
-def layer_of(module: str) -> str:
-    """The layer that a module is in: its name up to the first number."""
-    found = _NUMBER.match(module)
-    return found[1] if found else module
-
-
-def bytes_in_format(facts: Facts, fmt: AnyFormat | None) -> int:
-    """That a tensor takes in a format, without padding of rows; None is for exact."""
-    if fmt is None or fmt.target is None:
-        return facts.elements * facts.dtype.itemsize
-    return -(-facts.elements * fmt.target // fmt.block)
-
-
-def _is_enough(entry: Entry, decision: Decision) -> bool:
-    has, wants = entry.strength, decision.least
-    is_normed = decision.normed is None or (entry.means is not None and entry.means.has(decision.normed))
-    return entry.is_exact or (is_normed and has[0] >= wants[0] and has[1] >= wants[1])
-
-
-def _is_within(measure: Callable[[], torch.Tensor], bound: float) -> torch.Tensor:
-    return measure() <= bound
-
-
-def _has_means(tensor: torch.Tensor, decision: Decision) -> bool:
-    """Whether means can be taken from a tensor, if they have to be."""
-    return decision.normed is None or Means.fit(tensor)
-
-
-def means_of(tensor: torch.Tensor, decision: Decision) -> Means | None:
-    """The means that are taken from a tensor, None if it goes into its format as it is."""
-    if decision.normed is not None:
-        return Means(tensor, decision.normed)
-    if not (decision.channels or decision.sums) or not Means.fit(tensor):
-        return None
-    return RowSums(tensor) if decision.sums else ChannelMeans(tensor)
-
-
-def _strength(decision: Decision) -> Strength:
-    """What is kept of the values: without their means they have no sign of their own."""
-    keeps, bits = strength_of(decision.format)
-    return keeps and decision.normed is None, bits
 
 
 def _title(op: str, tensor: torch.Tensor) -> str:
