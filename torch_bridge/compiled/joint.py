@@ -22,6 +22,7 @@ from ..facts.geometry import Geometry, Region
 from ..facts.operations import Operation, operation
 from .sizes import hinted
 
+_DETACH = torch.ops.aten.detach.default
 _TAG, _BACKWARD = "partitioner_tag", ("is_backward", "must_be_in_backward")
 
 
@@ -180,7 +181,9 @@ class Joint:
             needs = bool(getattr(meta, "requires_grad", False)) or getattr(value, "requires_grad", False)
             is_of_indices = not needs and (not is_float or node in self._constants)
         else:
-            needs = any(one in self.requires_grad for one in node.all_input_nodes)
+            # Autograd detaches for itself what an operation saves of its results: only formulas read that.
+            is_cut = node.target is _DETACH and any(one not in self.backward for one in node.users)
+            needs = not is_cut and any(one in self.requires_grad for one in node.all_input_nodes)
             is_of_indices = all(one in self.of_indices for one in node.all_input_nodes)
         if needs and is_float:
             self.requires_grad.add(node)

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from ..backends.dtypes import TORCH_DTYPES, AnyFormat
-from ..facts.geometry import region_of
 from ..internals import new_size
 from ..policy.decision import keeps_signs
 from ..store.attention import Logits
 from ..store.softmaxes import amplification
 from ..store.verdicts import MOST_ANSWERS, Number
-from .operators import blocks_of, codecs, dense, format_of, text_of
+from .operators import blocks_of, codecs, dense, flat, format_of, text_of
 
 # By how much a measure may grow from one step to the next where that of the present step is not waited for.
 MARGIN = 2.0
@@ -174,26 +173,28 @@ def compress_measured(
     bounds: Sequence[float],
     row: int,
     backend: str,
+    order: Sequence[int],
 ) -> torch.Tensor:
     """Compress a tensor as finely as what is measured of it asks for: uint8[bytes].
 
     Args:
-        values: of the formats' dtype, with any strides.
+        values: of the formats' dtype, with any strides: a compiler may have chosen others.
         measure: a number, fp32.
         place: name of the place in the graph; places of the same name share what is known of them.
         formats: as ``text_of_all`` writes them.
         bounds: the largest measure for each format but the last.
-        row: values of memory that share blocks, in formats that mix them.
+        row: values that share blocks, in formats that mix them.
         backend: name of a backend.
+        order: in which the dimensions are gone through, the last one fastest.
     """
     level = CHOICES.choose(place, Number(measure), bounds)
-    flat = region_of(values).values(values)
-    sizes = sizes_of(formats, len(flat), row)
+    in_order = flat(values, order)
+    sizes = sizes_of(formats, len(in_order), row)
     finest = max(at for at, nbytes in enumerate(sizes) if nbytes == sizes[level])
     fmt, of_rows = _formats(formats, row)[finest]
     if fmt is None:
-        return flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return codecs(backend).get(fmt, "values", of_rows or None).compress(flat).flatten()
+        return in_order.clone().view(torch.uint8)
+    return codecs(backend).get(fmt, "values", of_rows or None).compress(in_order).flatten()
 
 
 @compress_measured.register_fake
@@ -205,6 +206,7 @@ def _(
     bounds: Sequence[float],
     row: int,
     backend: str,
+    order: Sequence[int],
 ) -> torch.Tensor:
     return values.new_empty(new_size(), dtype=torch.uint8)
 

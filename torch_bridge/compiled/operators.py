@@ -21,7 +21,6 @@ from golden import FORMATS
 from ..backends.bits import BitsCodec
 from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from ..backends.quant_format import QuantFormat
-from ..facts.geometry import region_of
 from ..policy import Of, Policy
 from ..store.codecs import Codecs
 
@@ -81,22 +80,27 @@ def _target(fmt: AnyFormat, row: int) -> int:
 
 
 @torch.library.custom_op("bitstash::compress", mutates_args=())
-def compress(values: torch.Tensor, format: str, of: str, row: int, backend: str) -> torch.Tensor:
-    """Compress the distinct values of a tensor in the order of memory: uint8[blocks, target].
+def compress(
+    values: torch.Tensor, format: str, of: str, row: int, backend: str, order: Sequence[int]
+) -> torch.Tensor:
+    """Compress the values of a tensor: uint8[blocks, target].
 
     Args:
-        values: of the format's dtype, with any strides.
+        values: of the format's dtype, with any strides: a compiler may have chosen others.
         format: as ``text_of`` writes it.
         of: "values", or which inverse of them: "logit" or "atanh".
-        row: values of memory that share blocks, 0 where there are no rows.
+        row: values that share blocks, 0 where there are no rows.
         backend: name of a backend.
+        order: in which the dimensions are gone through, the last one fastest.
     """
     codec = codecs(backend).get(format_of(format), cast(Of, of), row or None)
-    return codec.compress(region_of(values).values(values))
+    return codec.compress(flat(values, order))
 
 
 @compress.register_fake
-def _(values: torch.Tensor, format: str, of: str, row: int, backend: str) -> torch.Tensor:
+def _(
+    values: torch.Tensor, format: str, of: str, row: int, backend: str, order: Sequence[int]
+) -> torch.Tensor:
     fmt = format_of(format)
     return values.new_empty(blocks_of(fmt, values.numel(), row), _target(fmt, row), dtype=torch.uint8)
 
@@ -139,16 +143,16 @@ def _(
 
 
 @torch.library.custom_op("bitstash::pack_bits", mutates_args=())
-def pack_bits(values: torch.Tensor) -> torch.Tensor:
-    """Booleans as bits, in the order of memory: uint8[blocks, 64], 512 values a block."""
-    flat = region_of(values).values(values)
-    codec = BitsCodec.of(flat)
+def pack_bits(values: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Booleans as bits: uint8[blocks, 64], 512 values a block; the order is as of ``compress``."""
+    bits = flat(values, order)
+    codec = BitsCodec.of(bits)
     assert codec is not None
-    return codec.compress(flat)
+    return codec.compress(bits)
 
 
 @pack_bits.register_fake
-def _(values: torch.Tensor) -> torch.Tensor:
+def _(values: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     blocks = (values.numel() + _BITS_A_BLOCK - 1) // _BITS_A_BLOCK
     return values.new_empty(blocks, BitsCodec.BLOCK_BYTES, dtype=torch.uint8)
 
@@ -163,6 +167,11 @@ def unpack_bits(stored: torch.Tensor, size: Sequence[int], order: Sequence[int])
 @unpack_bits.register_fake
 def _(stored: torch.Tensor, size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     return stored.new_empty_strided(tuple(size), dense(size, order), dtype=torch.bool)
+
+
+def flat(values: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The values one after the other, the last dimension of the order fastest."""
+    return values.permute(tuple(order)).reshape(-1)
 
 
 def dense(size: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:

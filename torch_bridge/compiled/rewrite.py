@@ -116,13 +116,15 @@ class Rewriter:
         return torch.fx.map_arg(node.args, self._operand)
 
     def _operand(self, node: Node) -> Node:
-        return self._version(node) if isinstance(node.meta.get("val"), torch.Tensor) else node
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            return self._version(node)
+        return self._versions.get(node, node)  # several results, if they were made again
 
     def _decompressed(self, entry: Entry) -> Node:
         node, (size, order) = entry.node, self._layout(entry.node)
         arguments: tuple[Any, ...] = ()
         if entry.kind == "bits":
-            stored = self._forward(node, _OPS.pack_bits.default, (node,))
+            stored = self._forward(node, _OPS.pack_bits.default, (node, order))
             made = _OPS.unpack_bits.default
         elif entry.normed is not None:
             return self._without_means(entry)
@@ -134,7 +136,7 @@ class Rewriter:
             assert entry.format is not None
             text = operators.text_of(entry.format)
             arguments = (text, entry.decision.of, entry.row, self._backend)
-            stored = self._forward(node, _OPS.compress.default, (node, *arguments))
+            stored = self._forward(node, _OPS.compress.default, (node, *arguments, order))
             made = _OPS.decompress.default
         stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         self.stored[stored] = entry
@@ -146,7 +148,7 @@ class Rewriter:
         formats, bounds = text_of_all(entry.formats), [bound for bound, _ in entry.decision.finer]
         measure = self._measure(saved)
         place = f"{entry.facts.module}#{node.name} {tuple(entry.facts.shape)}"
-        args: tuple[Any, ...] = (node, measure, place, formats, bounds, entry.row, self._backend)
+        args: tuple[Any, ...] = (node, measure, place, formats, bounds, entry.row, self._backend, order)
         stored = self._forward(measure, _OPS.compress_measured.default, args, like=node)
         stored.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         self.stored[stored], self.places[entry] = entry, place
@@ -189,11 +191,11 @@ class Rewriter:
             spreads = [self._traced(partial(spreads_of, normed), (read, means), read, behind)]
         left = self._traced(partial(without_means, normed), (read, means, *spreads), read, behind)
         arguments = (operators.text_of(entry.format), entry.decision.of, entry.row, self._backend)
-        stored = behind(_OPS.compress.default, (left, *arguments), left)
+        size, order = self._layout(read)
+        stored = behind(_OPS.compress.default, (left, *arguments, order), left)
         for one in (stored, means, *spreads):
             one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             self.stored[one] = entry
-        size, order = self._layout(read)
         made = self._backward(_OPS.decompress.default, (stored, *arguments, size, order), read)
         whole = self._traced(partial(with_means, normed), (made, means, *spreads), read)
         if node is read:
@@ -219,6 +221,8 @@ class Rewriter:
         way = way_of(group, products=True)
         assert way is not None
         made = self._whole(group, way) if group.is_whole else self._inner(group, way, root)
+        if geometry_of(made).stride != geometry_of(root).stride:  # what views of it rely on
+            made = self._traced(partial(_laid_out, self._layout(root)[1]), (made,), root)
         if root.meta["val"].dtype != torch.float16:
             return made
         return self._traced(lambda one: one.clamp(-_LARGEST_HALF, _LARGEST_HALF), (made,), root)
@@ -376,6 +380,12 @@ def merged(graph: Graph, apart: Sequence[Node]) -> Graph:
         if _APART in node.kwargs:
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != _APART}
     return found
+
+
+def _laid_out(order: list[int], values: torch.Tensor) -> torch.Tensor:
+    """A copy whose dimensions, from that of the largest stride to that of the smallest, have this order."""
+    inverse = [order.index(one) for one in range(len(order))]
+    return values.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 
 def _fake_mode(node: Node) -> Any:
