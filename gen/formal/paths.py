@@ -63,14 +63,14 @@ class _Compressor(_Counting):
     geometry = staticmethod(lambda fmt, bus_bytes: None)
     latency = staticmethod(lambda engine: 0)
 
-    def __init__(self, fmt: PlaneFormat, bus_bytes: int):
+    def __init__(self, fmt: PlaneFormat, bus_bytes: int, *, single: bool):
         assert fmt.target is not None
         words = -(-fmt.target // bus_bytes)
         super().__init__(words, -fmt.target % bus_bytes, word_layout(bus_bytes), word_layout(bus_bytes))
 
 
 class _Decompressor(_Counting):
-    def __init__(self, fmt: PlaneFormat, bus_bytes: int):
+    def __init__(self, fmt: PlaneFormat, bus_bytes: int, *, single: bool):
         i, o = word_layout(bus_bytes), word_layout(bus_bytes, error=True)
         super().__init__(fmt.original_bytes // bus_bytes, 0, i, o)
 

@@ -18,16 +18,14 @@ def fills_words(engine: HadamardEngine) -> bool:
     return {fmt.target for fmt in engine.formats} == {engine.target} and not engine.bus_bytes % engine.target
 
 
-def collected_bytes(engine: HadamardEngine) -> int:
-    """Bytes of what the collector gives: a block, or a bus word that takes several whole ones."""
-    return engine.bus_bytes if fills_words(engine) else engine.target
-
-
 class Collector(wiring.Component):
     """Lays out blocks, a word of fields a cycle; offers them in the cycle after that of a block's header.
 
     Where several blocks fill a bus word, it is offered with the last of them, or with one that ends its
     tensor.
+
+    Args:
+        size: bytes of what it offers: a block, or a bus word that takes several whole ones.
 
     Members:
         go: all may move on. It is 0 while what is offered waits to be taken.
@@ -38,9 +36,10 @@ class Collector(wiring.Component):
             it ends its tensor.
     """
 
-    def __init__(self, engine: HadamardEngine, switch: Switch):
+    def __init__(self, engine: HadamardEngine, switch: Switch, size: int):
         self._engine = engine
         self._switch = switch
+        self._size = size
         most = max(int(fmt.widths[0]) for fmt in engine.formats)
         super().__init__(
             {
@@ -51,14 +50,14 @@ class Collector(wiring.Component):
                 "header": In(HEADER_BITS),
                 "zeros": In(1),
                 "last": In(1),
-                "o": Out(stream.Signature(word_layout(collected_bytes(engine)))),
+                "o": Out(stream.Signature(word_layout(size))),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         engine, switch = self._engine, self._switch
-        size = collected_bytes(engine)
+        size = self._size
         parts = size // engine.target
         bits = Signal(8 * size, reset_less=True)
         full = Signal()

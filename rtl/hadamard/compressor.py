@@ -19,7 +19,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
-from ..stream import NUMBER_BITS, Engine, Packer, Switch, Widener, word_layout
+from ..stream import NUMBER_BITS, BlockSplitter, Engine, Packer, Switch, Widener, word_layout
 from .aligner import Aligner
 from .collector import Collector, fills_words
 from .energy import Energy, Thresholds
@@ -45,6 +45,7 @@ class HadamardCompressor(wiring.Component):
     Args:
         fmt: a Hadamard format.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
+        single: each tensor is one whole block, and there is one format: that takes less logic.
 
     Members:
         i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
@@ -56,7 +57,10 @@ class HadamardCompressor(wiring.Component):
         ValueError: see :class:`rtl.stream.Engine`.
     """
 
-    def __init__(self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64):
+    def __init__(
+        self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64, *, single: bool = False
+    ):
+        self._single = single
         self.engine = HadamardEngine(fmt, bus_bytes)
         self.switch = Switch(self.engine.formats)
         super().__init__(
@@ -84,8 +88,14 @@ class HadamardCompressor(wiring.Component):
         m.submodules.quantiser = quantiser = Quantiser(engine, switch)
         m.submodules.product = product = Product(engine, switch)
         m.submodules.scaler = scaler = Scaler(engine, switch)
-        m.submodules.collector = collector = Collector(engine, switch)
-        m.submodules.packer = packer = _packer(engine)
+        fills = fills_words(engine) and not self._single
+        size = engine.bus_bytes if fills else engine.target
+        m.submodules.collector = collector = Collector(engine, switch, size)
+        if self._single:
+            packer = BlockSplitter(size, engine.bus_bytes)
+        else:
+            packer = Packer(size, engine.bus_bytes, size if fills else engine.grain)
+        m.submodules.packer = packer
 
         go = collector.go
         m.d.comb += [
@@ -145,12 +155,6 @@ class HadamardCompressor(wiring.Component):
                 m.d.sync += kept.eq(self.i.p.first)
         gathers = self.switch.when(lambda fmt: engine.bytes_as(fmt.float_type) > engine.bus_bytes)
         return Mux(gathers, kept, self.i.p.first)
-
-
-def _packer(engine: HadamardEngine) -> Packer:
-    if fills_words(engine):
-        return Packer(engine.bus_bytes, engine.bus_bytes)
-    return Packer(engine.target, engine.bus_bytes, engine.grain)
 
 
 def _delayed(m: Module, go: Value, name: str, value, cycles: int):

@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden import HadamardFormat
 
-from ..stream import NUMBER_BITS, DelayLine, Engine, Narrower, Switch, Unpacker, word_layout
+from ..stream import NUMBER_BITS, BlockJoiner, DelayLine, Engine, Narrower, Switch, Unpacker, word_layout
 from .composer import Composer
 from .counter import BlockCounter
 from .engine import HadamardEngine
@@ -38,6 +38,7 @@ class HadamardDecompressor(wiring.Component):
     Args:
         fmt: a Hadamard format.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
+        single: each tensor is one whole block, and there is one format: that takes less logic.
 
     Members:
         i: the compressed blocks, as :class:`rtl.HadamardCompressor` sends them; ``first`` is the number of
@@ -49,7 +50,10 @@ class HadamardDecompressor(wiring.Component):
         ValueError: see :class:`rtl.stream.Engine`.
     """
 
-    def __init__(self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64):
+    def __init__(
+        self, fmt: HadamardFormat | Sequence[HadamardFormat], bus_bytes: int = 64, *, single: bool = False
+    ):
+        self._single = single
         self.engine = HadamardEngine(fmt, bus_bytes)
         self.switch = Switch(self.engine.formats)
         super().__init__(
@@ -70,9 +74,13 @@ class HadamardDecompressor(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engine, switch = self.engine, self.switch
-        targets = {fmt.target for fmt in engine.formats}
-        sizes = {size: switch.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
-        m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
+        if self._single:
+            unpacker = BlockJoiner(engine.target, engine.bus_bytes)
+        else:
+            targets = {fmt.target for fmt in engine.formats}
+            sizes = {size: switch.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
+            unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
+        m.submodules.unpacker = unpacker
         m.submodules.counter = counter = BlockCounter()
         m.submodules.reader = reader = Reader(engine, switch)
         m.submodules.composer = composer = Composer(engine, switch)
@@ -98,7 +106,9 @@ class HadamardDecompressor(wiring.Component):
         wiring.connect(m, narrower.o, wiring.flipped(self.o))
         return m
 
-    def _wait(self, m: Module, unpacker: Unpacker, counter: BlockCounter, reader: Reader) -> None:
+    def _wait(
+        self, m: Module, unpacker: Unpacker | BlockJoiner, counter: BlockCounter, reader: Reader
+    ) -> None:
         """A block, with its number, waits outside the unpacker, which gathers the next one meanwhile."""
         block = Value.cast(unpacker.o.payload)
         m.submodules.waiting = waiting = DelayLine(len(block) + NUMBER_BITS, 1)

@@ -18,7 +18,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden import PlaneFormat
 
-from ..stream import Engine, Packer, Switch, Widener, word_layout
+from ..stream import BlockSplitter, Engine, Packer, Switch, Widener, word_layout
 from .chooser import Chooser
 from .coder import Coder
 from .engine import PlaneEngine
@@ -41,6 +41,7 @@ class Compressor(wiring.Component):
     Args:
         fmt: a format with a fixed target; or several for :class:`rtl.RuntimeCompressor` to switch between.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
+        single: each tensor is one whole block, and there is one format: that takes less logic.
 
     Members:
         i: words of values, the first in the lowest bits; see :func:`rtl.stream.word_layout`. A tensor may
@@ -51,7 +52,10 @@ class Compressor(wiring.Component):
         ValueError: see :class:`rtl.stream.Engine`.
     """
 
-    def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
+    def __init__(
+        self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64, *, single: bool = False
+    ):
+        self._single = single
         self.engine = PlaneEngine(fmt, bus_bytes)
         self.switch = Switch(self.engine.formats)
         word = word_layout(bus_bytes)
@@ -73,7 +77,11 @@ class Compressor(wiring.Component):
         m.submodules.chooser = chooser = Chooser(engine, switch)
         m.submodules.coder = coder = Coder(engine, switch)
         m.submodules.placer = placer = Placer(engine, switch)
-        m.submodules.packer = packer = Packer(engine.target, engine.bus_bytes, engine.grain)
+        if self._single:
+            packer = BlockSplitter(engine.target, engine.bus_bytes)
+        else:
+            packer = Packer(engine.target, engine.bus_bytes, engine.grain)
+        m.submodules.packer = packer
 
         wiring.connect(m, wiring.flipped(self.i), widener.i)
         wiring.connect(m, widener.o, scanner.i)

@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 from golden import PlaneFormat
 from golden.floats import FloatType
 
-from ..stream import Engine, Narrower, Switch, Unpacker, word_layout
+from ..stream import BlockJoiner, Engine, Narrower, Switch, Unpacker, word_layout
 from .engine import PlaneEngine, rows_of
 from .ranks import Selects, count_in_groups, counts_from_groups, planes_to_lanes, select_planes
 
@@ -39,6 +39,7 @@ class Decompressor(wiring.Component):
     Args:
         fmt: a format with a fixed target; or several for :class:`rtl.RuntimeDecompressor` to switch between.
         bus_bytes: bytes of a word on either side: 16, 32, 64 or 128.
+        single: each tensor is one whole block, and there is one format: that takes less logic.
 
     Members:
         i: the compressed blocks, as :class:`rtl.Compressor` sends them.
@@ -49,7 +50,10 @@ class Decompressor(wiring.Component):
         ValueError: see :class:`rtl.stream.Engine`.
     """
 
-    def __init__(self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64):
+    def __init__(
+        self, fmt: PlaneFormat | Sequence[PlaneFormat], bus_bytes: int = 64, *, single: bool = False
+    ):
+        self._single = single
         self.engine = PlaneEngine(fmt, bus_bytes)
         self.switch = Switch(self.engine.formats)
         super().__init__(
@@ -69,9 +73,13 @@ class Decompressor(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         engine, switch = self.engine, self.switch
-        targets = {fmt.target for fmt in engine.formats}
-        sizes = {size: switch.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
-        m.submodules.unpacker = unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
+        if self._single:
+            unpacker = BlockJoiner(engine.target, engine.bus_bytes)
+        else:
+            targets = {fmt.target for fmt in engine.formats}
+            sizes = {size: switch.when(lambda fmt, size=size: fmt.target == size) for size in sorted(targets)}
+            unpacker = Unpacker(engine.target, engine.bus_bytes, sizes)
+        m.submodules.unpacker = unpacker
         m.submodules.expander = expander = Expander(engine, switch)
         m.submodules.narrower = narrower = Narrower(engine, switch)
         wiring.connect(m, wiring.flipped(self.i), unpacker.i)

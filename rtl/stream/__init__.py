@@ -7,7 +7,7 @@ and holds ``valid`` and the payload until a cycle with both.
 from .delay import DelayLine
 from .engine import BUS_BYTES, Engine
 from .fifo import AsyncFifo
-from .gearbox import Packer, Unpacker
+from .gearbox import BlockJoiner, BlockSplitter, Packer, Unpacker
 from .lanes import Narrower, Widener
 from .memory import DELAY_MEMORY, DelayMemories, DelayMemory, MemoryLine
 from .slice import FullSlice, HalfSlice
@@ -19,6 +19,8 @@ __all__ = [
     "DELAY_MEMORY",
     "NUMBER_BITS",
     "AsyncFifo",
+    "BlockJoiner",
+    "BlockSplitter",
     "DelayLine",
     "DelayMemories",
     "DelayMemory",

@@ -1,4 +1,4 @@
-"""Between blocks of any size and bus words: compressed blocks lie end to end, without gaps."""
+"""Between blocks of any size and bus words: compressed blocks lie end to end, or each is a tensor."""
 
 from collections.abc import Mapping
 from math import gcd
@@ -11,7 +11,7 @@ from amaranth.utils import exact_log2
 from ..arith.trees import any_set
 from .word import word_layout
 
-__all__ = ["Packer", "Unpacker"]
+__all__ = ["BlockJoiner", "BlockSplitter", "Packer", "Unpacker"]
 
 
 class Packer(wiring.Component):
@@ -152,4 +152,82 @@ class Unpacker(wiring.Component):
                 Mux(level_left == i, self.i.p.data.shift_left(8 * grain * i), 0) for i in range(block_grains)
             ]
             m.d.sync += buffer.eq(any_set([buffer_left, *places]))
+        return m
+
+
+class BlockSplitter(wiring.Component):
+    """Cuts blocks into words, each block a tensor of its own: a :class:`Packer` that turns no bytes.
+
+    A block's first word is offered in the same cycle as the block, which is taken with it; the others follow
+    in the cycles after. One word a cycle.
+
+    Args:
+        block: bytes of a block; all of them count, and each block ends a tensor.
+        bus: bytes of a word.
+    """
+
+    def __init__(self, block: int, bus: int):
+        self._block, self._bus = block, bus
+        super().__init__(
+            {"i": In(stream.Signature(word_layout(block))), "o": Out(stream.Signature(word_layout(bus)))}
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        words = -(-self._block // self._bus)
+        rest = Signal(8 * max(self._block - self._bus, 0), reset_less=True)
+        left = Signal(range(words))  # words of the rest
+        is_first = left == 0
+        is_last = Mux(is_first, words == 1, left == 1)
+        m.d.comb += [
+            self.o.valid.eq(self.i.valid | ~is_first),
+            self.o.p.data.eq(Mux(is_first, self.i.p.data, rest)),
+            self.o.p.last.eq(is_last),
+            self.o.p.empty.eq(Mux(is_last, -self._block % self._bus, 0)),
+            self.i.ready.eq(is_first & self.o.ready),
+        ]
+        with m.If(self.o.valid & self.o.ready):
+            m.d.sync += [
+                rest.eq(Mux(is_first, self.i.p.data, rest) >> 8 * self._bus),
+                left.eq(Mux(is_first, words, left) - 1),
+            ]
+        return m
+
+
+class BlockJoiner(wiring.Component):
+    """Joins words to blocks, each block a tensor of its own: the inverse of :class:`BlockSplitter`.
+
+    A block is offered in the cycle after its last word was taken. None is cut short: whoever sends words
+    sends whole blocks, so that there is no ``error``.
+
+    Args:
+        block: bytes of a block.
+        bus: bytes of a word.
+    """
+
+    def __init__(self, block: int, bus: int):
+        self._block, self._bus = block, bus
+        super().__init__(
+            {
+                "i": In(stream.Signature(word_layout(bus))),
+                "o": Out(stream.Signature(word_layout(block, error=True))),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        bits, words = 8 * self._bus, -(-self._block // self._bus)
+        block, index = Signal(8 * self._block, reset_less=True), Signal(range(words))
+        m.d.comb += [
+            self.o.p.data.eq(block),
+            self.o.p.last.eq(1),
+            self.i.ready.eq(~self.o.valid | self.o.ready),
+        ]
+        with m.If(self.i.ready):
+            m.d.sync += self.o.valid.eq(self.i.valid & self.i.p.last)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += index.eq(Mux(self.i.p.last, 0, index + 1))
+            for i in range(words):
+                with m.If(index == i):
+                    m.d.sync += block[i * bits : (i + 1) * bits].eq(self.i.p.data)
         return m

@@ -125,7 +125,7 @@ class Compressors(wiring.Component):
         """A format's compressor, and behind it room for as many words as it gives before it is its turn."""
         parameters = self._parameters
         kind = core_of(COMPRESSORS, fmt)
-        m.submodules[f"compressor{i}"] = core = kind(fmt, parameters.bus_bytes)
+        m.submodules[f"compressor{i}"] = core = kind(fmt, parameters.bus_bytes, single=True)
         is_its, is_turn = self.i.p.format == i + 1, has_current & (current.format == i + 1)
         m.d.comb += [
             core.i.valid.eq(self.i.valid & is_its & passes),

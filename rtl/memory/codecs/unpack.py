@@ -270,7 +270,7 @@ class Decompressors(wiring.Component):
         ]
         for i, fmt in enumerate(parameters.formats):
             kind = core_of(DECOMPRESSORS, fmt)
-            m.submodules[f"decompressor{i}"] = core = kind(fmt, parameters.bus_bytes)
+            m.submodules[f"decompressor{i}"] = core = kind(fmt, parameters.bus_bytes, single=True)
             is_its = self.i.p.format == i + 1
             m.d.comb += core.i.valid.eq(self.i.valid & is_its & has_room)
             for name, _ in core.i.p.shape():
