@@ -1,9 +1,10 @@
 """The payloads of the memory engine's streams: what travels from one part to another."""
 
 import operator
+from collections.abc import Callable
 from functools import reduce
 
-from amaranth import C, Cat, Value
+from amaranth import C, Cat, Mux, Value
 from amaranth.lib import data
 
 from golden import HadamardFormat
@@ -20,6 +21,7 @@ __all__ = [
     "block_layout",
     "block_number_bits",
     "burst_layout",
+    "by_format",
     "cut_layout",
     "error_layout",
     "format_number_bits",
@@ -48,6 +50,14 @@ TAG_BITS = 10
 def format_number_bits(parameters: MemoryParameters) -> int:
     """Of the number of a format, from 1 on; 0 is bypass."""
     return len(parameters.formats).bit_length() or 1
+
+
+def by_format(parameters: MemoryParameters, number: Value, of: Callable[[int], Value]) -> Value:
+    """What belongs to a format's number; that of the first where there is none, for that takes no gates."""
+    result = of(0)
+    for i in range(1, len(parameters.formats)):
+        result = Mux(number == i + 1, of(i), result)
+    return result
 
 
 def block_number_bits(parameters: MemoryParameters) -> int:

@@ -1,6 +1,6 @@
 """The compressors in the way of complete blocks."""
 
-from amaranth import Module, Signal
+from amaranth import Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,6 +10,7 @@ from ...ports import COMPRESSORS, core_of
 from ..layouts import (
     TAG_BITS,
     block_number_bits,
+    by_format,
     format_number_bits,
     page_tag,
     place_layout,
@@ -87,8 +88,23 @@ class Compressors(wiring.Component):
             self.o.p.word.address.eq(current.address),
             self.o.p.word.waiting.eq(current.waiting),
         ]
-        for i, fmt in enumerate(parameters.formats):
-            self._add_core(m, i, fmt, passes, current, entries.o.valid)
+        cores = [self._add_core(m, i, fmt, passes) for i, fmt in enumerate(parameters.formats)]
+        inputs, outputs = zip(*cores, strict=True)
+        given = by_format(parameters, current.format, lambda i: Value.cast(outputs[i].payload))
+        word = Signal(outputs[0].p.shape())
+        m.d.comb += [
+            Value.cast(word).eq(given),
+            self.i.ready.eq(by_format(parameters, self.i.p.format, lambda i: inputs[i].ready) & passes),
+            self.o.valid.eq(
+                by_format(parameters, current.format, lambda i: outputs[i].valid) & entries.o.valid
+            ),
+            self.o.p.last.eq(word.last),
+            self.o.p.word.data.eq(word.data),
+            self.o.p.word.empty.eq(word.empty),
+        ]
+        for i, output in enumerate(outputs):
+            is_turn = entries.o.valid & (current.format == i + 1)
+            m.d.comb += output.ready.eq(self.o.ready & is_turn)
 
         gives = self.o.valid & self.o.ready
         begins = self.i.valid & self.i.ready & self.i.p.first
@@ -121,35 +137,28 @@ class Compressors(wiring.Component):
                 m.d.comb += self.probed.eq(1)
         return m
 
-    def _add_core(self, m: Module, i: int, fmt: Format, passes, current, has_current) -> None:
-        """A format's compressor, and behind it room for as many words as it gives before it is its turn."""
+    def _add_core(self, m: Module, i: int, fmt: Format, passes: Value):
+        """A format's compressor, and behind it room for as many words as it gives before it is its turn.
+
+        Returns:
+            The stream that it takes, and the one that leaves the room.
+        """
         parameters = self._parameters
         kind = core_of(COMPRESSORS, fmt)
         m.submodules[f"compressor{i}"] = core = kind(fmt, parameters.bus_bytes, single=True)
-        is_its, is_turn = self.i.p.format == i + 1, has_current & (current.format == i + 1)
         m.d.comb += [
-            core.i.valid.eq(self.i.valid & is_its & passes),
+            core.i.valid.eq(self.i.valid & (self.i.p.format == i + 1) & passes),
             core.i.p.data.eq(self.i.p.data),
             core.i.p.last.eq(self.i.p.last),
         ]
         if isinstance(fmt, HadamardFormat):
             m.d.comb += core.i.p.first.eq(self.i.p.number)
-        with m.If(is_its):
-            m.d.comb += self.i.ready.eq(core.i.ready & passes)
-
-        compressed, depth = core.o, self._words_ahead(i)
-        if depth:
-            m.submodules[f"waits{i}"] = waits = Queue(core.o.p.shape(), max(depth, 2))
-            wiring.connect(m, core.o, waits.i)
-            compressed = waits.o
-        m.d.comb += compressed.ready.eq(self.o.ready & is_turn)
-        with m.If(is_turn):
-            m.d.comb += [
-                self.o.valid.eq(compressed.valid),
-                self.o.p.last.eq(compressed.p.last),
-                self.o.p.word.data.eq(compressed.p.data),
-                self.o.p.word.empty.eq(compressed.p.empty),
-            ]
+        depth = self._words_ahead(i)
+        if not depth:
+            return core.i, core.o
+        m.submodules[f"waits{i}"] = waits = Queue(core.o.p.shape(), max(depth, 2))
+        wiring.connect(m, core.o, waits.i)
+        return core.i, waits.o
 
     def _words_ahead(self, i: int) -> int:
         """Words of compressed blocks that a compressor gives while the slowest works."""

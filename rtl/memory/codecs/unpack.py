@@ -7,7 +7,7 @@ from amaranth.utils import exact_log2
 
 from ...arith.sums import rotate
 from ...ports import DECOMPRESSORS, core_of
-from ..layouts import cut_layout, format_number_bits, run_layout
+from ..layouts import by_format, cut_layout, format_number_bits, run_layout
 from ..parameters import MemoryParameters
 from ..queue import Queue
 
@@ -268,21 +268,28 @@ class Decompressors(wiring.Component):
             self.o.p.resp.eq(order.o.p.resp),
             order.o.ready.eq(self.o.valid & self.o.ready & self.o.p.last),
         ]
-        for i, fmt in enumerate(parameters.formats):
-            kind = core_of(DECOMPRESSORS, fmt)
-            m.submodules[f"decompressor{i}"] = core = kind(fmt, parameters.bus_bytes, single=True)
-            is_its = self.i.p.format == i + 1
-            m.d.comb += core.i.valid.eq(self.i.valid & is_its & has_room)
-            for name, _ in core.i.p.shape():
-                m.d.comb += core.i.p[name].eq(self.i.p.word[name])
-            with m.If(is_its):
-                m.d.comb += self.i.ready.eq(core.i.ready & has_room)
-            with m.If(order.o.p.format == i + 1):
-                m.d.comb += [
-                    self.o.valid.eq(core.o.valid & order.o.valid),
-                    self.o.p.data.eq(core.o.p.data),
-                    self.o.p.last.eq(core.o.p.last),
-                    self.o.p.invalid.eq(core.o.p.error),
-                    core.o.ready.eq(self.o.ready & order.o.valid),
-                ]
+        cores = [
+            core_of(DECOMPRESSORS, fmt)(fmt, parameters.bus_bytes, single=True) for fmt in parameters.formats
+        ]
+        word = Signal(cores[0].o.p.shape())
+        m.d.comb += [
+            self.i.ready.eq(by_format(parameters, self.i.p.format, lambda i: cores[i].i.ready) & has_room),
+            self.o.valid.eq(
+                by_format(parameters, order.o.p.format, lambda i: cores[i].o.valid) & order.o.valid
+            ),
+            Value.cast(word).eq(
+                by_format(parameters, order.o.p.format, lambda i: Value.cast(cores[i].o.payload))
+            ),
+            self.o.p.data.eq(word.data),
+            self.o.p.last.eq(word.last),
+            self.o.p.invalid.eq(word.error),
+        ]
+        for i, core in enumerate(cores):
+            m.submodules[f"decompressor{i}"] = core
+            is_turn = order.o.valid & (order.o.p.format == i + 1)
+            m.d.comb += [
+                core.i.valid.eq(self.i.valid & (self.i.p.format == i + 1) & has_room),
+                *(core.i.p[name].eq(self.i.p.word[name]) for name, _ in core.i.p.shape()),
+                core.o.ready.eq(self.o.ready & is_turn),
+            ]
         return m

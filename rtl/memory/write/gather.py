@@ -17,6 +17,7 @@ from ...stream import DelayMemory
 from ..layouts import (
     BLOCK_UNIT_BITS,
     block_layout,
+    by_format,
     format_number_bits,
     merged_layout,
     origin_layout,
@@ -409,14 +410,6 @@ class Gather(wiring.Component):
                 with m.If(last):
                     m.d.sync += is_full.bit_select(index, 1).eq(0)
 
-    def _by_format(self, number: Value, of) -> Value:
-        """What belongs to a format's number; that of the first where there is none."""
-        formats = range(len(self._parameters.formats))
-        result = of(0)
-        for i in formats[1:]:
-            result = Mux(number == i + 1, of(i), result)
-        return result
-
     def _unit(self, at: Value, number: Value) -> Value:
         """In which unit of its page the block begins that an address lies in."""
 
@@ -424,17 +417,17 @@ class Gather(wiring.Component):
             bits = self._parameters.original_bits(i)
             return Cat(C(0, bits - BLOCK_UNIT_BITS), at[bits:])
 
-        return self._by_format(number, of)
+        return by_format(self._parameters, number, of)
 
     def _word(self, at: Value, number: Value) -> Value:
         """Which of its block's words an address lies in."""
         parameters = self._parameters
-        return self._by_format(number, lambda i: at[parameters.word_bits : parameters.original_bits(i)])
+        return by_format(parameters, number, lambda i: at[parameters.word_bits : parameters.original_bits(i)])
 
     def _last_word(self, number: Value) -> Value:
-        return self._by_format(number, lambda i: C(self._parameters.words[i] - 1, 8))
+        return by_format(self._parameters, number, lambda i: C(self._parameters.words[i] - 1, 8))
 
     def _beyond(self, number: Value) -> Value:
         """Words of a buffer that a format's block does not have."""
-        most = self._parameters.most_words
-        return self._by_format(number, lambda i: C((1 << most) - (1 << self._parameters.words[i]), most))
+        parameters, most = self._parameters, self._parameters.most_words
+        return by_format(parameters, number, lambda i: C((1 << most) - (1 << parameters.words[i]), most))
