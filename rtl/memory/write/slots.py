@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 from golden.bursts import Response
 
 from ...arith.trees import any_set
+from ...stream import DelayMemory
 from ..parameters import MemoryParameters
 
 __all__ = ["Slots", "hold"]
@@ -74,12 +75,15 @@ class Slots(wiring.Component):
         live, done, behind = (Signal(count, name=name) for name in ("live", "done", "behind"))
         is_newest, slverr, decerr = Signal(count), Signal(count), Signal(count)
         ids = [Signal(parameters.id_bits, name=f"id{i}", reset_less=True) for i in range(count)]
-        # The slot whose burst is to be answered before this one's, of those of its ID.
-        before = [Signal(range(count), name=f"before{i}", reset_less=True) for i in range(count)]
         can_go, may_go, going, same = Signal(), Signal(count), Signal(range(count)), Signal(count)
+        # Of each slot: the one whose burst is the next of its ID, and waits for this one's to be let go.
+        m.submodules.following = following = DelayMemory(len(going), count)
+        m.submodules.given = given = DelayMemory(parameters.id_bits, count)
+        has_following, released = Signal(), Signal(count)
         m.d.comb += [
             self.has_free.eq(~live.all()),
-            may_go.eq(live & done & ~self.held & ~behind),
+            released.eq(Mux(has_following, 1 << following.read_data, 0)),
+            may_go.eq(live & done & ~self.held & (~behind | released)),
             can_go.eq(may_go.any() & (~self.b.valid | self.b.ready)),
             self.idle.eq(~may_go.any() & ~self.b.valid),
             same.eq(Cat(live[i] & is_newest[i] & (ids[i] == self.id) for i in range(count))),
@@ -101,15 +105,24 @@ class Slots(wiring.Component):
             answer = Mux((goes & slverr).any(), Response.SLVERR, Response.OKAY)
             m.d.sync += [
                 self.b.valid.eq(1),
-                self.b.p.id.eq(any_set(Mux(goes[i], ids[i], 0) for i in range(count))),
                 self.b.p.resp.eq(Mux((goes & decerr).any(), Response.DECERR, answer)),
             ]
-        leader = Signal(range(count))
-        m.d.comb += leader.eq(any_set(Mux(same[i], i, 0) for i in range(count)))
+        follows = Signal()
+        m.d.comb += [
+            follows.eq((same & ~goes).any()),
+            following.write.eq(self.open & follows),
+            following.write_address.eq(any_set(Mux(same[i], i, 0) for i in range(count))),
+            following.write_data.eq(self.free),
+            following.read.eq(can_go),
+            following.read_address.eq(going),
+            *(given.write.eq(self.open), given.write_address.eq(self.free), given.write_data.eq(self.id)),
+            *(given.read.eq(can_go), given.read_address.eq(going), self.b.p.id.eq(given.read_data)),
+        ]
+        m.d.sync += has_following.eq((goes & ~is_newest).any())
         for i in range(count):
             with m.If(goes[i]):
                 m.d.sync += live[i].eq(0)
-            with m.If(can_go & (before[i] == going)):
+            with m.If(released[i]):
                 m.d.sync += behind[i].eq(0)
             with m.If(self.open & same[i]):
                 m.d.sync += is_newest[i].eq(0)
@@ -119,9 +132,8 @@ class Slots(wiring.Component):
                     done[i].eq(0),
                     is_newest[i].eq(1),
                     ids[i].eq(self.id),
-                    before[i].eq(leader),
                     slverr[i].eq(self.slverr[i]),
                     decerr[i].eq(self.decerr[i]),
-                    behind[i].eq((same & ~goes).any()),
+                    behind[i].eq(follows),
                 ]
         return m
