@@ -1,6 +1,6 @@
 """A queue of words in a memory that is read synchronously."""
 
-from amaranth import Module, Mux, Shape, Signal, Value
+from amaranth import C, Cat, Module, Mux, Shape, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -21,7 +21,7 @@ class Queue(wiring.Component):
 
     Args:
         shape: of the payload.
-        depth: words that it holds, at least 2.
+        depth: words that it holds; it holds two where one would do.
 
     Members:
         i, o: streams of the payload.
@@ -29,7 +29,7 @@ class Queue(wiring.Component):
     """
 
     def __init__(self, shape: ShapeLike, depth: int):
-        self._depth = depth
+        self._depth = max(depth, 2)
         super().__init__(
             {"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "empty": Out(1)}
         )
@@ -38,11 +38,11 @@ class Queue(wiring.Component):
         m = Module()
         depth = self._depth
         m.submodules.words = words = DelayMemory(Shape.cast(self.i.payload.shape()).width, depth)
-        unread = Signal(range(depth + 1))
+        unread = Signal(range(depth))  # while none is offered, one at most: it is being read
         takes, reads = Signal(), Signal()
         m.d.comb += [
             self.empty.eq((unread == 0) & ~self.o.valid),
-            self.i.ready.eq(unread + self.o.valid != depth),
+            self.i.ready.eq((unread != depth - 1) | ~self.o.valid),
             takes.eq(self.i.valid & self.i.ready),
             reads.eq((unread != 0) & (~self.o.valid | self.o.ready)),
             words.write.eq(takes),
@@ -50,7 +50,8 @@ class Queue(wiring.Component):
             words.read.eq(reads),
             Value.cast(self.o.payload).eq(words.read_data),
         ]
-        m.d.sync += unread.eq(unread + takes - reads)
+        with m.If(takes ^ reads):
+            m.d.sync += unread.eq(unread + Cat(C(1, 1), reads.replicate(len(unread) - 1)))
         with m.If(~self.o.valid | self.o.ready):
             m.d.sync += self.o.valid.eq(reads)
         for address, moves in ((words.write_address, takes), (words.read_address, reads)):

@@ -156,7 +156,7 @@ class Compressors(wiring.Component):
         depth = self._words_ahead(i)
         if not depth:
             return core.i, core.o
-        m.submodules[f"waits{i}"] = waits = Queue(core.o.p.shape(), max(depth, 2))
+        m.submodules[f"waits{i}"] = waits = Queue(core.o.p.shape(), depth)
         wiring.connect(m, core.o, waits.i)
         return core.i, waits.o
 

@@ -18,7 +18,7 @@ from .table import PATHS, RegionTable
 __all__ = ["Registers", "counts_layout"]
 
 # Cycles that what is to be added to a counter waits at most: all have a turn in 50, if every third reads one.
-_LONGEST_WAIT = 64
+_LONGEST_WAIT = 63
 
 
 def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
