@@ -14,7 +14,6 @@ from ..stream import NUMBER_BITS, word_layout
 from .parameters import PAGE_BITS, MemoryParameters
 
 __all__ = [
-    "BLOCK_UNIT_BITS",
     "TAG_BITS",
     "address_of_place",
     "beat_layout",
@@ -38,9 +37,6 @@ __all__ = [
     "run_layout",
     "stored_layout",
 ]
-
-# Blocks begin at multiples of so many bytes: the smallest uncompressed block.
-BLOCK_UNIT_BITS = 5
 
 # Of a page's tag: all that is compared of a page by who asks whether something of it is on its way. Where two
 # pages have the same, a read may wait for a write that does not concern it, and no write for a read.
@@ -118,13 +114,13 @@ def burst_layout(about: data.Layout | int) -> data.StructLayout:
 
 
 def place_layout(parameters: MemoryParameters) -> data.StructLayout:
-    """Which block: the number of its page, and where in the page it begins in units of 32 bytes."""
-    return data.StructLayout({"page": parameters.page_bits, "unit": PAGE_BITS - BLOCK_UNIT_BITS})
+    """Which block: the number of its page, and where in the page it begins, in smallest blocks."""
+    return data.StructLayout({"page": parameters.page_bits, "unit": PAGE_BITS - parameters.unit_bits})
 
 
 def address_of_place(place) -> Value:
     """Of a block's first byte."""
-    return Cat(C(0, BLOCK_UNIT_BITS), place.unit, place.page)
+    return Cat(C(0, PAGE_BITS - len(place.unit)), place.unit, place.page)
 
 
 def block_layout(parameters: MemoryParameters) -> data.StructLayout:
@@ -152,7 +148,7 @@ def merged_layout(parameters: MemoryParameters) -> data.StructLayout:
 
 def probe_layout(parameters: MemoryParameters) -> data.StructLayout:
     """Blocks of a page: the units in which the first and the last of them begin."""
-    unit = PAGE_BITS - BLOCK_UNIT_BITS
+    unit = PAGE_BITS - parameters.unit_bits
     return data.StructLayout({"page": parameters.page_bits, "first": unit, "last": unit})
 
 

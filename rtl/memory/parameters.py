@@ -120,6 +120,11 @@ class MemoryParameters:
         """Of an address within a format's uncompressed block."""
         return exact_log2(self.formats[index].original_bytes)
 
+    @property
+    def unit_bits(self) -> int:
+        """Of an address within the smallest uncompressed block, at a multiple of which all blocks begin."""
+        return min((self.original_bits(i) for i in range(len(self.formats))), default=PAGE_BITS - 1)
+
     def page_stored(self, index: int) -> int:
         """Bytes that a page of a format's blocks takes in memory."""
         fmt = self.formats[index]

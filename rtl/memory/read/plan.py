@@ -10,7 +10,6 @@ from ..hazards import Hazards
 from ..interface.channels import axi4_channels
 from ..interface.walker import container_mask, span_mask
 from ..layouts import (
-    BLOCK_UNIT_BITS,
     burst_layout,
     error_layout,
     found_layout,
@@ -107,9 +106,9 @@ class Plan(wiring.Component):
             start.eq(first & ~unit_mask),
             end.eq(last & ~unit_mask),
             first_place.page.eq(page),
-            first_place.unit.eq(start[BLOCK_UNIT_BITS:]),
+            first_place.unit.eq(start[parameters.unit_bits :]),
             last_place.page.eq(page),
-            last_place.unit.eq(end[BLOCK_UNIT_BITS:]),
+            last_place.unit.eq(end[parameters.unit_bits :]),
             self.hazards.blocks.page.eq(page),
             self.hazards.blocks.first.eq(first_place.unit),
             self.hazards.blocks.last.eq(last_place.unit),

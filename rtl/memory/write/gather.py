@@ -15,7 +15,6 @@ from golden.bursts import Response
 
 from ...stream import DelayMemory
 from ..layouts import (
-    BLOCK_UNIT_BITS,
     block_layout,
     by_format,
     format_number_bits,
@@ -415,7 +414,7 @@ class Gather(wiring.Component):
 
         def of(i: int) -> Value:
             bits = self._parameters.original_bits(i)
-            return Cat(C(0, bits - BLOCK_UNIT_BITS), at[bits:])
+            return Cat(C(0, bits - self._parameters.unit_bits), at[bits:])
 
         return by_format(self._parameters, number, of)
 

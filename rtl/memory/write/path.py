@@ -20,7 +20,7 @@ from ..codecs.compress import Compressors
 from ..hazards import Hazards
 from ..interface.channels import axi4_channels
 from ..interface.walker import Walker
-from ..layouts import BLOCK_UNIT_BITS, address_of_place, error_layout, found_layout
+from ..layouts import address_of_place, error_layout, found_layout
 from ..parameters import PAGE_BITS, MemoryParameters
 from ..queue import Queue
 from ..registers.regions import Lookup, Mapper, RegionMap, page_of_memory
@@ -250,7 +250,7 @@ class WritePath(wiring.Component):
             mapper.format.eq(block.format),
             mapper.origin.eq(word.origin),
             mapper.page.eq(block.place.page),
-            mapper.low.eq(Cat(C(0, PAGE_BITS - len(block.place.unit)), block.place.unit)),
+            mapper.low.eq(address_of_place(block.place)[:PAGE_BITS]),
             compressors.i.valid.eq(gather.o.valid),
             gather.o.ready.eq(compressors.i.ready),
             *(compressors.i.p[name].eq(word[name]) for name in ("data", "first", "last")),
@@ -277,7 +277,7 @@ class WritePath(wiring.Component):
             merger.valid.eq(gather.merged.valid),
             merger.settled.eq(settled),
             self.block_merged.eq(merger.o.valid & merger.o.ready & merger.o.p.last),
-            merger.low.eq(Cat(C(0, BLOCK_UNIT_BITS), block.place.unit)),
+            merger.low.eq(address_of_place(block.place)[:PAGE_BITS]),
             merger.format.eq(block.format),
             merger.origin.eq(gather.o.p.origin),
             merger.page.eq(block.place.page),
