@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out
 
 from golden.bursts import Response
 
+from ...arith.trees import any_set
 from ...stream import DelayMemory
 from ..layouts import (
     block_layout,
@@ -119,7 +120,7 @@ class Gather(wiring.Component):
         count, words, size = parameters.buffers, parameters.most_words, parameters.bus_bytes
         index_shape = range(count)
 
-        is_open, is_full = Signal(count), Signal(count)
+        is_open, is_full, frees = Signal(count), Signal(count), Signal(count)
         blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
         answered, in_burst = (
             Signal(count),
@@ -185,7 +186,7 @@ class Gather(wiring.Component):
                         whole[i].eq(0),
                         *(before.eq(i in pair[1:]) for pair, before in opened_before.items() if i in pair),
                     ]
-                m.d.sync += blocks[i].waiting.eq(Mux(opens, 0, blocks[i].waiting) | waits)
+                m.d.sync += blocks[i].waiting.eq(blocks[i].waiting | waits)
 
         # A bufferable burst is answered once all of its beats are taken, and not before.
         ends = self.i.valid & self.i.ready & beat.last
@@ -263,14 +264,14 @@ class Gather(wiring.Component):
             ]
             m.d.comb += oldest[i].eq(is_open[i] & ~Cat(before).any())
         victim = self._evict(
-            m, is_open, is_full, oldest, blocks, answered, one, evicts, marks, marked, completes
+            m, is_open, is_full, frees, oldest, blocks, answered, one, evicts, marks, marked, completes
         )
         m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
         if parameters.merging:
-            self._merge(m, victim, one, is_full, Array(touched), reading, complete, content_write, strobes)
+            self._merge(m, victim, one, frees, Array(touched), reading, complete, content_write, strobes)
         stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
-        self._feed(m, reading, complete, content_read, is_full, words)
+        self._feed(m, reading, complete, content_read, frees, words)
         # Of a block that is read, else of the one that is merged; what is offered stays.
         m.d.comb += [
             origins.read.eq((reading.o.valid | self.merged.valid) & (~self.o.valid | self.o.ready)),
@@ -278,20 +279,18 @@ class Gather(wiring.Component):
             Value.cast(self.o.p.origin).eq(origins.read_data),
         ]
 
-        in_use = is_open | is_full
-        held = [Mux(in_use[i], blocks[i].waiting, 0) for i in range(count)]
-        total = C(0, parameters.slots)
-        for one in held:
-            total = total | one
+        for i, block in enumerate(blocks):
+            with m.If(frees[i]):
+                m.d.sync += [is_full[i].eq(0), block.waiting.eq(0)]
         m.d.comb += [
-            self.held.eq(total),
+            self.held.eq(any_set(block.waiting for block in blocks)),
             self.settled.eq(complete.empty & ~marks & ~self.o.valid),
             self.idle.eq(self.settled & ~self.merged.valid),
         ]
         return m
 
     def _evict(
-        self, m, is_open, is_full, oldest, blocks, answered, one, evicts, marks, marked, completes
+        self, m, is_open, is_full, frees, oldest, blocks, answered, one, evicts, marks, marked, completes
     ) -> Value:
         """Choose a block to evict, and do so unless the beat before may still complete one."""
         parameters = self._parameters
@@ -338,6 +337,7 @@ class Gather(wiring.Component):
             self.evicted.place.eq(one.place),
             self.evicted.waiting.eq(Mux(self.evicted.valid, one.waiting, 0)),
         ]
+        m.d.comb += frees.bit_select(victim, 1).eq(self.evicted.valid)
         with m.If(closes):
             m.d.sync += is_open.bit_select(victim, 1).eq(0)
         m.d.comb += ends_oldest.eq(
@@ -351,7 +351,7 @@ class Gather(wiring.Component):
                 m.d.sync += [self.merged.valid.eq(1), merged.eq(victim), is_full.bit_select(victim, 1).eq(1)]
         return victim
 
-    def _merge(self, m, merged, one, is_full, touched, reading, complete, content_write, strobes) -> None:
+    def _merge(self, m, merged, one, frees, touched, reading, complete, content_write, strobes) -> None:
         """Put what memory has of a block where nothing was written; then it is complete."""
         values, merging = self.values, self.merged.valid
         word, following = (
@@ -383,9 +383,9 @@ class Gather(wiring.Component):
         with m.If(ends):
             m.d.sync += merging.eq(0)
             with m.If(failed):
-                m.d.sync += is_full.bit_select(merged, 1).eq(0)
+                m.d.comb += frees.bit_select(merged, 1).eq(1)
 
-    def _feed(self, m, reading, complete, content_read, is_full, words):
+    def _feed(self, m, reading, complete, content_read, frees, words):
         """Read the words of complete blocks, one after the other."""
         word, last, index = Signal(range(words)), Signal(), reading.o.p.index
         advances = ~self.o.valid | self.o.ready
@@ -407,7 +407,7 @@ class Gather(wiring.Component):
             with m.If(reading.o.valid):
                 m.d.sync += word.eq(Mux(last, 0, word + 1))
                 with m.If(last):
-                    m.d.sync += is_full.bit_select(index, 1).eq(0)
+                    m.d.comb += frees.bit_select(index, 1).eq(1)
 
     def _unit(self, at: Value, number: Value) -> Value:
         """In which unit of its page the block begins that an address lies in."""
