@@ -28,6 +28,8 @@ from rtl.planes.placer import Placer
 from rtl.planes.scanner import Scanner
 from rtl.stream import (
     AsyncFifo,
+    BlockJoiner,
+    BlockSplitter,
     DelayLine,
     FullSlice,
     HalfSlice,
@@ -117,6 +119,8 @@ def _of_stages() -> Iterator[Proof]:
         ("Joiner", "2 to 4 bytes", lambda: Joiner(2, 4), 2),
         ("Packer", "2 to 4 bytes", lambda: Packer(2, 4, 1), 3),
         ("Unpacker", "4 to 3 bytes", lambda: Unpacker(3, 4), 3),
+        ("BlockSplitter", "3 to 2 bytes", lambda: BlockSplitter(3, 2), 1),
+        ("BlockJoiner", "2 to 3 bytes", lambda: BlockJoiner(3, 2), 2),
         ("FullSlice", "2 bytes", lambda: FullSlice(word_layout(2)), 1),
         ("HalfSlice", "2 bytes", lambda: HalfSlice(word_layout(2)), 1),
         ("DelayLine", "8 bits, 4 deep", lambda: DelayLine(8, 4), 4),

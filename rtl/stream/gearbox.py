@@ -218,15 +218,16 @@ class BlockJoiner(wiring.Component):
         m = Module()
         bits, words = 8 * self._bus, -(-self._block // self._bus)
         block, index = Signal(8 * self._block, reset_less=True), Signal(range(words))
+        is_last = index == words - 1
         m.d.comb += [
             self.o.p.data.eq(block),
             self.o.p.last.eq(1),
             self.i.ready.eq(~self.o.valid | self.o.ready),
         ]
         with m.If(self.i.ready):
-            m.d.sync += self.o.valid.eq(self.i.valid & self.i.p.last)
+            m.d.sync += self.o.valid.eq(self.i.valid & is_last)
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += index.eq(Mux(self.i.p.last, 0, index + 1))
+            m.d.sync += index.eq(Mux(is_last, 0, index + 1))
             for i in range(words):
                 with m.If(index == i):
                     m.d.sync += block[i * bits : (i + 1) * bits].eq(self.i.p.data)
