@@ -1,6 +1,8 @@
 """``python -m gen.synth.memory``: the area of a memory engine beyond its codecs and its memories.
 
 In the codecs' stead are some that only count words. Memories are not counted: they buffer blocks and beats.
+The codecs of a memory engine have no gearboxes, as those by themselves have: what that saves of them is
+subtracted.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from amaranth import Value
 from amaranth.back import verilog
+from amaranth.hdl import Elaboratable, Fragment
+from amaranth.lib import wiring
 
 from golden import PlaneFormat
 from rtl.memory import MemoryEngine, MemoryParameters
+from rtl.ports import COMPRESSORS, DECOMPRESSORS, core_of
 
 from ..formal.paths import without_codecs
 from ..yosys import run_yosys
@@ -35,8 +41,30 @@ def main() -> None:
     parameters = ENGINES[parser.parse_args().engine]
     FOLDER.mkdir(parents=True, exist_ok=True)
     engine = MemoryEngine(parameters)
-    ports = [getattr(engine, name) for name in engine.signature.members]
-    text = verilog.convert(without_codecs(engine, None), name=_TOP, ports=ports, emit_src=False)
+    areas = _areas(without_codecs(engine, None), engine)
+    for name, area in sorted(areas.items(), key=lambda item: -item[1]):
+        print(f"{area:8.1f} {name}")
+    total, saved = sum(areas.values()), _saved_in_codecs(parameters)
+    print(f"{total:8.1f} kGE in all")
+    print(f"{saved:8.1f} that its codecs are smaller than by themselves")
+    print(f"{total - saved:8.1f} kGE beyond codecs by themselves")
+
+
+def _saved_in_codecs(parameters: MemoryParameters) -> float:
+    """kGE that a compressor and a decompressor of each format take more where tensors have several blocks."""
+    saved = 0.0
+    for fmt in parameters.formats:
+        for cores in (COMPRESSORS, DECOMPRESSORS):
+            kind = core_of(cores, fmt)
+            alone, inside = (kind(fmt, parameters.bus_bytes, single=single) for single in (False, True))
+            saved += sum(_areas(alone, alone).values()) - sum(_areas(inside, inside).values())
+    return saved
+
+
+def _areas(design: Elaboratable | Fragment, component: wiring.Component) -> dict[str, float]:
+    """kGE of each module of a design with a component's ports, without memories."""
+    ports = [Value.cast(value) for *_, value in component.signature.flatten(component)]
+    text = verilog.convert(design, name=_TOP, ports=ports, emit_src=False)
     (FOLDER / "source.v").write_text(text)
     script = [
         f"read_verilog {FOLDER}/source.v",
@@ -66,9 +94,7 @@ def main() -> None:
     for name, module in modules.items():
         cells = {cell: n for cell, n in module["num_cells_by_type"].items() if not cell.startswith("$mem")}
         areas[name.removeprefix(f"\\{_TOP}").removeprefix(".") or "top"] = kilogates(cells)
-    for name, area in sorted(areas.items(), key=lambda item: -item[1]):
-        print(f"{area:8.1f} {name}")
-    print(f"{sum(areas.values()):8.1f} kGE in all")
+    return areas
 
 
 if __name__ == "__main__":
