@@ -762,6 +762,25 @@ def test_inputs_of_norms_are_kept_without_their_means(norm, size):
         assert error(found, expected) < 1.1 * error(of_hooks, expected) < 0.3
 
 
+@needs_a_compiler
+def test_a_norm_of_heads_whose_input_stays_exact_compiles():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.norm, self.after = nn.Linear(64, 64), nn.LayerNorm(16), nn.Linear(64, 64)
+
+        def forward(self, x):
+            heads = self.before(x).unflatten(2, (4, 16)).transpose(1, 2)
+            return self.after(self.norm(heads).transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    model = Model()
+    expected, call = step(model), bitstash.compile(model, FMT, min_values=MIN_VALUES)
+    assert error(step(model, call), expected) < 0.15
+    rows = [row for row in call.report().rows if "norm" in row.saved_by]
+    assert {row.kept for row in rows if row.shape[-1:] == (1,)} == {"norm statistics"}
+
+
 def test_means_of_channels_are_kept_beside_what_is_left():
     class Model(nn.Module):
         def __init__(self):

@@ -166,11 +166,13 @@ class Maker:
 
     def _inner(self, group: Group, way: Recomputation, root: Node, terms: _Terms) -> list[Made] | None:
         """Of a decomposed operation: what the nodes that make its result are given from outside."""
+        if is_kept_result(self._joint, way, root):
+            return None
         found: list[Made] = []
         waiting, seen = [root], {root}
         while waiting:
             node = waiting.pop()
-            if node is not root and is_kept_result(self._joint, way, node):
+            if is_kept_result(self._joint, way, node):
                 found.append(Made())
                 continue
             if not is_repeatable(node) or (way.fits is not None and node.target not in _SMOOTH):
