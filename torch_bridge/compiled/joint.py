@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.geometry import Geometry, Region
 from ..facts.operations import Operation, operation
@@ -185,6 +186,7 @@ class Joint:
             is_cut = node.target is _DETACH and any(one not in self.backward for one in node.users)
             needs = not is_cut and any(one in self.requires_grad for one in node.all_input_nodes)
             is_of_indices = all(one in self.of_indices for one in node.all_input_nodes)
+            is_of_indices &= node.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE
         if needs and is_float:
             self.requires_grad.add(node)
         if is_of_indices:

@@ -31,6 +31,7 @@ from .measured import CHOICES, sizes_of, text_of_all
 from .plan import Entry, Plan
 from .rewrite import Rewriter, merged
 from .saved import saved_tensors
+from .written import keep_before_writing
 
 _ANEW = "torch.compiler.config.force_disable_caches = True compiles anew"
 PARTITIONER = "kept by the partitioner"
@@ -102,7 +103,11 @@ class Partitioner:
 
         self._cached.miss()
         gm.graph.eliminate_dead_code()
-        joint = Joint(gm.graph, kwargs.get("static_lifetime_input_indices"))
+        constants = kwargs.get("static_lifetime_input_indices")
+        joint = Joint(gm.graph, constants)
+        if keep_before_writing(joint):
+            gm.recompile()
+            joint = Joint(gm.graph, constants)
         plan = self._plan(joint)
         rewriter = Rewriter(joint, plan, self._backend) if plan.changes else None
         if rewriter is not None:
