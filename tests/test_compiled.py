@@ -965,5 +965,11 @@ def test_compile_names_what_is_wrong():
         bitstash.compile(1)
     with pytest.raises(ValueError, match="backend must be one of inductor, aot_eager, not 'eager'"):
         bitstash.compile(nn.Linear(1, 1), backend="eager")
+    for options in (3, {"custom_partitioner_fn": print}):
+        with pytest.raises(ValueError, match="must be a dictionary without 'custom_partitioner_fn', not "):
+            bitstash.compile(nn.Linear(1, 1), options=options)
+    for given in ({"options": {"cpp.threads": 1}}, {"mode": "reduce-overhead"}):
+        with pytest.raises(ValueError, match="must be None with backend 'aot_eager', which has none, not "):
+            bitstash.compile(nn.Linear(1, 1), backend="aot_eager", **given)
     with pytest.raises(RuntimeError, match="no graph with a backward pass was compiled"):
         bitstash.compile(nn.Linear(1, 1), backend="aot_eager").report()

@@ -12,6 +12,7 @@ from ..policy import Policy
 from .partitioner import Partitioner
 
 _BACKENDS = ("inductor", "aot_eager")
+_OURS = "custom_partitioner_fn"
 
 
 def compile(
@@ -56,18 +57,21 @@ def compile(
         raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}, not {backend!r}")
+    if options is not None and (not isinstance(options, dict) or _OURS in options):
+        raise ValueError(f"options must be a dictionary without {_OURS!r}, not {reprlib.repr(options)}")
     if hasattr(model, "report"):
         raise ValueError("model must have no attribute of the name report: use a Partitioner instead")
     partitioner = Partitioner(policy, codec, bits=bits, time=time, min_values=min_values)
     if backend == "aot_eager":
-        if options:
-            raise ValueError(
-                f"options must be None with backend 'aot_eager', which has none, not {options!r}"
-            )
+        for name, value in (("options", options), ("mode", settings.get("mode"))):
+            if value:
+                raise ValueError(
+                    f"{name} must be None with backend 'aot_eager', which has none, not {value!r}"
+                )
         compiled = torch.compile(model, backend=partitioner.aot_eager(), **settings)
     else:
         compiled = torch.compile(
-            model, options=_options(options, settings) | {"custom_partitioner_fn": partitioner}, **settings
+            model, options=_options(options, settings) | {_OURS: partitioner}, **settings
         )
     object.__setattr__(compiled, "report", partitioner.report)
     return compiled
