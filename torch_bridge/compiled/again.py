@@ -138,8 +138,6 @@ class Maker:
             return None
         if way.factors is not None and is_checkpointed(self._joint, root):
             return None  # it is done again by checkpointing
-        if not group.is_whole and is_kept_result(self._joint, way, root):
-            return None
         is_single = len(group.inputs) == 1
         feeds = way.factors is not None or (terms.feeds and is_single)
         terms = replace(terms, only_exact=terms.only_exact or way.needs_exact, feeds=feeds)

@@ -13,6 +13,8 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule, Node
 
+import golden
+
 from .. import backends
 from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
@@ -299,7 +301,8 @@ def _register() -> None:
 def _source() -> str:
     """A hash of everything that decides what a graph becomes."""
     root, found = Path(__file__).parent.parent, hashlib.sha256()
-    for package in ("backends", "compiled", "facts", "policy", "store"):
-        for path in sorted((root / package).glob("*.py")):
+    packages = (root / name for name in ("backends", "compiled", "facts", "policy", "store"))
+    for folder in (Path(golden.__file__).parent, root, *packages):
+        for path in sorted(folder.glob("*.py")):
             found.update(path.read_bytes())
     return found.hexdigest()
