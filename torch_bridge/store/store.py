@@ -228,9 +228,7 @@ class Store:
             codec, kept = BitsCodec.of(region.values(tensor)), BITS
         elif decision.recompute != "no" and (entry := self._recompute(saved, facts, decision)) is not None:
             return entry, RECOMPUTED
-        elif (
-            decision.bits and (found := two_values(self._verdicts, facts, region.values(tensor))) is not None
-        ):
+        elif decision.bits and (found := self._bits(facts, region.values(tensor))) is not None:
             (codec, flag), kept = found, BITS
         elif decision.format is not None and not has_means(tensor, decision):
             kept = REPEATED
@@ -251,6 +249,10 @@ class Store:
     def _codec(self, decision: Decision, region: Region, row: int) -> Backend | None:
         """What compresses a region whose rows have so many values; None if it stays exact."""
         return self._codecs.smaller(decision, region, row)
+
+    def _bits(self, facts: Facts, values: torch.Tensor) -> tuple[BitsCodec, Flag | None] | None:
+        """What stores two values as bits, as ``two_values`` finds it."""
+        return two_values(self._verdicts, facts, values)
 
     def _recompute(self, saved: Saved, facts: Facts, decision: Decision) -> Recomputed | None:
         """What a tensor is recomputed from; None if it has to be kept."""
