@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import bitstash
@@ -22,6 +23,7 @@ from bitstash import HadamardFormat, Partitioner, PlaneFormat, Policy, Rule
 from torch_bridge.backends import GoldenBackend
 from torch_bridge.backends.rows import pad_rows, unpad_rows
 from torch_bridge.compiled import cached, operators
+from torch_bridge.compiled import partitioner as partitioner_module
 from torch_bridge.compiled.measured import (
     Choices,
     compress_measured,
@@ -839,6 +841,44 @@ def test_compiled_autograd_runs_the_same_graphs():
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_what_is_compressed_on_a_gpu_waits_in_the_memory_of_the_cpu(monkeypatch):
+    """The device stands in for a GPU: PyTorch moves what the partitioner marks, here to where it is."""
+    model = blocks(1)
+    expected = step(model, compiled(model))
+    kept = []
+    split = min_cut_rematerialization_partition
+
+    def spy(*args, **kwargs):
+        forward, backward = split(*args, **kwargs)
+        kept.extend(forward.graph.find_nodes(op="output")[0].args[0])
+        return forward, backward
+
+    monkeypatch.setattr(partitioner_module, "_is_on_gpu", lambda node: True)
+    monkeypatch.setattr("torch._functorch.partitioners.min_cut_rematerialization_partition", spy)
+    ours, offloading = (
+        Partitioner(FMT, min_values=MIN_VALUES),
+        Partitioner(FMT, min_values=MIN_VALUES, offload=True),
+    )
+    assert ours.uuid() != offloading.uuid()
+    reports = []
+    for partitioner, moved in ((ours, False), (offloading, True)):
+        kept.clear()
+        torch.compiler.reset()
+        assert torch.equal(step(model, torch.compile(model, backend=partitioner.aot_eager())), expected)
+        names = [node.name for node in kept if isinstance(node, torch.fx.Node)]
+        assert any(name.startswith("cpu_offload_compress") for name in names) == moved
+        assert not (moved and any(name.startswith("compress") for name in names))
+        reports.append(partitioner.report())
+    assert reports[0] == reports[1]
+
+
+def test_there_is_nothing_to_offload_from_a_cpu():
+    model = blocks(1)
+    partitioner = Partitioner(FMT, min_values=MIN_VALUES, offload=True)
+    with pytest.warns(RuntimeWarning, match="offload=True moves nothing of a graph whose tensors are on the"):
+        step(model, torch.compile(model, backend=partitioner.aot_eager()))
+
+
 def test_a_compressor_around_a_compiled_model_says_what_to_write():
     model = blocks(1)
     call = torch.compile(model, backend="aot_eager")
@@ -953,6 +993,7 @@ def test_the_policy_and_the_source_name_a_partitioner_in_caches():
         ({"policy": "4"}, "policy must be a format or a Policy, not '4'"),
         ({"backend": "memory"}, "backend must be one that gives its blocks away, not 'memory'"),
         ({"min_values": -1}, "min_values must be a number of values, not -1"),
+        ({"offload": "cpu"}, "offload must be True or False, not 'cpu'"),
     ],
 )
 def test_a_partitioner_names_what_is_wrong(arguments, message):
@@ -965,6 +1006,8 @@ def test_compile_names_what_is_wrong():
         bitstash.compile(1)
     with pytest.raises(ValueError, match="backend must be one of inductor, aot_eager, not 'eager'"):
         bitstash.compile(nn.Linear(1, 1), backend="eager")
+    with pytest.raises(ValueError, match=r"codec must be one of auto, .*, not 'memory'"):
+        bitstash.compile(nn.Linear(1, 1), codec="memory")
     for options in (3, {"custom_partitioner_fn": print}):
         with pytest.raises(ValueError, match="must be a dictionary without 'custom_partitioner_fn', not "):
             bitstash.compile(nn.Linear(1, 1), options=options)

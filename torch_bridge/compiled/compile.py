@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from .. import backends
 from ..backends.dtypes import AnyFormat
 from ..policy import Policy
 from .partitioner import Partitioner
 
 _BACKENDS = ("inductor", "aot_eager")
+_CODECS = tuple(name for name in backends.NAMES if name not in backends.IN_PLACE)
 _OURS = "custom_partitioner_fn"
 
 
@@ -22,6 +24,7 @@ def compile(
     bits: int | None = None,
     time: float | None = None,
     min_values: int = 1024,
+    offload: bool = False,
     codec: str = "auto",
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
@@ -35,6 +38,7 @@ def compile(
         bits: as of ``Partitioner``.
         time: as of ``Partitioner``.
         min_values: as of ``Partitioner``.
+        offload: as of ``Partitioner``.
         codec: what compresses: the ``backend`` of ``Partitioner``.
         backend: of the compiler: "inductor", or "aot_eager", which runs the graphs as they are.
         options: of Inductor.
@@ -55,13 +59,15 @@ def compile(
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, not {reprlib.repr(model)}")
+    if codec not in _CODECS:
+        raise ValueError(f"codec must be one of {', '.join(_CODECS)}, not {codec!r}")
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}, not {backend!r}")
     if options is not None and (not isinstance(options, dict) or _OURS in options):
         raise ValueError(f"options must be a dictionary without {_OURS!r}, not {reprlib.repr(options)}")
     if hasattr(model, "report"):
         raise ValueError("model must have no attribute of the name report: use a Partitioner instead")
-    partitioner = Partitioner(policy, codec, bits=bits, time=time, min_values=min_values)
+    partitioner = Partitioner(policy, codec, bits=bits, time=time, min_values=min_values, offload=offload)
     if backend == "aot_eager":
         for name, value in (("options", options), ("mode", settings.get("mode"))):
             if value:

@@ -36,6 +36,7 @@ from .saved import saved_tensors
 from .written import keep_before_writing
 
 _ANEW = "torch.compiler.config.force_disable_caches = True compiles anew"
+_OFFLOADED = "cpu_offload_"  # how PyTorch names what it moves there
 PARTITIONER = "kept by the partitioner"
 # What is said of tensors that were measured, and for which no format is fine enough.
 _WHY: dict[Any, str] = {Need.LOGITS: SPREAD, Need.PROBABILITIES: PEAKED}
@@ -58,6 +59,8 @@ class Partitioner:
             step of so much time: all that can be is recomputed in a plan of the graph, of which the best is
             picked. Queries and keys are recomputed from exact tensors only, and no sum that may cancel.
         min_values: tensors with fewer distinct values stay exact.
+        offload: what is compressed on a GPU waits for the backward pass in the CPU's memory. PyTorch moves
+            it, as ``torch._functorch.config.activation_offload_*`` say.
 
     Raises:
         ValueError: an argument is none of these, or no rule of the policy recomputes products and there is
@@ -81,14 +84,17 @@ class Partitioner:
         bits: int | None = None,
         time: float | None = None,
         min_values: int = 1024,
+        offload: bool = False,
     ) -> None:
         if not isinstance(min_values, int) or min_values < 0:
             raise ValueError(f"min_values must be a number of values, not {min_values!r}")
+        if not isinstance(offload, bool):
+            raise ValueError(f"offload must be True or False, not {offload!r}")
         check_time(time)
         if backend in backends.IN_PLACE:
             raise ValueError(f"backend must be one that gives its blocks away, not {backend!r}")
         self._policy, self._backend = as_policy(policy, bits, products=time is not None), backend
-        self._time, self._min_values = time, min_values
+        self._time, self._min_values, self._offload = time, min_values, offload
         Codecs(self._policy, backend)  # what is wrong with a format shows now
         self._tally, self._graphs, self._told = Tally(), 0, set[str]()
         self._chosen: list[_Chosen] = []
@@ -114,14 +120,26 @@ class Partitioner:
         rewriter = Rewriter(joint, plan, self._backend) if plan.changes else None
         if rewriter is not None:
             rewriter.run()
+            if self._offload:
+                self._mark(rewriter)
             if config.cse:
                 gm.graph = merged(gm.graph, rewriter.inserted)
             gm.recompile()
-        with config.patch(cse=config.cse and rewriter is None):
+        is_offloading = config.enable_activation_offloading or self._offload
+        cse = config.cse and rewriter is None
+        with config.patch(cse=cse, enable_activation_offloading=is_offloading):
             forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         self._tell(plan)
         self._count(joint, plan, rewriter, forward, kwargs["num_fwd_outputs"])
         return forward, backward
+
+    def _mark(self, rewriter: Rewriter) -> None:
+        """Say what PyTorch is to move to the CPU's memory."""
+        for node in rewriter.stored:
+            if _is_on_gpu(node):
+                node.meta["should_offload"] = True
+            else:
+                self._warn("offload", "offload=True moves nothing of a graph whose tensors are on the CPU")
 
     def _plan(self, joint: Joint) -> Plan:
         """What becomes of a graph's tensors; with products that are done again, after what these cost."""
@@ -173,7 +191,8 @@ class Partitioner:
     def uuid(self) -> str:
         """What PyTorch's caches of compiled graphs tell partitioners by: the policy, and the source."""
         self._cached.look_up()
-        parts = (self._policy.rules, self._backend, self._time, self._min_values, _source())
+        given = (self._policy.rules, self._backend, self._time, self._min_values, self._offload)
+        parts = (*given, _source())
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -183,15 +202,18 @@ class Partitioner:
 
     def _tell(self, plan: Plan) -> None:
         for name, (module, nbytes) in plan.unknown.items():
-            if name not in self._told:
-                self._told.add(name)
-                warnings.warn(
-                    f"{name!r} in module {module!r} reads {nbytes:,} bytes in the backward pass that stay "
-                    "exact: what it needs of them is not known. If it bears small errors: "
-                    f'Policy([Rule(fmt, saved_by="{name}"), *policy.rules])',
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            self._warn(
+                name,
+                f"{name!r} in module {module!r} reads {nbytes:,} bytes in the backward pass that stay "
+                "exact: what it needs of them is not known. If it bears small errors: "
+                f'Policy([Rule(fmt, saved_by="{name}"), *policy.rules])',
+            )
+
+    def _warn(self, about: str, message: str) -> None:
+        """Warn, once for each subject."""
+        if about not in self._told:
+            self._told.add(about)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def _count(
         self, joint: Joint, plan: Plan, rewriter: Rewriter | None, forward: GraphModule, outputs: int
@@ -216,12 +238,13 @@ class Partitioner:
         for node in dict.fromkeys(out[outputs:]):
             if not isinstance(node, Node) or not is_tensor(node):
                 continue
-            found = stored.get(node.name) or exact.get(memory.get(node.name))
+            name = node.name.removeprefix(_OFFLOADED)
+            found = stored.get(name) or exact.get(memory.get(name))
             if found is None:
-                facts = _facts_of_other(node, constants.get(node.name, ""))
-                self._add(facts, constants.get(node.name) or PARTITIONER, _nbytes(node), _nbytes(node))
+                facts = _facts_of_other(node, constants.get(name, ""))
+                self._add(facts, constants.get(name) or PARTITIONER, _nbytes(node), _nbytes(node))
             else:
-                before = sizes.get(found, 0) if node.name in stored else 0  # views share their memory
+                before = sizes.get(found, 0) if name in stored else 0  # views share their memory
                 sizes[found] = before + _nbytes(node)
         for entry, nbytes in sizes.items():
             original = _nbytes(entry.node)
@@ -270,6 +293,10 @@ def _is_captured(joint: Joint) -> bool:
 
     values = (node.meta["val"] for node in joint.nodes if is_tensor(node))
     return bool(config.triton.cudagraphs) and any(value.device.type == "cuda" for value in values)
+
+
+def _is_on_gpu(node: Node) -> bool:
+    return bool(node.meta["val"].device.type != "cpu")
 
 
 def _nbytes(node: Node) -> int:
