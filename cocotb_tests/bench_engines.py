@@ -300,7 +300,7 @@ async def matches_golden_in_rare_blocks(dut, idle, stall):
 @cocotb.parametrize(ends=list(PATTERNS))
 async def invalid_headers_give_zeros_and_an_error(dut, ends):
     """A block with an invalid header is zeros with ``error``; behind a valid one any bytes are decoded."""
-    fmt, rng = TASK.fmt, TASK.rng(5)
+    fmt, rng = TASK.fmt, TASK.rng(5, list(PATTERNS).index(ends))
     bench = await started(5)
     bench.pause(PATTERNS[ends], PATTERNS[ends])
     ordinary = [fmt.compress(stimulus.blocks(fmt, "mixed", 20, rng, TASK.activations)) for _ in range(20)]

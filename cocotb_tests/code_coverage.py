@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 from gen import netlist
 from gen.config import Config
 from gen.verilog import module_name
-from golden import HadamardFormat, PlaneFormat
+from golden import Format, HadamardFormat, PlaneFormat
+from golden.hadamard import LEVELS
 
 
 class Point(NamedTuple):
@@ -117,10 +119,30 @@ def waiver(config: Config, part: str, place: str) -> str | None:
     is_end = re.fullmatch(r"m_axis_tkeep|(.*\.)?(word|o__?payload(\$\d+)?)\.empty", place)
     if part == "decompressor" and is_end and config.fmt.original_bytes < config.bus_bytes:
         return "of a word that ends within a block: values come out in whole blocks"
-    return (
-        _plane_waiver(config.fmt, place)
-        if isinstance(config.fmt, PlaneFormat)
-        else _hadamard_waiver(config.fmt, place)
+    if re.fullmatch(r"(.*\.)?narrower\.\w+_words\.index is \d+'h0", place):
+        return "of a word's first piece among those that follow it"
+    if isinstance(config.fmt, PlaneFormat):
+        return _plane_waiver(config.fmt, place)
+    return _sums_waiver(config, place) or _hadamard_waiver(config.fmt, place)
+
+
+def _sums_waiver(config: Config, place: str) -> str | None:
+    """Of what follows from the sums that a decompressor of several formats can have."""
+    if re.fullmatch(r"(.*\.)?composer(\$\d+)?\.rows\d+_to\d+_\d+_\d+_carry", place):
+        return "of two bits of a sum that together are larger than any sum is"
+    small = [fmt for fmt in config.formats if fmt.float_type.exponent_bits < 8]
+    is_moved = re.fullmatch(r"(.*\.)?composer(\$\d+)?\.moved\d+_by[1248]", place)
+    if is_moved and 0 < len(small) < len(config.formats) and all(_step(fmt) % 4 == 0 for fmt in small):
+        return "of a product's lowest bits: only fp16 moves them by less than eight, where they are 0"
+    return None
+
+
+def _step(fmt: Format) -> int:
+    """What all sums of a block's levels are multiples of."""
+    levels = [LEVELS[width] for width in fmt.widths if width]
+    most = sum(of_width[-1] for of_width in levels)
+    return math.gcd(
+        most, *(of_width[-1] + sign * level for of_width in levels for level in of_width for sign in (-1, 1))
     )
 
 
@@ -148,6 +170,10 @@ def _hadamard_waiver(fmt: HadamardFormat, place: str) -> str | None:
         r"(.*\.)?scaler(\$\d+)?\.(energy_moved|undivided|state\d+|reduced\d+)(\.rest)?", place
     ):
         return "of a dividend's lowest bits: an energy of an odd number of bits is moved by one at least"
+    composed = re.fullmatch(r"(.*\.)?composer(\$\d+)?\.float\d+_(passes0|carry(\d+))", place)
+    ft = fmt.float_type
+    if composed and int(composed[4] or ft.width) >= ft.mantissa_bits + (8 if ft.exponent_bits == 8 else 7):
+        return "of a rounding's carry through an exponent field of ones alone: no sum's is so large"
     carries = r"(.*\.)?aligner(\$\d+)?\.rounded\d+_(carry([7-9]|1\d)|passes[48])"
     if fmt.dtype == "bf16" and re.fullmatch(carries, place):
         return "of a rounding's carry through eight ones: a bfloat16 has no ninth bit to round by"

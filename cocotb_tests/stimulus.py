@@ -111,13 +111,17 @@ def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) 
     fractions = rng.integers(0, 1 << FRACTION_BITS, count)
     fractions |= rng.choice([0, (1 << FRACTION_BITS) - 3], count)  # half of them large ones
     exponents = rng.integers(1, 1 << _EXPONENT_BITS, count)
+    if ft.exponent_bits < 8:  # half of them around the least numbers that there are
+        least = SCALE_BIAS - ft.bias - rng.integers(0, 32, count)
+        exponents = np.where(rng.random(count) < 0.5, least, exponents)
     sums_up, fractions_up = _rounded_to_powers(fmt)
     if len(sums_up):
         chosen = rng.integers(0, len(sums_up), count)
-        # Half of the powers change all bits of the exponent field: 2, and one that is too large.
+        # Half of the powers change all bits of the exponent field, in which some are too large.
+        fields = 1 << np.arange(ft.exponent_bits - 1, _EXPONENT_BITS + 1)
         power = np.where(
             rng.random(count) < 0.5,
-            rng.choice([1, ft.bias + 2], count),
+            rng.choice(fields - ft.bias, count),
             rng.integers(2 - ft.bias, ft.bias, count),
         )
         products = sums_up * (fractions_up + (1 << FRACTION_BITS))

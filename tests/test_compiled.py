@@ -643,6 +643,14 @@ def test_gradients_agree(dtype):
     assert call.report().ratio > (16 if dtype == "fp32" else 9)
 
 
+def test_what_autocast_makes_of_a_parameter_is_made_again():
+    model = blocks()
+    call = compiled(model, fullgraph=True)
+    step(model, call, around=torch.autocast("cpu", torch.bfloat16))
+    constants = {row.kept for row in call.report().rows if not row.counted}
+    assert constants == {"parameter"}
+
+
 def test_sizes_may_change():
     model = blocks()
     call = compiled(model, dynamic=True)

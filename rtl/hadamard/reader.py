@@ -20,7 +20,8 @@ __all__ = ["Reader", "largest_sum", "sums_layout"]
 
 def largest_sum(engine: HadamardEngine) -> int:
     """The largest sum of a block's levels, each half of what it is if all are even."""
-    return engine.block * (max(LEVELS[width][-1] for width in engine.thresholds) >> engine.halved)
+    sums = (sum(LEVELS[width][-1] for width in fmt.widths if width) for fmt in engine.formats)
+    return max(sums) >> engine.halved
 
 
 def sums_layout(engine: HadamardEngine) -> data.StructLayout:
@@ -134,8 +135,8 @@ class Reader(wiring.Component):
             signs = pattern.signs if number == 0 else _kept(m, f"{name}_signs", takes, signs)
         m.d.comb += [
             *(
-                Cat(lane).eq(Cat(sums[0], kind))
-                for lane, sums, kind in zip(self.o.p.lanes, lanes, beside.kinds, strict=True)
+                Cat(lane).eq(Cat(number[: len(lane.magnitude)], number[-1], kind))
+                for lane, (number,), kind in zip(self.o.p.lanes, lanes, beside.kinds, strict=True)
             ),
             *(self.o.p[name].eq(beside[name]) for name in ("scale", "error", "last")),
         ]
@@ -144,7 +145,8 @@ class Reader(wiring.Component):
     def _leaves(self, m: Module, flips: list[Signal]) -> list[list[Value]]:
         """For each lane the coefficients of all words, with the signs that they have in a word of values."""
         engine = self._engine
-        bits = 1 + (largest_sum(engine) // engine.block).bit_length()
+        largest = max(LEVELS[width][-1] for width in engine.thresholds)
+        bits = 1 + (largest >> engine.halved).bit_length()
         places = {
             fmt: list(zip(fmt.widths.tolist(), (fmt.widths.cumsum() - fmt.widths).tolist(), strict=True))
             for fmt in engine.formats

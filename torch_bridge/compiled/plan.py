@@ -18,6 +18,7 @@ from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
 from ..facts.needs import Need, Normed
+from ..facts.watch import COPY, PARAMETER
 from ..policy import Decision, Policy
 from ..policy.decision import EXACT, Recompute, keeps_signs
 from ..policy.policy import TABLE
@@ -114,7 +115,7 @@ class Plan:
         outcome: the entry of each saved tensor.
         unknown: names of what saves tensors that no table knows, with an example's module and their bytes.
         remade: nodes whose memory is computed anew; recomputation takes all others as they are.
-        anew: nodes made of indices alone that the partitioner is to compute anew.
+        anew: nodes made of indices or parameters alone that the partitioner is to compute anew.
         start: the first node of the backward pass; None if there is none.
     """
 
@@ -181,6 +182,8 @@ class Plan:
                 decision = replace(decision, format=None, finer=(), least=EXACT, why=NOT_MEASURED)
         if facts.constant:
             self._add(saved, Entry(node, "exact", facts, decision.why))
+            if facts.constant == f"{PARAMETER}{COPY}":  # as autocast makes, which the parameter outlives
+                self.anew |= set(joint.chain(node))
             return
         if decision.unknown and facts.elements >= self._min_values:
             module, nbytes = self.unknown.get(saved.saved_by, (saved.module, 0))
