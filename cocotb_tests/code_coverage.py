@@ -119,7 +119,7 @@ def waiver(config: Config, part: str, place: str) -> str | None:
     is_end = re.fullmatch(r"m_axis_tkeep|(.*\.)?(word|o__?payload(\$\d+)?)\.empty", place)
     if part == "decompressor" and is_end and config.fmt.original_bytes < config.bus_bytes:
         return "of a word that ends within a block: values come out in whole blocks"
-    if re.fullmatch(r"(.*\.)?narrower\.\w+_words\.index is \d+'h0", place):
+    if re.fullmatch(r"(.*\.)?(narrower|widener)\.\w+_words\.index is \d+'h0", place):
         return "of a word's first piece among those that follow it"
     if isinstance(config.fmt, PlaneFormat):
         return _plane_waiver(config.fmt, place)
@@ -182,6 +182,10 @@ def _hadamard_waiver(fmt: HadamardFormat, place: str) -> str | None:
     is_short = sum(largest).bit_length() < (fmt.block * max(largest)).bit_length()
     if is_short and re.fullmatch(r"(.*\.)?reader\.(stage\d+_\d+_\d+|value\d+_magnitude)", place):
         return "of a sum as large as if all fields were as wide as the widest"
+    if re.fullmatch(r"(.*\.)?product(\$\d+)?\.blocks_to\d+_2[4-9]_\d+_(carry|sum)", place):
+        return "of constants of negated terms, which registers hold from the first word on"
+    if re.fullmatch(r"(.*\.)?product(\$\d+)?\.words_to\d+_[23]_\d+_carry", place):
+        return "of two terms of a coefficient that exclude each other"
     carries = r"(.*\.)?aligner(\$\d+)?\.rounded\d+_(carry([7-9]|1\d)|passes[48])"
     if fmt.dtype == "bf16" and re.fullmatch(carries, place):
         return "of a rounding's carry through eight ones: a bfloat16 has no ninth bit to round by"
