@@ -651,6 +651,16 @@ def test_what_autocast_makes_of_a_parameter_is_made_again():
     assert constants == {"parameter"}
 
 
+def test_a_parameter_that_changes_before_the_backward_pass_is_named_under_autocast():
+    model = blocks(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = compiled(model)(batch()).square().mean()
+    with torch.no_grad():
+        model[1].up.weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_sizes_may_change():
     model = blocks()
     call = compiled(model, dynamic=True)

@@ -80,9 +80,9 @@ STUDIES = {
         tuple(scheme for scheme in FROM_SCRATCH if scheme not in _OF_SMALL),
         config="medium",
     ),
-    "gpt2": Study("GPT-2, 124M, 1024 tokens", FEW, (1, 2), 200, 1, 5, "medium", config="gpt2"),
+    "gpt2": Study("GPT-2 124M", FEW, (1, 2), 200, 1, 5, "medium", config="gpt2"),
     "gpt2-bf16": Study(
-        "GPT-2, 124M, 1024 tokens, bf16 autocast",
+        "the 124M model in bf16 autocast",
         ("baseline", "recompute, 4 bits", "recompute, 2 bits"),
         (1, 2),
         200,

@@ -48,7 +48,8 @@ class Partitioner:
     For ``torch.compile(model, options={"custom_partitioner_fn": Partitioner(policy)})``; ``compile``
     writes the same in one word. The tensors that the model's operations save are decided on as with hooks: by
     the same facts, the same table of operations and the same policy. What PyTorch's own minimal cut keeps
-    beyond these, or recomputes, stays exact.
+    beyond these, or recomputes, stays exact. Copies of parameters, as autocast makes, are made again: where a
+    parameter changes before the backward pass PyTorch raises, as without autocast.
 
     Args:
         policy: which tensors are compressed, and how far; a fixed-mode format stands for
@@ -139,7 +140,9 @@ class Partitioner:
             if _is_on_gpu(node):
                 node.meta["should_offload"] = True
             else:
-                self._warn("offload", "offload=True moves nothing of a graph whose tensors are on the CPU")
+                self._warn(
+                    "offload=True", "offload=True moves nothing of a graph whose tensors are on the CPU"
+                )
 
     def _plan(self, joint: Joint) -> Plan:
         """What becomes of a graph's tensors; with products that are done again, after what these cost."""
