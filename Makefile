@@ -17,7 +17,7 @@ help: ## Say what there is
 
 demo: setup library ## The whole story: Verilog, simulation, training with and without
 	for preset in $(SHOWN); do $(RUN) gen verilog --preset $$preset || exit; done
-	$(RUN) cocotb_tests sim --preset $(SHOWN)
+	$(RUN) cocotb_tests sim --engines $(SHOWN)
 	$(RUN) torch_bridge demo
 
 test: lint ## Lint, types and all tests

@@ -15,7 +15,20 @@ from gen.config import INTERFACES, Config
 
 from . import configs
 from .claims import CLAIMS, GAPS, Claim
-from .reports import BINS, CODE, FORMAL, MUTATION, NETLIST, SIM, STREAMS, XSAFETY, Report, Row, as_markdown
+from .reports import (
+    BINS,
+    CODE,
+    FORMAL,
+    MUTATION,
+    NETLIST,
+    SIM,
+    STREAMS,
+    XSAFETY,
+    Report,
+    Row,
+    as_markdown,
+    is_older,
+)
 from .runner import BENCHES, STREAM_BENCH
 
 _PORTS = dict(zip(INTERFACES, ("streams", "AXI4-Stream", "runtime-configurable"), strict=True))
@@ -38,10 +51,10 @@ are](#how-good-the-benches-are) · [Appendix: all that was run](#appendix-all-th
 
 _RUN = """## What was run
 
-`make verify` runs all of it, in hours, goes on where it was stopped, and writes this page. The figures are
-those of each command's last whole run, in [verification.json](verification.json), with a hash of the
-sources that were verified (`rtl/`, `golden/`, `cocotb_tests/`, `gen/formal/`). Where the sources have
-changed since, the table says "older".
+`make verify` runs all of it, in hours, goes on where it was stopped, and writes this page; `python -m
+cocotb_tests sim --engines NAME` and its like run some engines. The figures are those of each engine's last run, in [verification.json](verification.json), with a hash of the sources that
+were verified (`rtl/`, `golden/`, `gen/formal/`, and `cocotb_tests/` without what writes this page). Where
+the sources have changed since, the table says "older".
 
 {made}
 
@@ -82,17 +95,19 @@ def page() -> str:
 
 
 def _made() -> str:
-    """The commands, each with its commit, seed and tools."""
+    """The runs of the commands, each with its commit, seed and tools."""
     rows = []
     for report in _COMMANDS:
-        made = report.made()
-        tools = ", ".join(f"{name} {version}" for name, version in made.get("tools", {}).items())
-        commit = f"`{made['commit']}`" if made else "not recorded" if report.rows() else "not run to its end"
-        if "further" in made:
-            commit += f"; some since, {', '.join(f'`{one}`' for one in made['further'])}"
-        sources = "older" if report.is_stale else "these" if report.rows() else ""
-        rows.append([f"`{report.command}`", commit, sources, str(made.get("seed", "")), tools])
-    return as_markdown(["command", "commit", "sources", "seed", "tools"], rows)
+        for run in report.runs():
+            made = run["made"]
+            tools = ", ".join(f"{name} {version}" for name, version in made.get("tools", {}).items())
+            commit = f"`{made['commit']}`" if made else "not recorded"
+            of = f"{len(run['rows'])} of {len(report.rows())}"
+            sources = "older" if is_older(run) else "these"
+            rows.append([f"`{report.command}`", of, commit, sources, str(made.get("seed", "")), tools])
+        if not report.rows():
+            rows.append([f"`{report.command}`", "not run", "", "", "", ""])
+    return as_markdown(["command", "rows", "commit", "sources", "seed", "tools"], rows)
 
 
 def _section(number: int, claim: Claim) -> str:
@@ -172,12 +187,16 @@ def _ran(report: Report, rows: Sequence[Row], benches: Sequence[str]) -> tuple[s
     what = "words" if report is STREAMS else "blocks"
     number = len({row["config"] for row in rows})
     simulators = " and ".join(sorted({row["simulator"].capitalize() for row in rows}))
-    seeds = {row["seed"] for row in rows} if "seed" in rows[0] else {report.made().get("seed")}
+    seeds = {row["seed"] for row in rows} if "seed" in rows[0] else _seeds_of(report)
     extent = f"{number} of them, {simulators}, {_seeds(seeds)}"
     if _COMPARISONS & set(benches):
         extent += f", {sum(row[what] for row in rows):,} {what}"
     wrong = sum(row["mismatches"] for row in rows)
     return extent, f"**{wrong:,} mismatches**" if wrong else "holds"
+
+
+def _seeds_of(report: Report) -> set[int | None]:
+    return {run["made"].get("seed") for run in report.runs()}
 
 
 def _seeds(seeds: set[int | None]) -> str:
@@ -250,8 +269,8 @@ def _reached() -> Iterator[list[str]]:
 
 
 def _mutants() -> Iterator[list[str]]:
-    seeds = _seeds({MUTATION.made().get("seed")})
-    of_memory = [row for row in MUTATION.rows() if row["part"] == "memory" and row["config"] != "all"]
+    seeds = _seeds(_seeds_of(MUTATION))
+    of_memory = [row for row in MUTATION.rows() if row["part"] == "memory"]
     groups = _by_engine(MUTATION.rows()) | ({"memory engines": of_memory} if of_memory else {})
     for kind, rows in groups.items():
         equivalent, killed = (sum(row[name] for row in rows) for name in ("equivalent", "killed"))
@@ -302,28 +321,31 @@ def unmutated() -> Iterator[str]:
 def mixed() -> list[str]:
     """Why the record is not of one commit and of these sources: a line for each command, none if it is."""
     found = []
-    commits = {report.made().get("commit") for report in _COMMANDS}
+    commits = {run["made"].get("commit") for report in _COMMANDS for run in report.runs()}
     for report in _COMMANDS:
-        commit = report.made().get("commit", "unknown")
-        if not report.rows():
-            found.append(f"{report.command}: not run to its end")
-        elif report.is_stale:
-            found.append(f"{report.command}: of older sources, {commit}")
-        elif len(commits) > 1 or commit.endswith("-dirty") or "further" in report.made():
-            found.append(f"{report.command}: of {commit}, not of the one commit of all")
+        its = sorted({run["made"].get("commit", "unknown") for run in report.runs()})
+        if not its:
+            found.append(f"{report.command}: not run")
+        elif report.stale_rows():
+            found.append(f"{report.command}: of older sources, {', '.join(its)}")
+        elif len(commits) > 1 or its[0].endswith("-dirty"):
+            found.append(f"{report.command}: of {', '.join(its)}, not of the one commit of all")
     return found
 
 
 def _all_gaps() -> str:
-    unfinished = [report.command for report in _COMMANDS if not report.rows()]
     listed = [
-        f"`{command}` has not run to its end: what it would hold is not held." for command in unfinished
+        f"`{report.command}` was not run: what it would hold is not held."
+        for report in _COMMANDS
+        if not report.rows()
     ]
-    stale = [f"`{report.command}`" for report in _COMMANDS if report.is_stale]
+    stale = [
+        f"{len(report.stale_rows())} of {len(report.rows())} of `{report.command}`"
+        for report in _COMMANDS
+        if report.stale_rows()
+    ]
     if stale:
-        listed.append(
-            f"The rows of {', '.join(stale)} are of older sources: what has changed since is not held."
-        )
+        listed.append(f"Rows of older sources: {', '.join(stale)}. What has changed since is not held.")
     listed += [
         *(gap for claim in CLAIMS for gap in claim.gaps),
         *GAPS,

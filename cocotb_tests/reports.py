@@ -1,6 +1,7 @@
 """Tables of what was measured: on the terminal after a run, and in docs/ from docs/verification.json.
 
-That file has the last whole run of each command: one can be run again without hours of all the others.
+That file has the runs of each command that gave its rows: one, or several of some engines each. A row is
+that of its engine's last run.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Report:
         title: of its table.
         columns: members of a row to show, with their headings.
         about: what to know of the figures.
+        key: members of a row that say what was run.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Report:
     title: str
     columns: dict[str, str]
     about: str
+    key: tuple[str, ...] = ("config", "part")
 
     def write(self, rows: Sequence[Row], **further: Any) -> None:
         """Write the rows, and beside them what they were made with, and print their table.
@@ -59,6 +62,8 @@ class Report:
     def show(self, rows: Sequence[Row]) -> None:
         """Print the table of its rows among these."""
         rows = self.own(rows)
+        if not rows:
+            return
         table = Table(title=self.title)
         for name, heading in self.columns.items():
             is_number = all(isinstance(row[name], int | float) for row in rows)
@@ -69,27 +74,46 @@ class Report:
             table.add_row(*(_text(row[name]) for name in self.columns))
         Console(width=max(Console().width, 120)).print(table)
 
+    def runs(self) -> list[Row]:
+        """What was recorded: of each run its "rows", and with what they were "made" (gen/provenance.py)."""
+        runs: list[Row] = _records().get(self.name, [])
+        return runs
+
     def rows(self) -> list[Row]:
-        """The rows of the last whole run; none if there was none."""
-        rows: list[Row] = _records().get(self.name, {}).get("rows", [])
-        return rows
+        """The rows of all runs, the oldest run's first."""
+        return [row for run in self.runs() for row in run["rows"]]
 
-    def made(self) -> dict[str, Any]:
-        """What they were made with: see :mod:`gen.provenance`."""
-        made: dict[str, Any] = _records().get(self.name, {}).get("made", {})
-        return made
+    def stale_rows(self) -> list[Row]:
+        """Those that were made from other sources than those that are here."""
+        return [row for run in self.runs() if is_older(run) for row in run["rows"]]
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether there are rows that were made from other sources than those that are here."""
-        return bool(self.rows()) and self.made().get("sources") != provenance.sources()
+    def take(self) -> list[Row]:
+        """The runs with the one that has left its rows, without lists, in build/.
 
-    def left(self) -> list[Row] | None:
-        """The rows, without lists, that a run has left in build/; None if it was not a whole one."""
-        if not self.path.exists() or provenance.read(self.path).get("only"):
-            return None
-        rows = self.own(json.loads(self.path.read_text()))
-        return [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in rows]
+        A whole one is in place of all others. One of some engines is in place of these engines' rows, and
+        goes on with the last run if that was made with the same. A short one is no record.
+        """
+        if not self.path.exists():
+            return self.runs()
+        made = provenance.read(self.path)
+        is_short, is_whole = made.pop("short", False), not made.pop("only", None)
+        left = [
+            {name: value for name, value in row.items() if not isinstance(value, list | dict)}
+            for row in self.own(json.loads(self.path.read_text()))
+        ]
+        if is_short or not left:
+            return self.runs()
+        new = {self._key(row) for row in left}
+        runs = [
+            {"made": run["made"], "rows": [row for row in run["rows"] if self._key(row) not in new]}
+            for run in ([] if is_whole else self.runs())
+        ]
+        if runs and runs[-1]["made"] == made:
+            left = runs.pop()["rows"] + left
+        return [run for run in runs if run["rows"]] + [{"made": made, "rows": left}]
+
+    def _key(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self.key)
 
     def own(self, rows: Sequence[Row]) -> list[Row]:
         """Those of rows that are of this report."""
@@ -98,7 +122,9 @@ class Report:
     def section(self) -> str:
         """The table under its title, with the command and what to know of it, as Markdown."""
         table = self.table() if self.rows() else "Not run to its end."
-        stale = f"**{STALE}**\n\n" if self.is_stale else ""
+        count = len(self.stale_rows())
+        some = f"Of the first {count} rows: " if count < len(self.rows()) else ""
+        stale = f"**{some}{STALE}**\n\n" if count else ""
         return f"### {self.title}\n\n`{self.command}`. {self.about}\n\n{stale}{table}\n"
 
     def table(self) -> str:
@@ -108,6 +134,11 @@ class Report:
             for row in self.rows()
         ]
         return as_markdown(list(self.columns.values()), cells)
+
+
+def is_older(run: Row) -> bool:
+    """Whether a run was of other sources than those that are here."""
+    return run["made"].get("sources") != provenance.sources()
 
 
 def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -163,6 +194,7 @@ MEMORY = Report(
     "once; on the presets some are those of cocotbext-axi's bus master, with its memory. Rates are those of "
     "reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess is the share of memory's "
     "beats beyond the stored bytes; the latency is what a read of a word adds, in cycles.",
+    key=("config", "region"),
 )
 BINS = Report(
     "corners",
@@ -197,6 +229,7 @@ STREAMS = Report(
     },
     "Register slices, and FIFOs between clocks of seven ratios and phases. Rates are at equal clocks; "
     "latency is the edge of the sink's clock, after a word was taken, that first sees it.",
+    key=("config",),
 )
 CODE = Report(
     "coverage",
@@ -270,6 +303,7 @@ FORMAL = Report(
     },
     "With SymbiYosys. A component with a fault must be disproven (FAIL): it shows that the claim can be. The "
     "tiny floats, and blocks of 8 values, exist for proofs only.",
+    key=("claim", "component", "parameters", "extent"),
 )
 SYNTH = Report(
     "area",
@@ -320,46 +354,32 @@ def bins(figures: Sequence[Row]) -> list[Row]:
 
 
 def mutants(findings: Sequence[Row]) -> list[Row]:
-    """Rows of :data:`MUTATION`, one for each engine and part and one for each part in all."""
+    """Rows of :data:`MUTATION`, one for each engine and part."""
     rows = []
-    for part in dict.fromkeys(finding["part"] for finding in findings):
-        of_part = [finding for finding in findings if finding["part"] == part]
-        for config in [*dict.fromkeys(finding["config"] for finding in of_part), "all"]:
-            fates = Counter(f["fate"] for f in of_part if config in ("all", f["config"]))
-            faults = fates.total() - fates["equivalent"]
-            rows.append(
-                {"config": config, "part": part, "mutants": fates.total()}
-                | {fate: fates[fate] for fate in ("equivalent", "killed", "undecided", "open")}
-                | {"killed_percent": 100 * fates["killed"] / faults}
-            )
+    for config, part in dict.fromkeys((finding["config"], finding["part"]) for finding in findings):
+        fates = Counter(f["fate"] for f in findings if (f["config"], f["part"]) == (config, part))
+        faults = fates.total() - fates["equivalent"]
+        rows.append(
+            {"config": config, "part": part, "mutants": fates.total()}
+            | {fate: fates[fate] for fate in ("equivalent", "killed", "undecided", "open")}
+            | {"killed_percent": 100 * fates["killed"] / faults}
+        )
     return rows
 
 
 def take() -> None:
-    """Put what whole runs have left in build/ into docs/verification.json, in place of earlier runs."""
-    records = _records()
-    for report in (SIM, MEMORY, BINS, STREAMS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL):
-        rows = report.left()
-        if rows:
-            records[report.name] = {"made": provenance.read(report.path), "rows": rows}
-    if FORMAL.path.exists() and FORMAL.left() is None:
-        records[FORMAL.name] = _with_further(records.get(FORMAL.name, {}))
-    if SYNTH.path.exists():
-        records[SYNTH.name] = {"rows": _with_newer(SYNTH.rows(), SYNTH.left() or [])}
-    submodules = _submodules()
-    if submodules:
-        records[SUBMODULES.name] = {"rows": submodules}
-    RECORDS.write_text(_as_json(records))
-
-
-def _with_further(record: dict[str, Any]) -> dict[str, Any]:
-    """The record of :data:`FORMAL` with what a run of some proofs has found; its commit stands by itself."""
-    further_rows = FORMAL.own(json.loads(FORMAL.path.read_text()))
-    rows = [*record.get("rows", ()), *further_rows]
-    found = {(row["claim"], row["component"], row["parameters"], row["extent"]): row for row in rows}
-    commits = [*record.get("made", {}).get("further", ()), provenance.read(FORMAL.path)["commit"]]
-    further = {"further": [*dict.fromkeys(commits)]} if further_rows else {}
-    return {"made": record.get("made", {}) | further, "rows": [*found.values()]}
+    """Put what runs have left in build/ into docs/verification.json, in place of earlier rows."""
+    records = {
+        report.name: report.take()
+        for report in (SIM, MEMORY, BINS, STREAMS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
+    }
+    measured = json.loads(SYNTH.path.read_text()) if SYNTH.path.exists() else []
+    areas = _with_newer(SYNTH.rows(), measured)
+    records[SYNTH.name] = [{"made": {}, "rows": areas}]
+    records[SUBMODULES.name] = [{"made": {}, "rows": _submodules() or SUBMODULES.rows()}]
+    RECORDS.write_text(
+        _as_json({name: runs for name, runs in records.items() if any(run["rows"] for run in runs)})
+    )
 
 
 def _records() -> dict[str, Any]:
@@ -370,10 +390,12 @@ def _records() -> dict[str, Any]:
 def _as_json(records: dict[str, Any]) -> str:
     """A row on a line, so that a difference shows what was run again."""
     parts = []
-    for name, record in records.items():
-        made = f'  "made": {json.dumps(record["made"])},\n' if "made" in record else ""
-        rows = ",\n".join(f"   {json.dumps(row)}" for row in record["rows"])
-        parts.append(f' {json.dumps(name)}: {{\n{made}  "rows": [\n{rows}\n  ]\n }}')
+    for name, runs in records.items():
+        texts = []
+        for run in runs:
+            rows = ",\n".join(f"   {json.dumps(row)}" for row in run["rows"])
+            texts.append(f'{{\n  "made": {json.dumps(run["made"])},\n  "rows": [\n{rows}\n  ]\n }}')
+        parts.append(f" {json.dumps(name)}: [{', '.join(texts)}]")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

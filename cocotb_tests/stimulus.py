@@ -325,8 +325,8 @@ def _specials(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
 
 
 def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
-    """In turn: all zero, -0.0, equal, subnormal, one outlier, the largest value, nearly all as large as that,
-    specials of each kind."""
+    """In turn: all zero, -0.0, equal, subnormal (all, some or hardly any), one outlier, the largest value,
+    nearly all as large as that, specials of each kind."""
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     exponent = rng.integers(0, ft.exponent_max, (count, 1))
@@ -334,6 +334,8 @@ def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     outlier = _fields(fmt, sign, np.maximum(ft.exponent_max // 4, 1), mantissa)
     smaller = rng.integers(0, 12, shape) * (rng.random(shape) < rng.choice([0, 0.05], (count, 1)))
     outlier[:, rng.integers(0, fmt.block)] = _fields(fmt, 1, ft.exponent_max - 1, ft.mantissa_mask)
+    few = rng.random(shape) < rng.choice([0.01, 0.1, 1], (count, 1))
+    subnormal = _fields(fmt, sign, 0, few * mantissa >> rng.integers(0, ft.mantissa_bits, (count, 1)))
     specials = [
         np.broadcast_to(_fields(fmt, negative, ft.exponent_max, payload), shape)
         for negative in (0, 1)
@@ -343,7 +345,7 @@ def _degenerate(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
         np.zeros(shape),
         _fields(fmt, np.ones(shape), 0, 0),
         equal,
-        _fields(fmt, sign, 0, mantissa >> rng.integers(0, ft.mantissa_bits, (count, 1))),
+        subnormal,
         outlier,
         np.broadcast_to(_fields(fmt, 0, ft.exponent_max - 1, ft.mantissa_mask), shape),
         _fields(fmt, sign, ft.exponent_max - 1 - smaller, np.where(smaller, mantissa, ft.mantissa_mask)),

@@ -289,8 +289,8 @@ def test_coverage_sees_how_a_block_flows(late_in, late_out, expected):
 def test_the_report_of_mutants_counts_faults_only():
     fates = ["killed"] * 8 + ["equivalent"] * 2 + ["undecided"] * 2
     rows = reports.mutants([{"config": "x", "part": "compressor", "fate": fate} for fate in fates])
-    assert [row["config"] for row in rows] == ["x", "all"]
-    assert (rows[1]["mutants"], rows[1]["killed"], rows[1]["killed_percent"]) == (12, 8, 80)
+    (row,) = rows
+    assert (row["mutants"], row["killed"], row["killed_percent"]) == (12, 8, 80)
 
 
 @pytest.mark.parametrize("command", ["sim", "coverage", "netlist", "xsafety", "mutate"])

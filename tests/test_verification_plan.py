@@ -102,26 +102,28 @@ def test_engines_are_rows_and_what_does_not_hold_is_said(reported):
 
 
 def test_the_page_says_what_it_was_made_with(reported):
-    made = reports.SIM.made()
+    (run,) = reports.SIM.runs()
+    made = run["made"]
     assert made["seed"] == 9
     assert {"Amaranth", "Verilator", "cocotb", "Python"} <= made["tools"].keys()
     page = plan.page()
-    assert f"| `make sim` | `{made['commit']}` | these | 9 | Python " in page
+    assert f"| `make sim` | 5 of 5 | `{made['commit']}` | these | 9 | Python " in page
     assert f"Amaranth {made['tools']['Amaranth']}" in page
-    assert "| `make mutate` | not run to its end |" in page
+    assert "| `make mutate` | not run |" in page
 
 
 def test_rows_of_other_sources_are_shown_as_such(reported, monkeypatch):
     assert reports.STALE not in plan.page()
     assert "of older sources" not in plan.page()
+    assert "older" not in plan._made()
     write(reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], sources="0123456789abcdef")
     reports.take()
     page = plan.page()
-    assert "- The rows of `make formal` are of older sources" in page
+    assert "- Rows of older sources: 1 of 1 of `make formal`." in page
     assert page.count(reports.STALE) == 1
     assert "| Packer | 2 to 4 bytes |" in page, "nothing is dropped"
     monkeypatch.setattr(provenance, "sources", lambda: "another")
-    assert "- The rows of `make sim`, `make formal` are of older sources" in plan.page()
+    assert "- Rows of older sources: 5 of 5 of `make sim`, 1 of 1 of `make formal`." in plan.page()
 
 
 def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, monkeypatch):
@@ -145,10 +147,13 @@ def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, mo
     assert plan.mixed()[0] == "make sim: of older sources, 0123456789"
 
 
+OTHERS = ("gen/board/e.py", "cocotb_tests/plan.py", "cocotb_tests/reports.py", "cocotb_tests/claims.py")
+
+
 def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path, monkeypatch):
-    for name in ("rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py", "gen/board/e.py"):
+    for name in ("rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py", *OTHERS):
         path = tmp_path / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1")
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
     found = set()
@@ -157,33 +162,63 @@ def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path,
             (tmp_path / name).write_text("2")
         found.add(provenance.sources.__wrapped__())
     assert len(found) == 5
-    (tmp_path / "gen/board/e.py").write_text("2")
-    assert provenance.sources.__wrapped__() in found
+    for name in OTHERS:
+        (tmp_path / name).write_text("2")
+        assert provenance.sources.__wrapped__() in found
 
 
 def test_a_report_without_a_note_is_given_no_other_commit(reported):
     reports.SIM.path.with_suffix(".made.json").unlink()
     reports.take()
-    assert "| `make sim` | not recorded |" in plan.page()
+    assert "| `make sim` | 5 of 5 | not recorded |" in plan.page()
     assert "Verilator, seed not recorded" in plan.page()
 
 
-def test_a_run_of_some_engines_takes_nothing_away(reported):
-    before = plan.page()
-    write(reports.SIM, [sim("gpt2-bf16-2x", "compressor")], seed=1, only=["gpt2-bf16-2x"])
+def test_a_run_of_some_engines_is_in_place_of_their_rows_alone(reported):
+    (whole,) = reports.SIM.runs()
+    again = sim("gpt2-bf16-2x", "compressor", mismatches=2)
+    write(reports.SIM, [again], seed=1, only=["gpt2-bf16-2x"])
     write(reports.FORMAL, [], only=["contract-*"])
+    proofs = reports.FORMAL.rows()
+    for _ in range(2):
+        reports.take()
+        before, further = reports.SIM.runs()
+        assert before["rows"] == [
+            row for row in whole["rows"] if reports.SIM._key(row) != reports.SIM._key(again)
+        ]
+        assert further["rows"] == [again]
+        assert reports.FORMAL.rows() == proofs
+    page = plan.page()
+    assert "| `make sim` | 4 of 5 |" in page
+    assert "| `make sim` | 1 of 5 |" in page
+    assert "| 2 of them, Verilator, seeds 1, 9, 1,000 blocks | **2 mismatches** |" in page
+
+
+def test_a_short_run_is_no_record(reported):
+    before = reports.SIM.runs()
+    write(reports.SIM, [sim("gpt2-bf16-2x", "compressor")], short=True)
     reports.take()
-    assert plan.page() == before
+    assert reports.SIM.runs() == before
 
 
-def test_further_proofs_are_added_with_their_commit(reported):
+def test_runs_of_some_engines_with_the_same_are_one(reported):
     before = reports.FORMAL.rows()
     further = proof("contract", "AxiStreamCompressor", "gpt2-fp32-3.2x")
     write(reports.FORMAL, [further], only=["contract-Axi*"])
     reports.take()
-    assert reports.FORMAL.rows() == [*before, further]
-    assert f"; some since, `{provenance.read(reports.FORMAL.path)['commit']}` |" in plan.page()
-    assert reports.FORMAL.made()["commit"]
+    (run,) = reports.FORMAL.runs()
+    assert run["rows"] == [*before, further]
+
+
+def test_rows_that_were_run_again_are_not_of_older_sources(reported, monkeypatch):
+    monkeypatch.setattr(provenance, "sources", lambda: "another")
+    write(reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], only=["contract-Packer*"])
+    reports.take()
+    assert len(reports.FORMAL.stale_rows()) == 5
+    page = plan.page()
+    assert "5 of 6 of `make formal`. " in page
+    assert f"**Of the first 5 rows: {reports.STALE}**" in page
+    assert "Packer; Splitter | proof *contract* | inductive, k = 2 (z3) | holds |" in page
 
 
 def test_one_command_run_again_leaves_the_others(reported):
