@@ -1,10 +1,13 @@
 """What stays exact whatever the policy says: parameters, buffers, statistics, integers, small tensors."""
 
+import weakref
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from golden import PlaneFormat
-from torch_bridge import Compressor, Policy
+from torch_bridge import Compressor, Policy, Rule
 
 from .plain_hooks import COARSE, FMT, NOTHING, leaf, ours, untouched
 
@@ -79,6 +82,85 @@ def test_autocast_copies_of_parameters_are_exact(dtype):
     assert torch.equal(found, expected)
     kept = {row.kept for row in saver.report().rows if row.shape == (64, 64) and not row.counted}
     assert kept == {"parameter copy"}
+
+
+def mlp(is_trained=True):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    return model.requires_grad_(is_trained)
+
+
+def cast_step(model, context, between=lambda: None):
+    """Gradients under autocast, and bytes of bf16 copies of weights that are there between the passes."""
+    x = leaf(16, 64)
+    with context as saver, torch.autocast("cpu", torch.bfloat16), Made() as made:
+        loss = model(x).float().square().mean()
+    there = sum(one.nbytes() for ref in made.copies if (one := ref()) is not None)
+    between()
+    loss.backward()
+    return [x.grad, *(one.grad for one in model.parameters() if one.grad is not None)], there, saver
+
+
+class Made(TorchDispatchMode):
+    """Holds weak references to what was cast of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.copies = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].numel() == 64 * 256:
+            self.copies.append(weakref.ref(result.untyped_storage()))
+        return result
+
+
+RECOMPUTING = Policy([Rule("recompute"), Rule("exact")])
+
+
+@pytest.mark.parametrize("is_trained", [True, False], ids=["trained", "frozen"])
+@pytest.mark.parametrize("policy", [RECOMPUTING, FMT], ids=["exact", "lossy"])
+def test_what_autocast_makes_of_a_parameter_is_made_again(policy, is_trained):
+    model = mlp(is_trained)
+    expected, before, _ = cast_step(model, untouched())
+    model.zero_grad()
+    found, after, saver = cast_step(model, Compressor(model, policy))
+    assert (before, after) == (2 * 2 * 64 * 256, 0)
+    if policy is RECOMPUTING:
+        assert all(map(torch.equal, found, expected))
+    copies = [row for row in saver.report().rows if row.dtype == "bfloat16" and not row.counted]
+    assert {(row.kept, row.original_bytes, row.stored_bytes) for row in copies} == {
+        ("recomputed", 2 * 64 * 256, 0)
+    }
+    assert saver.original_bytes == sum(row.original_bytes for row in saver.report().rows if row.counted)
+
+
+def test_a_parameter_that_changes_before_the_backward_pass_under_autocast_is_named():
+    model = mlp()
+
+    def change():
+        with torch.no_grad():
+            model[2].weight.mul_(2)
+
+    with pytest.raises(
+        RuntimeError, match=r"modified by an inplace operation: \[torch.float32 \[64, 256\]\]"
+    ):
+        cast_step(model, Compressor(model, FMT), change)
+
+
+def test_a_policy_without_recomputation_keeps_what_autocast_makes_of_a_parameter():
+    model = mlp()
+
+    def change():
+        with torch.no_grad():
+            model[2].weight.mul_(2)
+
+    expected, before, _ = cast_step(model, untouched(), change)
+    model[2].weight.data = model[2].weight.detach() / 2
+    model.zero_grad()
+    found, after, _ = cast_step(model, Compressor(model, Policy([Rule("exact")])), change)
+    assert after == before
+    assert all(map(torch.equal, found, expected))
 
 
 def test_buffers_are_exact():

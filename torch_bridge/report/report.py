@@ -153,7 +153,8 @@ class Tally:
     def more(self, sums: Sums, original: int) -> None:
         """More bytes of a tensor that was added, of which none are stored."""
         sums.original_bytes += original
-        self.original_bytes += original
+        if not sums.facts.constant:
+            self.original_bytes += original
 
     def move(self, before: Sums, kept: str, original: int, stored: tuple[int, int]) -> Sums:
         """A tensor is kept in another way than its row says: the row that it is in now.

@@ -16,7 +16,7 @@ from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
 from ..facts.needs import Need
 from ..facts.origin import Origin
-from ..facts.watch import Watch
+from ..facts.watch import COPY, PARAMETER, Watch
 from ..offload import Handle, Step
 from ..policy import Decision
 from ..policy.decision import EXACT
@@ -97,6 +97,8 @@ class Store:
         region = geometry.region
         source = source_of(origin, tensor, tensor._version)
         if facts.constant:
+            if (cast := self._cast_again(saved, facts, source, region)) is not None:
+                return Packed(cast, geometry)
             return self.leave(saved, facts, source, region, decision.why)
         if not facts.elements:  # as the tokens of an expert that gets none
             return self._keep_small(saved, facts, source, geometry)
@@ -245,6 +247,15 @@ class Store:
         streams.hold(tensor)
         step, row = self._step, facts.row(geometry)
         return self._store(saved, facts, source, region, codec, kept, step, decision, flag, row), kept
+
+    def _cast_again(self, saved: Saved, facts: Facts, source: Source, region: Region) -> Entry | None:
+        """What casts a parameter again, as autocast did; None if the copy has to stay."""
+        if facts.constant != f"{PARAMETER}{COPY}" or facts.elements < self._min_values:
+            return None
+        for entry in source.holding(region):
+            if entry.is_exact:
+                return entry
+        return None if source.is_left(region) else self._recompute(saved, facts, Decision(recompute="exact"))
 
     def _codec(self, decision: Decision, region: Region, row: int) -> Backend | None:
         """What compresses a region whose rows have so many values; None if it stays exact."""
