@@ -51,10 +51,11 @@ are](#how-good-the-benches-are) · [Appendix: all that was run](#appendix-all-th
 
 _RUN = """## What was run
 
-`make verify` runs all of it, in hours, goes on where it was stopped, and writes this page; `python -m
-cocotb_tests sim --engines NAME` and its like run some engines. The figures are those of each engine's last run, in [verification.json](verification.json), with a hash of the sources that
-were verified (`rtl/`, `golden/`, `gen/formal/`, and `cocotb_tests/` without what writes this page). Where
-the sources have changed since, the table says "older".
+`make verify` runs all of it, in hours, goes on where it was stopped, and writes this page;
+`python -m cocotb_tests sim --engines NAME` and its like run some engines. The figures are those of each
+engine's last run, in [verification.json](verification.json), with a hash of the sources that were verified
+(`rtl/`, `golden/`, `gen/formal/`, and `cocotb_tests/` without what writes this page). Where the sources have
+changed since, the table says "older".
 
 {made}
 

@@ -39,8 +39,8 @@ class Compressor(ContextDecorator):
     integers, and floats that no format has (fp64); tensors under ``min_values``; one value for a row, as a
     mean; what a policy says; and what is saved by an operation or an ``autograd.Function`` that the table
     does not know, which a warning names once. ``report()`` lists all of it. Where the policy recomputes,
-    what autocast makes of a parameter is not kept but cast again: a parameter that changes before the backward
-    pass raises autograd's error, as it does without autocast.
+    what autocast makes of a parameter is not kept but cast again: a parameter that changes before the
+    backward pass raises autograd's error, as it does without autocast.
 
     What cheap operations made of stored tensors is not stored but recomputed, if the policy says so, as the
     default one does. Everything else is cut into blocks in the order of memory and kept as uint8[blocks,
