@@ -74,6 +74,6 @@ def test_bursts_of_both_benches_are_added(monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "run_cocotbext", lambda name, folder, *, bursts, seed: [bursts, 2, 3])
     monkeypatch.setattr(benches, "_run_all", lambda calls, jobs, text: [call() for call in calls])
     monkeypatch.setattr(type(reports.MEMORY), "show", lambda report, rows: None)
-    rows = benches._sim_memory(argparse.Namespace(blocks=100, seed=1, jobs=1), tmp_path)
+    rows = benches._sim_memory(argparse.Namespace(blocks=100, seed=1, jobs=1, engines=None), tmp_path)
     assert [row["bursts"] for row in rows] == [1000, 1000, *[1100, 1002, 1003] * len(memory.PRESETS)]
     assert [row["bursts_cocotbext"] for row in rows] == [0, 0, *[100, 2, 3] * len(memory.PRESETS)]
