@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     mutate = add("mutate", _mutate, text, 5_000, mutated, MUTANTS_SEED)
     text = f"of each engine and part, of memory engines {_MEMORY_SHARE} times as many (default: {MUTANTS})"
     mutate.add_argument("--mutants", type=at_least(1), default=MUTANTS, help=text)
+    text = "take reports into docs/verification.json; write verification.md and tables of hardware.md"
     document = commands.add_parser("document", help=text)
     text = "fail unless all rows are of one commit, and of these sources"
     document.add_argument("--one-commit", action="store_true", help=text)

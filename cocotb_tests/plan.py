@@ -340,13 +340,9 @@ def _all_gaps() -> str:
         for report in _COMMANDS
         if not report.rows()
     ]
-    stale = [
-        f"{len(report.stale_rows())} of {len(report.rows())} of `{report.command}`"
-        for report in _COMMANDS
-        if report.stale_rows()
-    ]
+    stale = [f"`{report.command}`" for report in _COMMANDS if report.stale_rows()]
     if stale:
-        listed.append(f"Rows of older sources: {', '.join(stale)}. What has changed since is not held.")
+        listed.append(f"Rows of {', '.join(stale)} are of [older sources](#what-was-run).")
     listed += [
         *(gap for claim in CLAIMS for gap in claim.gaps),
         *GAPS,

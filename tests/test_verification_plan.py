@@ -119,11 +119,11 @@ def test_rows_of_other_sources_are_shown_as_such(reported, monkeypatch):
     write(reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], sources="0123456789abcdef")
     reports.take()
     page = plan.page()
-    assert "- Rows of older sources: 1 of 1 of `make formal`." in page
+    assert "- Rows of `make formal` are of [older sources]" in page
     assert page.count(reports.STALE) == 1
     assert "| Packer | 2 to 4 bytes |" in page, "nothing is dropped"
     monkeypatch.setattr(provenance, "sources", lambda: "another")
-    assert "- Rows of older sources: 5 of 5 of `make sim`, 1 of 1 of `make formal`." in plan.page()
+    assert "- Rows of `make sim`, `make formal` are of [older sources]" in plan.page()
 
 
 def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, monkeypatch):
@@ -216,7 +216,7 @@ def test_rows_that_were_run_again_are_not_of_older_sources(reported, monkeypatch
     reports.take()
     assert len(reports.FORMAL.stale_rows()) == 5
     page = plan.page()
-    assert "5 of 6 of `make formal`. " in page
+    assert "| `make formal` | 5 of 6 |" in page
     assert f"**Of the first 5 rows: {reports.STALE}**" in page
     assert "Packer; Splitter | proof *contract* | inductive, k = 2 (z3) | holds |" in page
 
