@@ -23,7 +23,7 @@ demo: setup library ## The whole story: Verilog, simulation, training with and w
 test: lint ## Lint, types and all tests
 	$(RUN) pytest -n 2 --dist worksteal --durations 25 --ignore tests/frameworks
 
-frameworks: compiler $(FRAMEWORKS)/.ready ## Train in DeepSpeed, Megatron, TRL and others, with and without (under ten minutes)
+frameworks: compiler $(FRAMEWORKS)/.ready ## Train in DeepSpeed, Megatron, TRL and others, with and without (ten minutes or so)
 	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile --durations 15 tests/frameworks
 
 check: lint ## Lint, types, the golden models and a small bench of each format, in a minute or two

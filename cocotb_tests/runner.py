@@ -36,6 +36,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 BENCHES = {"stream": "bench_engines", "axi": "bench_axi", "runtime": "bench_runtime"}  # of an interface
 STREAM_BENCH = "bench_stream"  # of parts of rtl/stream
 MUTANT_BENCH = "finds/"  # how names begin of those of bench_mutants, one for each mutant and bench
+FEW_BLOCKS = 2000  # a model of fewer is compiled for longer than it runs, if the compiler optimises
 
 
 class BenchError(RuntimeError):
@@ -285,12 +286,13 @@ def run_benches(
         meant_to_fail: how the names of benches begin that may.
     """
     place.mkdir(parents=True, exist_ok=True)
-    source = _write(design, place, waves)
+    optimise = "-O0" if task.get("blocks", FEW_BLOCKS) * (1 + task.get("mutants", 0)) < FEW_BLOCKS else "-O1"
+    source = _write(design, place, f"{waves} {optimise}")
     notes = place / f"{_key(source, design, task, bench, only, simulator)}.jsonl"
     if not (keep and notes.exists()):
         results = place / "results.jsonl"
         results.unlink(missing_ok=True)
-        runner = _build(design, place, simulator, waves)
+        runner = _build(design, place, simulator, waves, optimise)
         noting = task | {"results": str(results.resolve())}
         failed = _test(runner, noting, design.top, place, bench, only, waves, meant_to_fail is not None)
         failed = [name for name in failed if meant_to_fail is None or not name.startswith(meant_to_fail)]
@@ -301,10 +303,10 @@ def run_benches(
     return [json.loads(line) for line in notes.read_text().splitlines()]
 
 
-def _write(design: Design, place: Path, waves: bool) -> Path:
-    """Write the Verilog, if it may have changed, and forget a model of another one."""
+def _write(design: Design, place: Path, how: str) -> Path:
+    """Write the Verilog, if it may have changed, and forget a model of another or built in another way."""
     source, stamp = place / "engine.v", place / "digest"
-    recipe = f"{design.recipe} {waves} {cocotb.__version__}"
+    recipe = f"{design.recipe} {how} {cocotb.__version__}"
     if not stamp.exists() or stamp.read_text() != recipe:
         stamp.unlink(missing_ok=True)
         shutil.rmtree(place / "model", ignore_errors=True)
@@ -329,10 +331,10 @@ def _key(
     return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
 
-def _build(design: Design, place: Path, simulator: str, waves: bool) -> Runner:
+def _build(design: Design, place: Path, simulator: str, waves: bool, optimise: str) -> Runner:
     toolchain.cxx()
     os.environ |= toolchain.environment()
-    os.environ["MAKEFLAGS"] = " ".join([*design.make, "OPT_FAST=-O1"])  # quicker to build
+    os.environ["MAKEFLAGS"] = " ".join([*design.make, f"OPT_FAST={optimise}"])
     built = place / "model" / "built"
     if not built.exists():
         shutil.rmtree(place / "model", ignore_errors=True)  # what was interrupted may have left half a file

@@ -12,8 +12,11 @@ from .verilog import digest, module_name, parts, ports, verilog_text
 _SOURCE = Path(__file__).with_name("library.cpp")
 
 
-def build(config: Config, path: Path) -> None:
+def build(config: Config, path: Path, optimise: str = "-O1") -> None:
     """Build the library of a configuration; done before for the same sources, it is left as it is.
+
+    Args:
+        optimise: the compiler's option for the model; a higher one takes twice the time and gains nothing.
 
     Raises:
         gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
@@ -34,7 +37,7 @@ def build(config: Config, path: Path) -> None:
             source,
             module_name(config, part),
             folder / part,
-            optimise="-O1",  # more takes twice the time and gains nothing
+            optimise=optimise,
             options=["-CFLAGS", "-fPIC", "--prefix", model],
             log=folder / f"{part}.log",
         )

@@ -1,5 +1,6 @@
 """What several test files need, made once: captured activations and Verilated libraries."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -28,8 +29,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # differ in their last bits from all later ones; and tests here compare to the last bit.
 torch.ones(8).sin()
 
+# Hardware is trees of millions of objects that stay; with Python's own threshold the collector goes through
+# all of them so often that a third of the time is its.
+gc.set_threshold(100_000, 20, 100)
+
 # A script that runs the tests in its background has them ignore Ctrl-C, and with them all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collector() -> None:
+    """What earlier files left stays, and the collections that tests ask for need not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +80,7 @@ def verilated_library(build) -> Path:
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         for config in LIBRARIES:
-            library.build(config, verilated.library_path(config.fmt, folder))
+            library.build(config, verilated.library_path(config.fmt, folder), optimise="-O0")
     return folder
 
 

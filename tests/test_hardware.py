@@ -43,7 +43,7 @@ ENGINES = [
         (configs.SWITCHED_HADAMARD, "compressor"),
         (configs.IN_MEMORIES[0], "compressor"),
         (Config(HadamardFormat("fp16", 64, 20), bus_bytes=16, interface="axi"), "decompressor"),
-        *((Config(HadamardFormat("fp32", 128, 26)), part) for part in ("compressor", "decompressor")),
+        *((Config(HadamardFormat("fp32", 64, 13), 32), part) for part in ("compressor", "decompressor")),
     )
 ]
 

@@ -378,9 +378,10 @@ def test_a_product_is_done_once(autocast):
     assert counts[1] - counts[0] == 3 * 6 + 1
 
 
-def test_nothing_that_products_made_stays():
+@pytest.mark.parametrize("options", [{"time": 1.4}, {"time": 1.2}, {"policy": HEAD}], ids=str)
+def test_nothing_that_products_made_stays(options):
     model = llama()
-    saver = Compressor(model, time=1.4)
+    saver = Compressor(model, **options)
     train(model, saver)
     gc.collect()
     gc.disable()

@@ -38,9 +38,6 @@ def main() -> None:
     threads = given.threads or max(1, (os.cpu_count() or 1) // (given.jobs * ranks_here))
     failed = interrupted = False
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    slow = {model for model, *_ in left if STUDIES[model].dtype == "bf16"}
-    if slow and device is None and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        print(f"this processor takes 90 times as long in bf16: {', '.join(sorted(slow))}", file=sys.stderr)
     if left and not given.document:
         # A process for each run, which then depends on nothing that another did.
         with (

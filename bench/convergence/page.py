@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from scipy import stats
 
 from ..page import fill, write
-from .rows import DOCS, SCHEMES, STUDIES, as_json, wanted
+from .rows import DOCS, SCHEMES, STUDIES, WIDE, as_json, wanted
 
 LIMIT = 0.02  # of a loss that counts as the same
 # Okabe and Ito's colours, told apart by everyone.
@@ -97,6 +97,9 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         f"| difference to baseline, 95 % | below +{LIMIT} | gradient error | effective bits |",
         "| --- " + "| ---: " * 9 + "|",
     ]
+    if wide := sorted({str(row["seed"]) for found in schemes.values() for row in found if row.get(WIDE)}):
+        products = f"; products of seed {', '.join(wide)} in fp32, rounded to bf16"
+        lines[0] = lines[0].replace(":\n", products + ":\n")
     for scheme, found in schemes.items():
         losses = [row["val_loss"] for row in found]
         finite = all(map(math.isfinite, losses))

@@ -71,6 +71,8 @@ class Study:
 
 _OF_OTHERS = ("compact", "recompute,", "checkpointed", "HyC-LoRA")
 FROM_SCRATCH = tuple(scheme for scheme in SCHEMES if not scheme.startswith(_OF_OTHERS))
+# Of a row in bf16: trained on a processor without instructions for it, with products in fp32.
+WIDE = "wide_products"
 FEW = ("baseline", "planes 3.2x", "hadamard 8x", "hadamard 16x", "recomputed, hadamard 16x")
 _OF_SMALL = ("hadamard 10.7x", "hadamard 12.8x", "hadamard 32x", "quant, 3 bits")
 STUDIES = {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from torch_bridge import Compressor, Policy, Rule, calibrate
 from torch_bridge.job import train
@@ -16,7 +21,7 @@ from .. import smollm2
 from ..effective_bits import everything, mean, quality, tensors
 from ..page import write
 from . import rows
-from .rows import SCHEMES, STUDIES, as_json
+from .rows import SCHEMES, STUDIES, WIDE, as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,39 @@ class HycLora(train.Options):
     @property
     def policy(self) -> Policy:
         return Policy([Rule("recompute")])
+
+
+class WideProducts(TorchDispatchMode):
+    """Products of bf16 matrices on a processor without instructions for them, which takes 90 times as long.
+
+    Their operands become fp32 and what they give is rounded to bf16: as the instructions do it, which add in
+    fp32 as well, but for the order of the sums and for attention's probabilities, which are not rounded.
+    """
+
+    ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    PRODUCTS = (
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.baddbmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        ATTENTION,
+    )
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.PRODUCTS or args[0].dtype != torch.bfloat16 or args[0].device.type != "cpu":
+            return func(*args, **kwargs)
+        found = func(*tree_map_only(torch.Tensor, torch.Tensor.float, args), **kwargs)
+        if func is self.ATTENTION:
+            return found[0].bfloat16(), found[1]  # the second is a sum, which stays fp32
+        return tree_map_only(torch.Tensor, torch.Tensor.bfloat16, found)
+
+
+def needs_wide_products(study: rows.Study, device: str | None) -> bool:
+    return study.dtype == "bf16" and device is None and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 # What schemes begin with that checkpoint each layer, and that have the default policy.
@@ -129,6 +167,21 @@ def subject_of(model: str, options: train.Options) -> train.Subject:
 
 def run(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
     """One row, also left in ``FOLDER``; None if Ctrl-C came first."""
+    wide = needs_wide_products(STUDIES[model], device)
+    with WideProducts() if wide else nullcontext():
+        row = train_row(model, scheme, seed, threads, device)
+    if row is not None:
+        row |= {WIDE: True} if wide else {}
+        rows.FOLDER.mkdir(parents=True, exist_ok=True)
+        write(path_of(model, scheme, seed), as_json(row))
+    return row
+
+
+def path_of(model: str, scheme: str, seed: int) -> Path:
+    return rows.FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+
+
+def train_row(model: str, scheme: str, seed: int, threads: int, device: str | None) -> dict[str, Any] | None:
     if threads:
         torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(STUDIES[model].products)
@@ -156,14 +209,14 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
             net.zero_grad(set_to_none=True)
         return [float((found - exact).norm() / exact.norm()), effective]
 
-    path = rows.FOLDER / f"{model}-{scheme.replace(', ', '-').replace(' ', '-')}-{seed}.json"
-    checkpoint = path.with_suffix(".checkpoint") if STUDIES[model].config == "gpt2" else None
+    is_long = STUDIES[model].config == "gpt2"
+    checkpoint = path_of(model, scheme, seed).with_suffix(".checkpoint") if is_long else None
     result = train.run(options, subject=subject, watch=watch, checkpoint=checkpoint)
     if result["interrupted"]:
         return None
     steps, errors = [step for step, _ in result["val_curve"]], [error for error, _ in result["watched"]]
     fmt = options.format
-    row = {
+    return {
         "model": model,
         "scheme": scheme,
         "bits_per_value": 8 * fmt.target / fmt.block
@@ -179,9 +232,6 @@ def run(model: str, scheme: str, seed: int, threads: int, device: str | None) ->
         "gradient_error": list(zip(steps, errors, strict=True)) if compressed else [],
         "effective_bits": result["watched"][-1][1],
     }
-    rows.FOLDER.mkdir(parents=True, exist_ok=True)
-    write(path, as_json(row))
-    return row
 
 
 def batch_of(subject: train.Subject, options: train.Options) -> torch.Tensor:

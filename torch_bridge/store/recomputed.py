@@ -327,6 +327,7 @@ class Planner:
         self._products, self._nbytes = products, region.count * tensor.element_size()
         self._known: dict[tuple[int, bool], Redone] = {}
         redone = self._redo(recipe, origin, only_exact)
+        self._known.clear()  # they keep what they are made from
         if redone is None or not _is_near(redone, region):
             return None
         if facts.need is Need.PROBABILITIES and not redone.is_exact and self._amplifies(recipe, redone):
