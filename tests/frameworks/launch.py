@@ -32,7 +32,7 @@ def worker(name: str, ranks: int = 1, **variables: str) -> Callable[..., Any]:
         folder: Path = tmp_path_factory.mktemp(name)
         how = torchrun(ranks) if ranks > 1 else ()
         own = {key: value.format(folder=folder / "own") for key, value in variables.items()}
-        output = python(*how, "-m", f"tests.frameworks.{name}_worker", str(folder), seconds=500, **own)
+        output = python(*how, "-m", f"tests.frameworks.{name}_worker", str(folder), seconds=1000, **own)
         sys.stdout.write(output)
         return read(folder, ranks)
 

@@ -28,7 +28,7 @@ from torch import nn
 from .model import CLASSES, HEADS, LENGTH, WIDE, WIDTH, batches
 from .variants import Trained, Variant, compare, copies, write
 
-STEPS, MICRO_BATCHES, SIZE, LAYERS = 3, 4, 2, 4
+STEPS, MICRO_BATCHES, SIZE, LAYERS = 2, 4, 2, 4
 
 
 def on_cpu() -> None:
