@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -128,11 +128,15 @@ def forward_step(tokens: Iterator[torch.Tensor], model: nn.Module) -> tuple[torc
     return found, loss_of
 
 
-def train(how: Run, variant: Variant) -> Trained:
+@lru_cache(maxsize=1)
+def split(tensor: int, pipeline: int, chunks: int | None) -> None:
+    """Makes Megatron's groups anew, if the last ones were others: those of before stay and cost time."""
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        how.tensor, how.pipeline, virtual_pipeline_model_parallel_size=how.chunks
-    )
+    parallel_state.initialize_model_parallel(tensor, pipeline, virtual_pipeline_model_parallel_size=chunks)
+
+
+def train(how: Run, variant: Variant) -> Trained:
+    split(how.tensor, how.pipeline, how.chunks)
     torch.manual_seed(0)
     random.model_parallel_cuda_manual_seed(0, force_reset_rng=True)
     config = TransformerConfig(
