@@ -22,8 +22,8 @@ def build(config: Config, path: Path, optimise: str = "-O1") -> None:
         gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
     """
     compiler = toolchain.cxx()
-    stamp = path.with_suffix(".digest")
-    if path.exists() and stamp.exists() and stamp.read_text() == digest(config):
+    stamp, made = path.with_suffix(".digest"), f"{digest(config)} {optimise}"
+    if path.exists() and stamp.exists() and stamp.read_text() == made:
         return
 
     folder = path.parent
@@ -60,7 +60,7 @@ def build(config: Config, path: Path, optimise: str = "-O1") -> None:
         ],
         log=folder / "library.log",
     )
-    stamp.write_text(digest(config))
+    stamp.write_text(made)
 
 
 def layout_header(config: Config) -> str:
