@@ -277,6 +277,22 @@ def test_all_schemes_have_the_bits_that_their_names_say():
     assert len(rows.wanted(rows.STUDIES)) == 5 * (15 + 11) + 2 * (5 + 3) + 3 * (7 + 6 + 8 + 8)
 
 
+def test_products_of_a_processor_without_bf16_are_those_of_fp32_rounded():
+    torch.manual_seed(0)
+    x, weight = (torch.randn(2, 8, 16).bfloat16().requires_grad_() for _ in range(2))
+    with runs.WideProducts():
+        product = x @ weight.mT
+        mixed = torch.nn.functional.scaled_dot_product_attention(x[None], weight[None], x[None])
+        (product.sum() + mixed.sum()).backward()
+    assert torch.equal(product, (x.float() @ weight.float().mT).bfloat16())
+    y, other = (tensor.detach().float().requires_grad_() for tensor in (x, weight))
+    attended = torch.nn.functional.scaled_dot_product_attention(y[None], other[None], y[None])
+    ((y @ other.mT).sum() + attended.sum()).backward()
+    for narrow, wide in ((mixed, attended), (x.grad, y.grad), (weight.grad, other.grad)):
+        assert narrow.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.float(), wide, atol=0.02, rtol=0.02)
+
+
 def test_calibrated_rates_take_as_many_bytes_as_one_rate(monkeypatch):
     monkeypatch.setattr(runs, "CALIBRATED_AT", 2)
     options = replace(runs.options_of("small", "recomputed, calibrated 16x", 1), batch=1)
