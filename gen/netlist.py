@@ -218,12 +218,12 @@ def commands_of(path: Path, mutant: Mutant) -> tuple[str, list[str]]:
     """
     command = path.with_suffix(".mutations").read_text().splitlines()[mutant.number - 1]
     (top,) = set(re.findall(r"-module (\S+)", command))
-    commands = [re.sub(r"-ctrl \S+ \S+ \S+ ", "", command)]
-    wire = mutant.wire.partition("[")[0]
-    if mutant.port.startswith("Q[") and wire:
-        # A wire that no register drives any more has no use for its initial value, and may contradict it.
-        commands.append(f"setattr -unset init w:{wire}")
-    return top, commands
+    mutate = re.sub(r"-ctrl \S+ \S+ \S+ ", "", command)
+    if not mutant.port.startswith("Q["):
+        return top, [mutate]
+    # Wires that no register drives any more need no initial value, which could contradict a constant.
+    wires = f"select -set driven {top}/c:{mutant.cell} %co1:+[Q] {top}/w:* %i"
+    return top, [wires, mutate, "setattr -unset init @driven"]
 
 
 def merges_to_nothing(aiger: Path, log: Path) -> bool:

@@ -21,6 +21,7 @@ from cocotb_tests.streams import AT_LENGTH, cut_into_words
 from gen import netlist
 from gen.config import Config
 from gen.verilog import bytes_per_cycle, convert, geometry, make_component, module_name, parts
+from gen.yosys import run_yosys
 from golden import HadamardFormat, PlaneFormat
 from rtl import Engine
 from rtl.stream import AsyncFifo
@@ -130,6 +131,28 @@ def test_mutants_of_a_table_can_be_selected(tmp_path):
     base = (tmp_path / "engine.il").read_text()
     assert "cell $pmux" in base or "cell $bmux" in base
     assert "cell $mem" not in base
+
+
+@pytest.mark.parametrize("mode", ["const0", "const1", "inv"])
+def test_a_register_whose_bit_is_stuck_keeps_no_initial_value_that_contradicts_it(mode, tmp_path):
+    """Its outputs have the name of a wire with a constant among them, which has no initial value there."""
+    source, base = tmp_path / "source.v", tmp_path / "engine.il"
+    source.write_text("""
+        module top(input clk, input [1:0] a, output [2:0] y);
+          \\$dff #(.CLK_POLARITY(1), .WIDTH(2)) store(.CLK(clk), .D(a), .Q({y[2], y[0]}));
+          assign y[1] = 0;
+        endmodule
+    """)
+    run_yosys(
+        [f"read_verilog -icells {source}", "setattr -set init 3'b0x0 w:y", f"write_rtlil {base}"],
+        tmp_path / "source.log",
+    )
+    line = f"mutate -mode {mode} -ctrl mutant 1 1 -module top -cell store -port Q -portbit 0"
+    (tmp_path / "engine.mutations").write_text(line + "\n")
+    (mutant,) = netlist.read_mutants(tmp_path / "engine.v")
+    top, commands = netlist.commands_of(tmp_path / "engine.v", mutant)
+    legal = ["opt_clean", "simplemap", "dfflegalize -cell $_DFF_P_ 0"]
+    run_yosys([f"read_rtlil {base}", *commands, f"cd {top}", *legal], tmp_path / "stuck.log")
 
 
 def test_bits_that_never_change_are_told_beside_tables(tmp_path):
