@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, product, repeat
 from math import gcd
 from pathlib import Path
@@ -63,6 +64,7 @@ KINDS = ["mixed", *stimulus.kinds(TASK.fmt), *(["captured"] if TASK.activations 
 COMBINATIONS = list(product(KINDS, PATTERNS, PATTERNS))
 
 
+@cache  # mutants are given the same, one after the other
 def in_and_out(tensor: bytes) -> tuple[Tensor, bytes]:
     """The bytes to send for a tensor of any number of bytes and those that golden/ expects in return."""
     fmt = TASK.fmt
@@ -104,7 +106,9 @@ def mismatches(words: list[Word], expected: bytes, errors: set[int] = frozenset(
 
 
 def note_coverage(bench: Bench) -> None:
-    """Count the corners that the ports have shown since the last reset."""
+    """Count the corners that the ports of an engine without faults have shown since the last reset."""
+    if TASK.mutants:
+        return
     coverage = engine_coverage(TASK.fmt, TASK.part, TASK.bus_bytes, bench.sent, bench.sink.given)
     TASK.note(coverage=coverage.as_rows())
 
@@ -124,19 +128,23 @@ async def matches_golden(dut, kind, idle, stall):
     await compare_with_golden(dut, kind, idle, stall, count, salt=number)
 
 
+@cache
+def tensors_of(kind: str, count: int, salt: int) -> list[tuple[Tensor, bytes]]:
+    """Tensors of ``count`` blocks in all, and what golden/ makes of them."""
+    fmt, rng = TASK.fmt, TASK.rng(1, salt)
+    data = stimulus.blocks(fmt, kind, count, rng, TASK.activations).tobytes()
+    tensors, start = [], 0
+    for size in stimulus.tensor_lengths(count, fmt.original_bytes, rng):
+        tensors.append(in_and_out(data[start : start + size]))
+        start += fmt.original_bytes * -(-size // fmt.original_bytes)
+    return tensors
+
+
 async def compare_with_golden(dut, kind: str, idle: str, stall: str, count: int, salt: int) -> None:
-    fmt = TASK.fmt
-    rng, bench = TASK.rng(1, salt), await started(1, salt)
+    bench = await started(1, salt)
     patterns = PATTERNS | AT_LENGTH
     bench.pause(patterns[idle], patterns[stall])
-    values = stimulus.blocks(fmt, kind, count, rng, TASK.activations)
-    sizes = stimulus.tensor_lengths(count, fmt.original_bytes, rng)
-    data, start, tensors = values.tobytes(), 0, []
-    for size in sizes:
-        stop = start + fmt.original_bytes * -(-size // fmt.original_bytes)
-        tensor = data[start : start + size]
-        tensors.append(in_and_out(tensor))
-        start = stop
+    tensors = tensors_of(kind, count, salt)
     for sent, _ in tensors:
         bench.send(sent)
     wrong = 0

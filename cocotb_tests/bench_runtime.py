@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import cocotb
@@ -23,6 +24,7 @@ from cocotb_tests.streams import (
     Tensor,
     Word,
     after_pauses,
+    fields_of,
     held_up,
     never,
     often,
@@ -48,9 +50,10 @@ class Job:
 
 def config_of(number: int, *, bypass: bool = False) -> int:
     """A payload of the stream of configurations."""
-    return pack(config_layout(FORMATS), {"format": number, "bypass": bypass})
+    return pack(fields_of(config_layout(FORMATS)), {"format": number, "bypass": bypass})
 
 
+@cache  # mutants are given the same, one after the other
 def job(config: int | None, fmt: Format | None, tensor: bytes) -> Job:
     """What golden/ makes of a tensor in a format, or in bypass if there is none."""
     if fmt is None:
@@ -85,6 +88,8 @@ def is_answer(words: list[Word], task: Job) -> bool:
 
 def note_coverage(bench: Bench, jobs: list[Job]) -> None:
     """Count which formats followed which, and which had errors, since the last reset."""
+    if TASK.mutants:
+        return
     names = [*(f"format {number}" for number in range(len(FORMATS))), "bypass"]
     here = np.array([FORMATS.index(task.fmt) if task.fmt else len(FORMATS) for task in jobs])
     before = np.concatenate([[0], here[:-1]])
@@ -180,12 +185,18 @@ def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
     return jobs
 
 
-def jobs_with_invalid_blocks(rng: np.random.Generator) -> list[Job]:
+@cache
+def jobs_of(blocks: int, salt: int) -> list[Job]:
+    return random_jobs(blocks, TASK.rng(20, salt))
+
+
+@cache
+def jobs_with_invalid_blocks() -> list[Job]:
     """Headers that each format, or another one, just allows or not, among ordinary blocks; some break off.
 
     Each tensor has a format of its own, so that an error that outlasts its tensor shows in another format.
     """
-    jobs = []
+    rng, jobs = TASK.rng(24), []
     nearly = [stimulus.nearly_valid_headers(fmt) for fmt in FORMATS]
     for number, fmt in enumerate(FORMATS):
         few = [rng.permutation(stored)[:100, : min(fmt.target, stored.shape[1])] for stored in nearly]
@@ -213,7 +224,7 @@ async def matches_golden(dut, idle, stall):
 async def compare_with_golden(dut, idle: str, stall: str, count: int, salt: int) -> None:
     bench, patterns = await started(20, salt), PATTERNS | AT_LENGTH
     bench.pause(patterns[idle], patterns[stall])
-    jobs = random_jobs(count, TASK.rng(20, salt))
+    jobs = jobs_of(count, salt)
     sending = cocotb.start_soon(send_all(bench, jobs))
     wrong = 0
     for task in jobs:
@@ -256,7 +267,7 @@ async def invalid_headers_give_zeros_and_an_error(dut, ends):
     """In every format a block with an invalid header is zeros with ``error``; no other block has it."""
     bench = await started(24)
     bench.pause(PATTERNS[ends], PATTERNS[ends])
-    jobs = jobs_with_invalid_blocks(TASK.rng(24))
+    jobs = jobs_with_invalid_blocks()
     sending = cocotb.start_soon(send_all(bench, jobs))
     for number, task in enumerate(jobs):
         words = await bench.receive(words_of(task.expected))

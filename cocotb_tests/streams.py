@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import NamedTuple
 from zlib import crc32
 
 import cocotb
 from cocotb.clock import Clock
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import Event, RisingEdge
 
 from rtl.stream import word_layout
 
@@ -55,8 +55,7 @@ PATTERNS: dict[str, Pattern] = {"never": never, "often": often, "bursts": bursts
 AT_LENGTH: dict[str, Pattern] = {"changing": changing}  # of runs that are long enough for it
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """One word of a stream, as :func:`rtl.stream.word_layout` has it; ``data`` without the empty bytes.
 
     ``offered`` is the clock edge that first saw it valid, ``cycle`` the one that took it; ``first`` is
@@ -97,20 +96,33 @@ def held_up(words: Sequence[Word]) -> list[bool]:
     return [word.cycle > word.offered for word in words]
 
 
-def pack(layout, fields: Mapping[str, int]) -> int:
-    """A payload with the fields that its layout has."""
-    return sum(fields[name] << field.offset for name, field in layout)
+class Field(NamedTuple):
+    """Where a payload has a field."""
+
+    name: str
+    offset: int
+    mask: int
 
 
-def unpack(layout, payload: int) -> dict[str, int]:
-    return {name: payload >> field.offset & (1 << field.width) - 1 for name, field in layout}
+def fields_of(layout) -> list[Field]:
+    """The fields of a layout: asked once, for it takes long to tell."""
+    return [Field(name, field.offset, (1 << field.width) - 1) for name, field in layout]
 
 
-def layout_of(port, bus_bytes: int):
-    """Which of the layouts of words a port's payload has."""
+def pack(fields: Sequence[Field], values: Mapping[str, int]) -> int:
+    """A payload with the values of its fields."""
+    return sum(values[field.name] << field.offset for field in fields)
+
+
+def unpack(fields: Sequence[Field], payload: int) -> dict[str, int]:
+    return {field.name: payload >> field.offset & field.mask for field in fields}
+
+
+def fields_of_words(port, bus_bytes: int) -> list[Field]:
+    """Those that a port's payload has, of all that words may have."""
     flags = [dict.fromkeys(names, True) for names in ([], ["error"], ["first"], ["error", "first"])]
     (found,) = (one for one in (word_layout(bus_bytes, **has) for has in flags) if one.size == len(port))
-    return found
+    return fields_of(found)
 
 
 class Source:
@@ -123,13 +135,14 @@ class Source:
     """
 
     def __init__(self, dut, bus_bytes: int, idle: Iterator[bool]):
-        self._dut = dut
+        self._valid, self._ready, self._payload = dut.i_valid, dut.i_ready, dut.i_payload
         self._bus_bytes = bus_bytes
         self.idle = idle
         self.queue: deque[Word] = deque()
         self.taken: list[Word] = []
-        self._layout = layout_of(dut.i_payload, bus_bytes)
+        self._fields = fields_of_words(dut.i_payload, bus_bytes)
         self._word: Word | None = None
+        self._is_driven = False
         self._offered = 0
 
     @property
@@ -139,21 +152,23 @@ class Source:
 
     def edge(self, cycle: int) -> None:
         """See what was taken at a clock edge, then drive the next cycle."""
-        dut = self._dut
-        if self._word and dut.i_ready.value:
-            word = self._word
-            self.taken.append(replace(word, cycle=cycle, offered=self._offered))
+        if self._word and self._ready.value:
+            self.taken.append(self._word._replace(cycle=cycle, offered=self._offered))
             self._word = None
         if self._word is None and self.queue and not next(self.idle):
             self._word = word = self.queue.popleft()
             self._offered = cycle + 1
-            fields = {"data": int.from_bytes(word.data, "little"), "last": word.last, "first": word.first}
-            fields["empty"] = self._bus_bytes - len(word.data)
-            dut.i_payload.value = pack(self._layout, fields)
-        dut.i_valid.value = self._word is not None
+            values = {"data": int.from_bytes(word.data, "little"), "last": word.last, "first": word.first}
+            values["empty"] = self._bus_bytes - len(word.data)
+            self._payload.value = pack(self._fields, values)
+        if self._is_driven != (self._word is not None):  # a write takes long
+            self._is_driven = not self._is_driven
+            self._valid.value = self._is_driven
 
     def reset(self) -> None:
         self._word = None
+        self._is_driven = False
+        self._valid.value = False
 
 
 class Sink:
@@ -167,13 +182,13 @@ class Sink:
     """
 
     def __init__(self, dut, bus_bytes: int, stall: Iterator[bool]):
-        self._dut = dut
+        self._valid, self._ready, self._payload = dut.o_valid, dut.o_ready, dut.o_payload
         self._bus_bytes = bus_bytes
-        self._layout = layout_of(dut.o_payload, bus_bytes)
+        self._fields = fields_of_words(dut.o_payload, bus_bytes)
         self.stall = stall
         self.given: list[Word] = []
         self.received: list[Word] = []
-        self._ready = False
+        self._is_ready = False
         self._held: int | None = None
         self._offered = 0
 
@@ -183,29 +198,29 @@ class Sink:
 
     def edge(self, cycle: int) -> None:
         """See what came at a clock edge, then drive the next cycle."""
-        dut = self._dut
-        if dut.o_valid.value:
-            payload = dut.o_payload.value.to_unsigned()
-            assert self._held in (None, payload), "the payload changed before it was taken"
+        if self._valid.value:
+            payload = self._payload.value.to_unsigned()
             if self._held is None:
                 self._held, self._offered = payload, cycle
-            if self._ready:
+            assert self._held == payload, "the payload changed before it was taken"
+            if self._is_ready:
                 word = self._word(payload, cycle)
                 self.given.append(word)
                 self.received.append(word)
                 self._held = None
         else:
             assert self._held is None, "valid fell before the word was taken"
-        self._ready = not next(self.stall)
-        dut.o_ready.value = self._ready
+        if self._is_ready == next(self.stall):  # a write takes long
+            self._is_ready = not self._is_ready
+            self._ready.value = self._is_ready
 
     def _word(self, payload: int, cycle: int) -> Word:
-        fields = unpack(self._layout, payload)
-        data = fields["data"].to_bytes(self._bus_bytes, "little")
-        end = self._bus_bytes - fields["empty"]
+        values = unpack(self._fields, payload)
+        data = values["data"].to_bytes(self._bus_bytes, "little")
+        end = self._bus_bytes - values["empty"]
         assert not any(data[end:]), "empty bytes are not zero"
-        error = bool(fields.get("error", 0))
-        return Word(data[:end], bool(fields["last"]), error, cycle, self._offered)
+        error = bool(values.get("error", 0))
+        return Word(data[:end], bool(values["last"]), error, cycle, self._offered)
 
     def reset(self) -> None:
         self._held = None
@@ -227,6 +242,8 @@ class Bench:
         self.cycle = 0
         self.source = Source(dut, bus_bytes, never(self.rng))
         self.sink = Sink(dut, bus_bytes, never(self.rng))
+        self._wanted = 0
+        self._came = Event()
 
     @property
     def sent(self) -> list[Word]:
@@ -266,16 +283,11 @@ class Bench:
 
     async def receive(self, count: int) -> list[Word]:
         """Wait for ``count`` words and take them off the list of received ones."""
-        idle_since, progress = self.cycle, None
         received = self.sink.received
-        while len(received) < count:
-            await RisingEdge(self.dut.clk)
-            now = (len(received), self.source.waiting)
-            if now != progress:
-                idle_since, progress = self.cycle, now
-            assert self.cycle - idle_since < 2000, (
-                f"hangs: {len(received)} of {count} words received, {self.source.waiting} not yet sent"
-            )
+        if len(received) < count:
+            self._wanted = count
+            self._came.clear()
+            await self._came.wait()
         words = received[:count]
         del received[:count]
         return words
@@ -294,15 +306,27 @@ class Bench:
         self.received.clear()
 
     async def _run(self) -> None:
+        edge, rst, moved = RisingEdge(self.dut.clk), self.dut.rst, None
         while True:
-            await RisingEdge(self.dut.clk)
+            await edge
             self.cycle += 1
-            if self.dut.rst.value:
+            if rst.value:
                 self.source.reset()
                 self.sink.reset()
                 continue
             self.source.edge(self.cycle)
             self.sink.edge(self.cycle)
+            received = len(self.sink.received)
+            if not self._wanted:
+                moved = None
+            elif received >= self._wanted:
+                self._wanted = 0
+                self._came.set()
+            elif self.cycle % 1000 == 0:
+                before, moved = moved, (len(self.sink.given), len(self.sent))
+                assert moved != before, (
+                    f"hangs: {received} of {self._wanted} words received, {self.source.waiting} not yet sent"
+                )
 
 
 def cut_into_words(tensor: bytes, size: int) -> list[Word]:

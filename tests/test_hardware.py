@@ -2,7 +2,6 @@
 
 import random
 import re
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -264,7 +263,7 @@ def test_rounding_is_no_corner_of_a_decompressor():
 def words_at(data, size, cycle):
     """The words of a tensor at a port, one a cycle from a cycle on."""
     words = cut_into_words(data, size)
-    return [replace(word, offered=cycle + i, cycle=cycle + i) for i, word in enumerate(words)]
+    return [word._replace(offered=cycle + i, cycle=cycle + i) for i, word in enumerate(words)]
 
 
 def test_coverage_sees_what_a_block_holds():
@@ -302,9 +301,9 @@ def test_coverage_sees_how_a_block_flows(late_in, late_out, expected):
     taken, given = words_at(block.tobytes(), 16, 0), words_at(fmt.compress(block).tobytes(), 16, 9)
     late = [5 * i * (i in late_in) for i in range(len(taken))]
     taken = [
-        replace(w, offered=i + by, cycle=i + by) for i, (w, by) in enumerate(zip(taken, late, strict=True))
+        w._replace(offered=i + by, cycle=i + by) for i, (w, by) in enumerate(zip(taken, late, strict=True))
     ]
-    given = [replace(w, cycle=w.cycle + 5 * (i in late_out)) for i, w in enumerate(given)]
+    given = [w._replace(cycle=w.cycle + 5 * (i in late_out)) for i, w in enumerate(given)]
     hits = engine_coverage(fmt, "compressor", 16, taken, given).hits
     assert [hits["values", f"nothing but normal; {flow}"] for flow in FLOWS] == expected
 
