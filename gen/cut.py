@@ -44,7 +44,8 @@ def is_equivalent(path: Path, mutant: Mutant) -> bool:
         *(f"read_rtlil {changed}", f"rename {top} changed"),
         f"read_verilog {miter}",
         *("hierarchy -top miter", "proc", "flatten", "opt", "simplemap", "techmap", "opt"),
-        *("dfflegalize -cell $_DFF_P_ 0", "setundef -zero", "aigmap", "opt_clean -purge"),
+        *("setundef -init -zero", "dfflegalize -cell $_DFF_P_ 0"),
+        *("setundef -zero", "aigmap", "opt_clean -purge"),
         f"write_aiger {aiger}",
     ]
     run_yosys(commands, folder / "miter.log")

@@ -76,14 +76,21 @@ def variable_bits(source: Path, top: str, signals: Sequence[str]) -> set[tuple[s
     run_yosys(commands, base.with_suffix(".log"))
     sweep = f"read_aiger {before}; strash; scorr; write_aiger {after}"
     run([str(_ABC), "-q", sweep], base.with_suffix(".abc.log"))
-    # An AIGER file starts with "aig" and the numbers of variables, inputs, latches, outputs and gates; a line
-    # for each latch and each output follows. The literals 0 and 1 are constants.
-    lines = after.read_bytes().split(b"\n")
-    latches, outputs = map(int, lines[0].split()[3:5])
-    is_constant = [line in (b"0", b"1") for line in lines[1 + latches : 1 + latches + outputs]]
+    is_constant = [literal in (b"0", b"1") for literal in _outputs(after)]
     # What Yosys itself finds to be constant has no name in its list.
     found = re.findall(r"^output (\d+) (\d+) (\S+)", names.read_text(), re.M)
     return {(name, int(bit)) for index, bit, name in found if not is_constant[int(index)]}
+
+
+def _outputs(aiger: Path) -> list[bytes]:
+    """The literals of a file's outputs, of which 0 and 1 are constants.
+
+    It starts with "aig" and the numbers of variables, inputs, latches, outputs and gates; a line for each
+    latch and each output follows.
+    """
+    lines = aiger.read_bytes().split(b"\n")
+    latches, outputs = map(int, lines[0].split()[3:5])
+    return lines[1 + latches : 1 + latches + outputs]
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,8 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
         f"rename {top} engine",
         f"read_verilog {miter}",
         *("hierarchy -top miter", "proc", "flatten", "opt", "simplemap", "techmap", "opt"),
-        *("dfflegalize -cell $_DFF_P_ 0", "setundef -zero", "aigmap", "opt_clean -purge"),
+        *("setundef -init -zero", "dfflegalize -cell $_DFF_P_ 0"),
+        *("setundef -zero", "aigmap", "opt_clean -purge"),
         f"write_aiger {aiger}",
     ]
     run_yosys(commands, folder / "miter.log")
@@ -228,8 +236,9 @@ def commands_of(path: Path, mutant: Mutant) -> tuple[str, list[str]]:
 
 def merges_to_nothing(aiger: Path, log: Path) -> bool:
     """Whether a miter's output is 0 once ABC has merged what is the same by induction: quick on any."""
-    printed = run([str(_ABC), "-q", f"&r {aiger}; &lcorr; &scorr; &ps"], log)
-    return bool(re.search(r"and =\s+0\b", printed))
+    swept = aiger.with_suffix(".swept.aig")
+    run([str(_ABC), "-q", f"&r {aiger}; &lcorr; &scorr; &write {swept}"], log)
+    return _outputs(swept) == [b"0"]
 
 
 def _compare(aiger: Path, folder: Path, seconds: int) -> Verdict:
@@ -237,6 +246,8 @@ def _compare(aiger: Path, folder: Path, seconds: int) -> Verdict:
     # Registers that are provably the same first: it is all that most equivalent mutants need.
     swept = f"&r {aiger}; &put; lcorr; scorr"
     proof = run([str(_ABC), "-q", f"{swept}; print_stats; pdr -T {seconds}"], folder / "proof.log")
+    if "was asserted" in proof:
+        return Verdict(differs=True)
     # No gate is left if the sweep merged the mutant with the engine.
     if "Property proved" in proof or re.search(r"and =\s+0\b", proof):
         return Verdict(differs=False)
