@@ -2,16 +2,21 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gen import memory
 from gen.config import Config
-from gen.synth import energy, gates
+from gen.synth import energy, gates, traffic
 from gen.synth.liberty import expression, parse, read
 from gen.verilog import convert, make_component, module_name
+from gen.yosys import run_yosys
 from golden import PlaneFormat
+from golden.bursts import PAGE
+from rtl.memory import MemoryParameters
 
 TINY = (Path(__file__).parent / "tiny.lib").read_text()
 SMALL = Config(PlaneFormat("bf16", block=16, target=16), bus_bytes=16)
@@ -244,3 +249,47 @@ def test_the_simulated_netlist_gives_the_golden_models_words(part, tmp_path):
         common = min(len(seen), len(expected))
         assert common > 40 * size
         assert seen[:common] == expected[:common]
+
+
+@pytest.mark.timeout(600)
+def test_a_memory_engine_is_busy_both_ways_and_gives_the_golden_models_bytes(tmp_path, monkeypatch):
+    """Its netlist of cells, with the memories that stay; mapped in haste, for the test's sake."""
+    fmt = PlaneFormat("bf16", block=16, target=16)
+    sizes = {
+        "bus_bytes": 16,
+        "memory_bytes": 16,
+        "address_bits": 16,
+        "id_bits": 1,
+        "regions": 1,
+        "buffers": 2,
+    }
+    parameters = MemoryParameters(formats=(fmt,), least_slots=4, reads=4, bursts=4, **sizes)
+    top, files = memory.module_name(parameters), gates.write_libraries([TINY], tmp_path)
+    (tmp_path / "source.v").write_text(memory.verilog_text(parameters))
+    script = gates.library_script(top, tmp_path, files, gates.Mapping(keep_memories=True))
+    script = [re.sub(r"(?<=-script ).*", "+strash;&get,-n;&nf;&put", step) for step in script]
+    run_yosys(script, tmp_path / "yosys.log")
+    netlist = energy.Netlist(tmp_path / "netlist.json", energy.Library.parse(TINY))
+    made = []
+
+    class Seen(traffic.Traffic):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(traffic, "Traffic", Seen)
+    monkeypatch.setattr(traffic, "_WARM_UP", 200)
+    monkeypatch.setattr(traffic, "_MEASURED", 200)
+    _, bytes_per_cycle = traffic.energy_of_beats(netlist, parameters, 1)
+    assert bytes_per_cycle > 0.8 * 2 * 16
+    (seen,) = made
+    data = b"".join(beat.to_bytes(16, "little") for _, beat in seen.read)
+    half = traffic._PAGES * PAGE
+    assert data == seen.content[half : half + len(data)]
+    blocks = len(seen.written) * 16 // fmt.original_bytes - 20  # the last are under way
+    assert blocks > 70
+    stored = np.frombuffer(bytes(seen.memory[2 * half :][: blocks * fmt.target]), np.uint8).reshape(
+        blocks, -1
+    )
+    values = fmt.decompress(stored, blocks * fmt.block).tobytes()
+    assert values == seen.content[: len(values)]

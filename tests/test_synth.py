@@ -247,11 +247,12 @@ def test_a_node_is_known_by_its_library():
 @pytest.mark.skipif(sta.version() is None, reason="OpenSTA is not installed")
 def test_a_node_is_measured_without_and_with_wires(tmp_path):
     node = replace(known.NODES["asap7sc7p5t"], dont_use=("NOR2",), driver="BUF")
-    design = known.Design("x", "part", 16, lambda: PATH, "path", has_memories=True)
+    driven = lambda texts, folder, wire: {"pj_per_byte": wire}  # noqa: E731
+    design = known.Design("x", "part", 16, lambda: PATH, "path", driven, has_memories=True)
     found = known.measure(design, PATH, [LIBRARY.read_text()], node, tmp_path)
     assert found["smallest"]["period_with_wires_ps"] > found["smallest"]["period_ps"] > 30
     assert found["sized"]["period_with_wires_ps"] > 30
-    assert found["sized"]["pj_per_byte"] is None
+    assert found["sized"]["pj_per_byte"] > 0
     assert [memory["width"] * memory["depth"] for memory in found["memories"]] == [32]
     assert "NOR2" not in (tmp_path / "sized" / "netlist.v").read_text()
 

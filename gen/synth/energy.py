@@ -204,6 +204,63 @@ def _nearest(numbers: Sequence[float], wanted: float) -> int:
     return min(range(len(numbers)), key=lambda i: abs(numbers[i] - wanted))
 
 
+class _Memory:
+    """A memory that a mapping kept, of one clock, each read of which takes a cycle: what it gives, but not
+    what it takes of energy.
+
+    Args:
+        instance: a cell ``$mem_v2``, as Yosys' ``write_json`` leaves it.
+    """
+
+    def __init__(self, instance: dict[str, Any]):
+        sizes = {
+            name: int(text, 2) for name, text in instance["parameters"].items() if re.fullmatch("[01]+", text)
+        }
+        pins, width, self._words = instance["connections"], sizes["WIDTH"], dict[int, list[int]]()
+        assert sizes["RD_CLK_ENABLE"] == (1 << sizes["RD_PORTS"]) - 1, "a read must take a cycle"
+
+        def ports(kind: str, size: int) -> list[list[Bit]]:
+            return [pins[kind][start : start + size] for start in range(0, len(pins[kind]), size)]
+
+        self._zeros = [0] * width
+        addresses, data = (
+            ports(f"RD_{name}", size) for name, size in (("ADDR", sizes["ABITS"]), ("DATA", width))
+        )
+        self._reads = list(zip(pins["RD_EN"], addresses, data, strict=True))
+        names = (("ADDR", sizes["ABITS"]), ("DATA", width), ("EN", width))
+        self._writes = list(zip(*(ports(f"WR_{name}", size) for name, size in names), strict=True))
+        self._transparent = sizes["RD_TRANSPARENCY_MASK"]
+        self.outputs: list[Bit] = pins["RD_DATA"]
+        self.inputs = [
+            bit for name in ("RD_ADDR", "RD_EN", "WR_ADDR", "WR_DATA", "WR_EN") for bit in pins[name]
+        ]
+
+    def edge(self, values: Mapping[Bit, int]) -> dict[Bit, int]:
+        """What its outputs are from a clock edge on, from all values before it."""
+
+        def address(bits: list[Bit]) -> int:
+            return sum(values[bit] << place for place, bit in enumerate(bits))
+
+        old = {
+            port: self._words.get(address(where), self._zeros)
+            for port, (_, where, _) in enumerate(self._reads)
+        }
+        for where, data, enables in self._writes:
+            if any(values[enable] for enable in enables):
+                place = address(where)
+                word = self._words.get(place, self._zeros)
+                pairs = zip(word, data, enables, strict=True)
+                self._words[place] = [values[bit] if values[enable] else was for was, bit, enable in pairs]
+        found: dict[Bit, int] = {}
+        for port, (enable, where, data) in enumerate(self._reads):
+            if values[enable]:
+                ports = len(self._writes)
+                is_transparent = self._transparent >> port * ports & (1 << ports) - 1
+                word = self._words.get(address(where), self._zeros) if is_transparent else old[port]
+                found.update(zip(data, word, strict=True))
+        return found
+
+
 class Netlist:
     """A mapped netlist that can be run.
 
@@ -227,6 +284,7 @@ class Netlist:
         self._registers: list[tuple[Cell, dict[str, Bit]]] = []
         self._states: list[tuple[Bit, Bit, bool]] = []  # a flip-flop's output, its data, whether inverted
         self._loads: Counter[Bit] = Counter()
+        self._memories: list[_Memory] = []
         for instance in module["cells"].values():
             if instance["type"] != "$scopeinfo":
                 self._add(instance)
@@ -235,6 +293,11 @@ class Netlist:
 
     def _add(self, instance: dict[str, Any]) -> None:
         kind = instance["type"]
+        if kind == "$mem_v2":
+            memory = _Memory(instance)
+            self._memories.append(memory)
+            self._loads.update(dict.fromkeys(memory.inputs, self._wire))
+            return
         if kind not in self._library.cells:
             raise ValueError(f"cells must be the library's, not {kind!r}")
         cell = self._library.cells[kind]
@@ -274,30 +337,40 @@ class Netlist:
 
         return step
 
-    def run(self, drive: Drive) -> Energy:
-        """Energy of a cycle, from :data:`_MEASURED` of them.
+    def run(
+        self, drive: Drive, streams: int = STREAMS, warm_up: int = _WARM_UP, measured: int = _MEASURED
+    ) -> Energy:
+        """Energy of a cycle, the mean of those that are measured, behind those of reset and of the warm-up.
 
         Args:
             drive: what the input ports carry in a cycle, for each of their bits an integer of all streams;
                 it is given the cycle's number, and what ports carried at the end of the one before.
+            streams: at once; one if there are memories.
         """
-        mask = (1 << STREAMS) - 1
+        assert streams == 1 or not self._memories
+        mask = (1 << streams) - 1
         values: dict[Bit, int] = {"0": 0, "1": mask, "x": 0}
         values |= dict.fromkeys((bit for bits in self.ports.values() for bit in bits), 0) | values
         values |= dict.fromkeys((out for out, _, _ in self._states), 0)
+        values |= dict.fromkeys((bit for memory in self._memories for bit in memory.outputs), 0)
         toggles: Counter[Bit] = Counter()
-        before: dict[Bit, int] = {}
-        for cycle in range(_RESET + _WARM_UP + _MEASURED):
-            driven = drive(cycle - _RESET, lambda port: [values[bit] for bit in self.ports[port]])
+        before = dict(values)
+
+        def output(port: str) -> list[int]:
+            return [before[bit] for bit in self.ports[port]]
+
+        for cycle in range(_RESET + warm_up + measured):
+            driven = drive(cycle - _RESET, output)
             for name, bits in driven.items():
                 values.update(zip(self.ports[name], bits, strict=True))
             self._step(values, mask)
-            if cycle >= _RESET + _WARM_UP:
+            if cycle >= _RESET + warm_up:
                 toggles.update({bit: (now ^ before[bit]).bit_count() for bit, now in values.items()})
             before = dict(values)
-            following = [(out, values[data] ^ mask * inverted) for out, data, inverted in self._states]
-            values.update(following)
-        return self._energy({bit: count / STREAMS / _MEASURED for bit, count in toggles.items()})
+            values.update((out, before[data] ^ mask * inverted) for out, data, inverted in self._states)
+            for memory in self._memories:
+                values.update(memory.edge(before))
+        return self._energy({bit: count / streams / measured for bit, count in toggles.items()})
 
     def _energy(self, toggles: dict[Bit, float]) -> Energy:
         """Of a cycle with so many toggles of each net."""

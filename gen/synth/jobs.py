@@ -11,10 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rtl.memory import MemoryParameters
+
 from .. import processes
 from ..config import Config
 from ..verilog import DELAY_MEMORY_BOX, bytes_per_cycle, convert, digest, make_component, module_name
-from . import ecp5, energy, gates, liberty
+from . import ecp5, energy, gates, liberty, traffic
 
 ROOT = Path("build/synth")
 K = TypeVar("K")
@@ -72,6 +74,20 @@ def energy_of(
     found = energy.of_stream(energy.Netlist(path, library, wire), energy.stimulus(config, part, activity))
     size = bytes_per_cycle(config)
     return leakage | {
+        "pj_per_byte": rounded((found.clock + found.switching) / size),
+        "clock_pj_per_byte": rounded(found.clock / size),
+    }
+
+
+def energy_of_memory_engine(
+    parameters: MemoryParameters, texts: Sequence[str], folder: Path, wire: float = 0.0
+) -> dict[str, float | None]:
+    """The same of a memory engine whose port is busy both ways, in the first of its formats."""
+    path, library = folder / "netlist.json", energy.library_of(*texts)
+    netlist = energy.Netlist(path, library, wire)
+    found, size = traffic.energy_of_beats(netlist, parameters, 1)
+    return {
+        "leakage_mw": rounded(energy.leakage(path, library)),
         "pj_per_byte": rounded((found.clock + found.switching) / size),
         "clock_pj_per_byte": rounded(found.clock / size),
     }

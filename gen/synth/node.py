@@ -68,9 +68,9 @@ class Design:
     Attributes:
         preset, part, bus_bytes: which engine, for its row.
         source: makes its Verilog.
-        top, clock: its module, and the port of its clock.
-        energy: :func:`gen.synth.jobs.energy_of` but for the library's files, the folder and the wire; None
-            if nothing drives it.
+        top: its module.
+        energy: :func:`gen.synth.jobs.energy_of` but for the library's files, the folder and the wire.
+        clock: the port of its clock.
         has_memories: whether it has memories of its own, which stay.
     """
 
@@ -79,8 +79,8 @@ class Design:
     bus_bytes: int
     source: Callable[[], str]
     top: str
+    energy: Callable[..., dict[str, float | None]]
     clock: str = "clk"
-    energy: Callable[..., dict[str, float | None]] | None = None
     has_memories: bool = False
 
 
@@ -137,13 +137,9 @@ def measure(design: Design, verilog: str, texts: Sequence[str], node: Node, fold
         | {"leakage_mw": _leakage(texts, small)},
         "sized": sized
         | {"period_with_wires_ps": period(large, large)}
-        | (design.energy or _no_energy)(texts, large, picofarad),
+        | design.energy(texts, large, picofarad),
         "memories": [asdict(kept) for kept in gates.memories(small / "netlist.json")],
     }
-
-
-def _no_energy(texts: Sequence[str], folder: Path, wire: float) -> dict[str, float | None]:
-    return {"leakage_mw": _leakage(texts, folder), "pj_per_byte": None, "clock_pj_per_byte": None}
 
 
 def _leakage(texts: Sequence[str], folder: Path) -> float:
@@ -159,12 +155,15 @@ def designs(activity: Path | None, widths: Sequence[int] = WIDTHS) -> list[Desig
             for part in parts(config):
                 source, top = partial(jobs.source, config, part), module_name(config, part)
                 driven = partial(jobs.energy_of, config, part, activity)
-                found.append(Design(preset, part, width, source, top, energy=driven))
+                found.append(Design(preset, part, width, source, top, driven))
     for preset, parameters in memory.PRESETS.items():
         source, top = partial(memory.verilog_text, parameters), memory.module_name(parameters)
         width = parameters.bus_bytes
         if width in widths:
-            found.append(Design(preset, "memory engine", width, source, top, clock="aclk", has_memories=True))
+            driven = partial(jobs.energy_of_memory_engine, parameters)
+            found.append(
+                Design(preset, "memory engine", width, source, top, driven, "aclk", has_memories=True)
+            )
     return found
 
 
