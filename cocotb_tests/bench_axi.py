@@ -57,9 +57,9 @@ class TB:
         self.sink.set_pause_generator(patterns[stall](self.rng))
 
     def note_coverage(self) -> None:
+        """Count the corners that both ports of an engine without faults have shown."""
         if TASK.mutants:
             return
-        """Count the corners that both ports have shown."""
         beats = [port.beats for port in self.ports]
         TASK.note(coverage=beat_coverage(TASK.fmt, TASK.part, TASK.bus_bytes, *beats).as_rows())
 

@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 
 from ..config import Config
-from . import liberty
+from . import kept_memory, liberty
+from .kept_memory import Bit, KeptMemory
 from .liberty import Group, expression, parse, table
 
 STREAMS = 64
-FLOW = Path(__file__).read_text() + Path(liberty.__file__).read_text()
+FLOW = "".join(Path(file).read_text() for file in (__file__, liberty.__file__, kept_memory.__file__))
 _RESET, _WARM_UP, _MEASURED = 4, 100, 64  # cycles
 _LOAD = "total_output_net_capacitance"
 
-Bit = int | str
 # See :meth:`Netlist.run`.
 Drive = Callable[[int, Callable[[str], list[int]]], Mapping[str, Sequence[int]]]
 
@@ -204,63 +204,6 @@ def _nearest(numbers: Sequence[float], wanted: float) -> int:
     return min(range(len(numbers)), key=lambda i: abs(numbers[i] - wanted))
 
 
-class _Memory:
-    """A memory that a mapping kept, of one clock, each read of which takes a cycle: what it gives, but not
-    what it takes of energy.
-
-    Args:
-        instance: a cell ``$mem_v2``, as Yosys' ``write_json`` leaves it.
-    """
-
-    def __init__(self, instance: dict[str, Any]):
-        sizes = {
-            name: int(text, 2) for name, text in instance["parameters"].items() if re.fullmatch("[01]+", text)
-        }
-        pins, width, self._words = instance["connections"], sizes["WIDTH"], dict[int, list[int]]()
-        assert sizes["RD_CLK_ENABLE"] == (1 << sizes["RD_PORTS"]) - 1, "a read must take a cycle"
-
-        def ports(kind: str, size: int) -> list[list[Bit]]:
-            return [pins[kind][start : start + size] for start in range(0, len(pins[kind]), size)]
-
-        self._zeros = [0] * width
-        addresses, data = (
-            ports(f"RD_{name}", size) for name, size in (("ADDR", sizes["ABITS"]), ("DATA", width))
-        )
-        self._reads = list(zip(pins["RD_EN"], addresses, data, strict=True))
-        names = (("ADDR", sizes["ABITS"]), ("DATA", width), ("EN", width))
-        self._writes = list(zip(*(ports(f"WR_{name}", size) for name, size in names), strict=True))
-        self._transparent = sizes["RD_TRANSPARENCY_MASK"]
-        self.outputs: list[Bit] = pins["RD_DATA"]
-        self.inputs = [
-            bit for name in ("RD_ADDR", "RD_EN", "WR_ADDR", "WR_DATA", "WR_EN") for bit in pins[name]
-        ]
-
-    def edge(self, values: Mapping[Bit, int]) -> dict[Bit, int]:
-        """What its outputs are from a clock edge on, from all values before it."""
-
-        def address(bits: list[Bit]) -> int:
-            return sum(values[bit] << place for place, bit in enumerate(bits))
-
-        old = {
-            port: self._words.get(address(where), self._zeros)
-            for port, (_, where, _) in enumerate(self._reads)
-        }
-        for where, data, enables in self._writes:
-            if any(values[enable] for enable in enables):
-                place = address(where)
-                word = self._words.get(place, self._zeros)
-                pairs = zip(word, data, enables, strict=True)
-                self._words[place] = [values[bit] if values[enable] else was for was, bit, enable in pairs]
-        found: dict[Bit, int] = {}
-        for port, (enable, where, data) in enumerate(self._reads):
-            if values[enable]:
-                ports = len(self._writes)
-                is_transparent = self._transparent >> port * ports & (1 << ports) - 1
-                word = self._words.get(address(where), self._zeros) if is_transparent else old[port]
-                found.update(zip(data, word, strict=True))
-        return found
-
-
 class Netlist:
     """A mapped netlist that can be run.
 
@@ -284,7 +227,7 @@ class Netlist:
         self._registers: list[tuple[Cell, dict[str, Bit]]] = []
         self._states: list[tuple[Bit, Bit, bool]] = []  # a flip-flop's output, its data, whether inverted
         self._loads: Counter[Bit] = Counter()
-        self._memories: list[_Memory] = []
+        self._memories: list[KeptMemory] = []
         for instance in module["cells"].values():
             if instance["type"] != "$scopeinfo":
                 self._add(instance)
@@ -294,7 +237,7 @@ class Netlist:
     def _add(self, instance: dict[str, Any]) -> None:
         kind = instance["type"]
         if kind == "$mem_v2":
-            memory = _Memory(instance)
+            memory = KeptMemory(instance)
             self._memories.append(memory)
             self._loads.update(dict.fromkeys(memory.inputs, self._wire))
             return
@@ -443,6 +386,11 @@ def columns(words: Sequence[int], width: int) -> list[int]:
     return [int("".join(column)[::-1], 2) for column in zip(*texts, strict=True)]
 
 
+def normal_blocks(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Normal values, each block of another scale."""
+    return rng.standard_normal((count, size)) * np.exp2(rng.integers(-8, 8, (count, 1)))
+
+
 def stimulus(config: Config, part: str, arrays: Path | None = None) -> list[list[int]]:
     """Words for each stream: blocks cut from arrays, or what they are stored as.
 
@@ -461,7 +409,7 @@ def stimulus(config: Config, part: str, arrays: Path | None = None) -> list[list
     found = []
     for _ in range(STREAMS):
         if rows is None:
-            values = rng.standard_normal((blocks, fmt.block)) * np.exp2(rng.integers(-8, 8, (blocks, 1)))
+            values = normal_blocks(blocks, fmt.block, rng)
         else:
             values = rows[rng.integers(0, len(rows), blocks)]
         floats = values.astype(fmt.float_type.array)

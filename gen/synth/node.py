@@ -18,7 +18,7 @@ from typing import Any
 from .. import memory
 from ..config import PRESETS
 from ..verilog import module_name, parts
-from . import energy, gates, jobs, liberty, sta, wires
+from . import energy, gates, jobs, liberty, sta, traffic, wires
 from .wires import Wire
 
 SHOWN = ("gpt2-fp32-3.2x", "gpt2-bf16-2x", "gpt2-fp32-16x")
@@ -173,6 +173,7 @@ def measure_row(design: Design, libraries: Sequence[Path], activity: Path | None
     verilog, (_, node) = design.source(), node_of(texts)
     content = hashlib.sha256(activity.read_bytes()).hexdigest() if activity else ""
     key = [verilog, FLOW, gates.FLOW, energy.FLOW, *texts, content, sta.version() or ""]
+    key += [traffic.FLOW] * design.has_memories
     found = jobs.cached(key, lambda folder: measure(design, verilog, texts, node, folder))
     row = {"preset": design.preset, "part": design.part, "bus_bytes": design.bus_bytes} | found
     if design.has_memories:

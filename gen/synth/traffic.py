@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from golden.bursts import PAGE
 from rtl.memory import MemoryParameters
 from rtl.memory.registers.map import address_of
 
-from .energy import Energy, Netlist
+from .energy import Energy, Netlist, normal_blocks
 
 __all__ = ["Traffic", "energy_of_beats"]
 
+FLOW = Path(__file__).read_text()
 _PAGES = 4  # that are written, and as many that are read
 _BURST = 16  # beats
 _LATENCY = 30  # of memory, cycles
@@ -43,15 +45,14 @@ class Traffic:
         assert fmt.target
         half, rng = _PAGES * PAGE, np.random.default_rng(0)
         blocks = 2 * half // fmt.original_bytes
-        scales = np.exp2(rng.integers(-8, 8, (blocks, 1)))
-        values = (rng.standard_normal((blocks, fmt.block)) * scales).astype(fmt.float_type.array)
+        values = normal_blocks(blocks, fmt.block, rng).astype(fmt.float_type.array)
         stored = np.asarray(fmt.compress(values)).tobytes()
         self.content = fmt.decompress(
             np.frombuffer(stored, np.uint8).reshape(blocks, -1), values.size
         ).tobytes()
         self._sent = values.tobytes()
-        self._second = half // fmt.original_bytes * fmt.target
-        self.memory = bytearray(2 * half) + bytes(self._second) + stored[self._second :] + bytes(PAGE)
+        second = half // fmt.original_bytes * fmt.target
+        self.memory = bytearray(2 * half) + bytes(second) + stored[second:] + bytes(PAGE)
         self.read: list[tuple[int, int]] = []
         self.written: list[int] = []
         self._size, self._beat = parameters.bus_bytes, parameters.memory_bytes
