@@ -23,9 +23,13 @@ needs_a_compiler = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def nothing_compiled():
-    """Around every test of a file that imports it: what was compiled before and in it is forgotten."""
+    """Around every test of a file that imports it: what was compiled before and in it is forgotten.
+
+    Nor does anything come from a cache of an earlier run: it would have no report.
+    """
     torch._dynamo.reset()
-    yield
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
     torch._dynamo.reset()
 
 

@@ -16,8 +16,10 @@ from torch_bridge.planner import estimate_compiled, estimates, plan, treatments
 from torch_bridge.planner.dry import DryRun, DryRunError
 from torch_bridge.schemes.checkpointing import checkpoint_activations
 
-from .compiling import needs_a_compiler
+from .compiling import needs_a_compiler, nothing_compiled
 from .test_planner import BATCH, LENGTH, MODELS, RANDOM_STATE, SCALARS, TOLERANCE, training_of
+
+__all__ = ["nothing_compiled"]  # around every test here
 
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 CASES = [(name, ("fp32", "bf16-autocast")[number % 2]) for number, name in enumerate(MODELS)]
@@ -100,8 +102,7 @@ def test_other_treatments_of_a_compiled_model_need_what_was_planned():
 @needs_a_compiler
 @pytest.mark.timeout(600)
 def test_what_inductor_allocates_is_planned_without_its_kernels():
-    with torch.compiler.config.patch(force_disable_caches=True):  # what comes from them has no report
-        assert holds(compiled_training("llama", compiler="inductor"), treatments.FOUR_BITS) == []
+    assert holds(compiled_training("llama", compiler="inductor"), treatments.FOUR_BITS) == []
 
 
 def test_a_plan_leaves_codecs_and_choices_as_they_were():
@@ -121,7 +122,6 @@ def test_a_compiled_plan_needs_no_memory_and_names_its_compiler():
 
 @pytest.mark.parametrize("treatment", treatments.COMPILED, ids=lambda one: one.name)
 def test_the_code_to_paste_runs(treatment):
-    torch._dynamo.reset()
     model = compiled_training("llama").build()
     tokens = torch.randint(5, 512, (2, 32))
     names = {"model": model, "batch": {"input_ids": tokens, "labels": tokens}}
