@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -131,21 +131,74 @@ def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) 
         sums = np.where(is_up, sums_up[chosen], sums)
         fractions = np.where(is_up, fractions_up[chosen], fractions)
         exponents = np.where(is_up, exponents_up, exponents)
-    return _with_sums(fmt, exponents << FRACTION_BITS | fractions, sums, rng)
+    places = rng.integers(0, fmt.block, count)
+    return _with_sums(fmt, exponents << FRACTION_BITS | fractions, sums, places, rng)
+
+
+def with_near_ties(
+    fmt: HadamardFormat, lanes: Sequence[int], bus_lanes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Blocks in which one value is hard to round: uint8[count, target], of fp32 none.
+
+    It lies half of a last place behind an odd number or an even one; or behind an even one, and one bit more
+    than half: the bit must not get lost. Of each place of the half, and of the bit, there is one block for
+    each of the lanes: of normal values, and of subnormal ones, whose last place is elsewhere.
+
+    Args:
+        lanes: where in a bus word the value lies.
+        bus_lanes: values of a bus word.
+    """
+    ft, (sums, fractions, halves, kinds) = fmt.float_type, _near_ties(fmt)
+    shuffled = [rng.permutation(len(kinds)) for _ in lanes]
+    chosen = np.concatenate([order[np.unique(kinds[order], return_index=True)[1]] for order in shuffled])
+    of_kinds = len(chosen) // len(lanes)
+    places = np.repeat(lanes, of_kinds) + bus_lanes * rng.integers(0, fmt.block // bus_lanes, len(chosen))
+    size = np.frexp(sums[chosen] * (fractions[chosen] + 2.0**FRACTION_BITS))[1]
+    power = rng.integers(2 - ft.bias, ft.bias, len(chosen))
+    of_normal = (power - size + SCALE_BIAS).clip(1, (1 << _EXPONENT_BITS) - 1)
+    of_subnormal = SCALE_BIAS - ft.bias - ft.mantissa_bits - halves[chosen]
+    exponents = np.where(size - 1 - halves[chosen] == ft.mantissa_bits + 1, of_normal, of_subnormal)
+    return _with_sums(fmt, exponents << FRACTION_BITS | fractions[chosen], sums[chosen], places, rng)
+
+
+@functools.cache
+def _near_ties(fmt: HadamardFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Sums, fractions of scales, which bit of their product is half of a last place, and of which kind it is.
+
+    A kind has a number for itself; int64 all.
+    """
+    ft, found = fmt.float_type, []
+    sums, fractions = _sums_and_fractions(fmt)
+    products = sums * (fractions + (1 << FRACTION_BITS))
+    of_normal = np.frexp(products.astype(np.float64))[1] - ft.mantissa_bits - 2
+    for half in range(int(products.max()).bit_length()):
+        more = (products & (2 << half) - 1) - (1 << half)
+        is_odd = products >> half + 1 & 1
+        is_near = (more == 0) | (more > 0) & (more & more - 1 == 0) & (is_odd == 0)
+        is_half = (of_normal == half) | (of_normal < half) & (ft.exponent_bits < 8)
+        rows = np.flatnonzero(is_near & is_half)
+        kinds = half | more[rows] << 6 | is_odd[rows] << 5 | (of_normal[rows] == half).astype(np.int64) << 30
+        found.append(np.stack([sums[rows], fractions[rows], np.full(len(rows), half), kinds]))
+    sums, fractions, halves, kinds = np.hstack(found)
+    return sums, fractions, halves, kinds
 
 
 @functools.cache
 def _rounded_to_powers(fmt: HadamardFormat) -> tuple[np.ndarray, np.ndarray]:
     """Sums, and fractions of scales with which they are rounded up to a power of two; int64 both."""
-    levels = _levels(fmt)
-    step = np.gcd.reduce((levels.max(axis=1)[:, None] - levels).ravel())
-    sums, fractions = np.meshgrid(
-        np.arange(levels.max(axis=1).sum(), 0, -step), np.arange(1 << FRACTION_BITS), indexing="ij"
-    )
+    sums, fractions = _sums_and_fractions(fmt)
     exact = sums * (1 + fractions / (1 << FRACTION_BITS))  # within the range of every type
     rounded = exact.astype(fmt.float_type.array).astype(np.float64)
     is_up = (rounded > exact) & (np.frexp(rounded)[0] == 0.5)
     return sums[is_up], fractions[is_up]
+
+
+def _sums_and_fractions(fmt: HadamardFormat) -> list[np.ndarray]:
+    """All sums above 0 that values may have, each with all fractions of scales; int64 both."""
+    levels = _levels(fmt)
+    step = np.gcd.reduce((levels.max(axis=1)[:, None] - levels).ravel())
+    sums = np.arange(levels.max(axis=1).sum(), 0, -step)
+    return [part.ravel() for part in np.meshgrid(sums, np.arange(1 << FRACTION_BITS))]
 
 
 def _levels(fmt: HadamardFormat) -> np.ndarray:
@@ -156,11 +209,11 @@ def _levels(fmt: HadamardFormat) -> np.ndarray:
 
 
 def _with_sums(
-    fmt: HadamardFormat, headers: np.ndarray, sums: np.ndarray, rng: np.random.Generator
+    fmt: HadamardFormat, headers: np.ndarray, sums: np.ndarray, places: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Blocks with these numbers for headers: uint8[count, target].
 
-    In each a value at a random place is a sum of coefficients, or the nearest to it that there can be, or its
+    In each the value at its place is a sum of coefficients, or the nearest to it that there can be, or its
     negative. Each coefficient takes about its share of what is left; the last ones bring it to an end.
     """
     levels, count = _levels(fmt), len(headers)
@@ -181,8 +234,7 @@ def _with_sums(
     at = np.searchsorted(totals, left).clip(1, len(totals) - 1)
     parts[:, last] = ends[np.where(left - totals[at - 1] < totals[at] - left, at - 1, at)]
 
-    place = rng.integers(0, fmt.block, (count, 1))
-    odd = np.bitwise_count(place & np.arange(fmt.block)) & 1
+    odd = np.bitwise_count(places[:, None] & np.arange(fmt.block)) & 1
     return _stored(fmt, headers, parts * (1 - 2 * odd.astype(np.int64)) * rng.choice([-1, 1], (count, 1)))
 
 
@@ -297,16 +349,21 @@ def _sparse_mantissas(fmt: Format, count: int, rng: np.random.Generator) -> Bloc
 def _rounds_up(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
     """Mantissas of ones, and ties: the low bits are exactly half of a random kept bit. Half without signs.
 
-    In half of them exponents are equal, in the others some of a dozen.
+    The ones begin at the highest bit or behind a zero, so that a carry ends there. In a third of the blocks
+    exponents are equal, in a third some of a dozen, and in a third all values are subnormal: nothing lies
+    before their mantissas.
     """
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     sign &= rng.integers(0, 2, (count, 1))
     half = np.int64(1) << rng.integers(0, ft.mantissa_bits, shape)
     tie = mantissa & ~(2 * half - 1) | half
-    mantissa = np.where(rng.random(shape) < 0.5, ft.mantissa_mask & ~(half - 1), tie)
+    zero = np.int64(1) << rng.integers(ft.mantissa_bits // 2, ft.mantissa_bits + 1, shape)
+    ones = ft.mantissa_mask & ~(half - 1) & ~zero
+    mantissa = np.where(rng.random(shape) < 0.5, ones, tie)
     below = rng.integers(0, rng.choice([1, 12], (count, 1)), shape)
-    return _fields(fmt, sign, ft.exponent_max // 2 - below, mantissa)
+    exponent = np.where(rng.random((count, 1)) < 1 / 3, 0, ft.exponent_max // 2 - below)
+    return _fields(fmt, sign, exponent, mantissa)
 
 
 def _specials(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
