@@ -1,7 +1,7 @@
 """Activation compression for training GPTs: everything public of ``golden`` and ``torch_bridge``.
 
-The sister schemes are in ``torch_bridge.schemes``, the callback for Lightning in
-``torch_bridge.trainers.lightning``: they need packages that this does not.
+Other schemes are in ``torch_bridge.schemes``; the callback for Lightning, which needs that package, in
+``torch_bridge.trainers.lightning``.
 
 Example:
     >>> import bitstash

@@ -298,7 +298,7 @@ def test_the_recommended_policy_is_the_first_that_fits():
     ("arguments", "message"),
     [
         (["foo"], "MODEL must be one of gpt2, .*, not 'foo'"),
-        (["."], "MODEL must be a folder with a config.json, which is not in '.'"),
+        (["."], "MODEL must be a config.json or its folder: there is no file 'config.json'"),
         (["gpt2", "--length", "2048"], "length must be at most the model's 1024 positions, not 2048"),
         (
             ["gpt2", "--batch", "9" * 20],

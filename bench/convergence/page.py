@@ -98,7 +98,7 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         "| --- " + "| ---: " * 9 + "|",
     ]
     if wide := sorted({str(row["seed"]) for found in schemes.values() for row in found if row.get(WIDE)}):
-        products = f"; products of seed {', '.join(wide)} in fp32, rounded to bf16"
+        products = f"; seed {', '.join(wide)} on a processor without bf16, its products in fp32 and rounded"
         lines[0] = lines[0].replace(":\n", products + ":\n")
     for scheme, found in schemes.items():
         losses = [row["val_loss"] for row in found]

@@ -93,7 +93,8 @@ class Partitioner:
             raise ValueError(f"offload must be True or False, not {offload!r}")
         check_time(time)
         if backend in backends.IN_PLACE:
-            raise ValueError(f"backend must be one that gives its blocks away, not {backend!r}")
+            names = ", ".join(name for name in backends.NAMES if name not in backends.IN_PLACE)
+            raise ValueError(f"backend must be one of {names}, not {backend!r}")
         self._policy, self._backend = as_policy(policy, bits, products=time is not None), backend
         self._time, self._min_values, self._offload = time, min_values, offload
         Codecs(self._policy, backend)  # what is wrong with a format shows now

@@ -169,8 +169,8 @@ def _add_plan(commands: Any) -> None:
     add(
         "model",
         metavar="MODEL",
-        help=f"one of {', '.join(planner.BUILT_IN)}; a model type of transformers; a folder with a "
-        "config.json; or a name in the local Hugging Face cache",
+        help=f"one of {', '.join(planner.BUILT_IN)}; a model type of transformers; a config.json or "
+        "its folder; or a name in the local Hugging Face cache",
     )
     add("--batch", type=whole, default=1, help="sequences of a step")
     add("--length", type=whole, default=1024, help="tokens of each")

@@ -91,6 +91,11 @@ class Training:
         if self.loss_chunk and models.kind_of(self.config) != models.CAUSAL:
             raise ValueError(f"loss_chunk must be 0 but for a causal model, not {self.loss_chunk!r}")
 
+    @property
+    def could_chunk_loss(self) -> bool:
+        """Whether ``loss_chunk`` is possible, and not given."""
+        return not self.loss_chunk and not self.compiler and models.kind_of(self.config) == models.CAUSAL
+
     def build(self) -> nn.Module:
         """The model as it trains."""
         model = models.build(self.config, self.attention)

@@ -90,14 +90,14 @@ def config_of(name: str) -> Any:
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError):
         raise ValueError(
-            f"MODEL must be one of {', '.join(BUILT_IN)}, a model type of transformers, a folder with a "
-            f"config.json, or a name in the local Hugging Face cache, not {name!r}"
+            f"MODEL must be one of {', '.join(BUILT_IN)}, a model type of transformers, a config.json or "
+            f"its folder, or a name in the local Hugging Face cache, not {name!r}"
         ) from None
 
 
 def _from_file(path: Path) -> Any:
     if not path.is_file():
-        raise ValueError(f"MODEL must be a folder with a config.json, which is not in {str(path.parent)!r}")
+        raise ValueError(f"MODEL must be a config.json or its folder: there is no file {str(path)!r}")
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -126,7 +126,7 @@ class Plan:
             if least.parameters + least.gradients + least.optimizer > self.room:
                 remedies = ["--zero or --lora"]
             elif least.workspace > least.activations:
-                remedies += [] if self.training.loss_chunk else ["--loss-chunk"]
+                remedies += ["--loss-chunk"] if self.training.could_chunk_loss else []
                 remedies += ["--optimizer adamw-fused"] if self.training.optimizer == "adamw" else []
             return (
                 f"Nothing fits into {self.room / 1e9:,.1f} GB. The least is {least.peak / 1e9:,.1f} GB, with "

@@ -99,12 +99,13 @@ LAYER_INPUTS = Treatment(
 TWO_BITS = Treatment("Hadamard, 2 bits", {"bits": 2}, "bits=2")
 CHECKPOINTING = BASELINE.checkpointed
 
-# In the order in which they are recommended: those that change least first, then those that take less time.
+# In the order in which they are recommended: what changes gradients less first, but checkpointing behind what
+# takes less time.
 TREATMENTS = (
     *(BASELINE, EXACT, PLANES, FOUR_BITS, CHECKPOINTING),
     *(LAYER_INPUTS, TIMED, TWO_BITS, FOUR_BITS.checkpointed),
 )
-# A compiled graph recomputes no products but one as wide as a head.
+# Compiled steps with a time are not planned.
 COMPILED = tuple(one for one in TREATMENTS if "time" not in (one.options or {}))
 # For a training that is checkpointed anyway.
 CHECKPOINTED = tuple(one.checkpointed for one in (BASELINE, EXACT, PLANES, FOUR_BITS, TWO_BITS))

@@ -34,5 +34,8 @@ def as_policy(policy: AnyFormat | Policy | None, bits: int | None, products: boo
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a format or a Policy, not {reprlib.repr(policy)}")
     if products and not policy.products:
-        raise ValueError("time must be None where no rule of the policy recomputes products")
+        raise ValueError(
+            "time must be None where no rule of the policy recomputes products, as "
+            'Rule("recompute", products=True) does'
+        )
     return policy
