@@ -19,6 +19,7 @@ from .reports import (
     BINS,
     CODE,
     FORMAL,
+    MEMORY,
     MUTATION,
     NETLIST,
     SIM,
@@ -34,7 +35,7 @@ from .runner import BENCHES, STREAM_BENCH
 _PORTS = dict(zip(INTERFACES, ("streams", "AXI4-Stream", "runtime-configurable"), strict=True))
 _SOLVERS = {"smtbmc z3": "z3", "abc pdr": "ABC", "abc bmc3": "ABC"}
 _COMPARISONS = {"matches_golden", "gives_every_word_in_its_turn"}
-_COMMANDS = (SIM, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
+_COMMANDS = (SIM, MEMORY, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
 PARTS = "parts of the streams"
 STAGES = "stages and parts"
 
@@ -54,8 +55,8 @@ _RUN = """## What was run
 `make verify` runs all of it, in hours, goes on where it was stopped, and writes this page;
 `python -m cocotb_tests sim --engines NAME` and its like run some engines. The figures are those of each
 engine's last run, in [verification.json](verification.json), with a hash of the sources that were verified
-(`rtl/`, `golden/`, `gen/formal/`, and `cocotb_tests/` without what writes this page). Where the sources have
-changed since, the table says "older".
+(`rtl/`, `golden/`, `gen/formal/`, what makes Verilog, gates and mutants in `gen/`, and `cocotb_tests/`
+without what writes this page). Where the sources have changed since, the table says "older".
 
 {made}
 
@@ -105,10 +106,11 @@ def _made() -> str:
             commit = f"`{made['commit']}`" if made else "not recorded"
             of = f"{len(run['rows'])} of {len(report.rows())}"
             sources = "older" if is_older(run) else "these"
-            rows.append([f"`{report.command}`", of, commit, sources, str(made.get("seed", "")), tools])
+            made_by = [commit, sources, str(made.get("seed", "")), tools]
+            rows.append([f"`{report.command}`", report.name, of, *made_by])
         if not report.rows():
-            rows.append([f"`{report.command}`", "not run", "", "", "", ""])
-    return as_markdown(["command", "rows", "commit", "sources", "seed", "tools"], rows)
+            rows.append([f"`{report.command}`", report.name, "not run", "", "", "", ""])
+    return as_markdown(["command", "of", "rows", "commit", "sources", "seed", "tools"], rows)
 
 
 def _section(number: int, claim: Claim) -> str:
@@ -324,23 +326,24 @@ def mixed() -> list[str]:
     found = []
     commits = {run["made"].get("commit") for report in _COMMANDS for run in report.runs()}
     for report in _COMMANDS:
+        what = f"{report.command}, {report.name}"
         its = sorted({run["made"].get("commit", "unknown") for run in report.runs()})
         if not its:
-            found.append(f"{report.command}: not run")
+            found.append(f"{what}: not run")
         elif report.stale_rows():
-            found.append(f"{report.command}: of older sources, {', '.join(its)}")
+            found.append(f"{what}: of older sources, {', '.join(its)}")
         elif len(commits) > 1 or its[0].endswith("-dirty"):
-            found.append(f"{report.command}: of {', '.join(its)}, not of the one commit of all")
+            found.append(f"{what}: of {', '.join(its)}, not of the one commit of all")
     return found
 
 
 def _all_gaps() -> str:
     listed = [
-        f"`{report.command}` was not run: what it would hold is not held."
+        f"`{report.command}` was not run of {report.name}: what it would hold is not held."
         for report in _COMMANDS
         if not report.rows()
     ]
-    stale = [f"`{report.command}`" for report in _COMMANDS if report.stale_rows()]
+    stale = dict.fromkeys(f"`{report.command}`" for report in _COMMANDS if report.stale_rows())
     if stale:
         listed.append(f"Rows of {', '.join(stale)} are of [older sources](#what-was-run).")
     listed += [

@@ -1,4 +1,4 @@
-"""The corners of the plane format that the ports of an engine can show."""
+"""The corners of the bit-plane format that the ports of an engine can show."""
 
 from __future__ import annotations
 

@@ -209,7 +209,9 @@ BINS = Report(
     "which a header is invalid, cleared memory, payloads that no encoder writes. Behind AXI4-Stream they "
     "are those of TKEEP and TUSER, of runtime-configurable engines each switch and each format's errors. "
     "Every corner counts three times: of what flows, of what comes after a pause of the source, of what the "
-    "sink holds up. `cocotb_tests/corners.py` has them with the rules for corners that a format lacks. "
+    "sink holds up. `plane_corners.py`, `hadamard_corners.py` and `shared_corners.py` in "
+    "`cocotb_tests/` have them, `beats.py` those of AXI4-Stream, with the rules for corners that a format "
+    "lacks. "
     "An empty bin fails the run.",
 )
 STREAMS = Report(
@@ -444,6 +446,9 @@ def datasheet() -> str:
     text = path.read_text()
     reports = {"sim": SIM, "memory": MEMORY, "synth": SYNTH, "submodules": SUBMODULES}
     tables = {name: report.table() for name, report in reports.items() if report.rows()}
+    for name in ("sim", "memory"):  # the others have no hash of what was measured
+        if reports[name].stale_rows():
+            tables[name] = f"**{STALE}**\n\n{tables[name]}"
     measured = {row["preset"] for row in SYNTH.rows()}
     missing = [f"`{name}`" for name in PRESETS if name not in measured]
     if measured and missing:

@@ -148,11 +148,11 @@ def with_near_ties(
         lanes: where in a bus word the value lies.
         bus_lanes: values of a bus word.
     """
-    ft, (sums, fractions, halves, kinds) = fmt.float_type, _near_ties(fmt)
-    shuffled = [rng.permutation(len(kinds)) for _ in lanes]
-    chosen = np.concatenate([order[np.unique(kinds[order], return_index=True)[1]] for order in shuffled])
-    of_kinds = len(chosen) // len(lanes)
-    places = np.repeat(lanes, of_kinds) + bus_lanes * rng.integers(0, fmt.block // bus_lanes, len(chosen))
+    ft, (sums, fractions, halves, classes) = fmt.float_type, _near_ties(fmt)
+    shuffled = [rng.permutation(len(classes)) for _ in lanes]
+    chosen = np.concatenate([order[np.unique(classes[order], return_index=True)[1]] for order in shuffled])
+    each = len(chosen) // len(lanes)
+    places = np.repeat(lanes, each) + bus_lanes * rng.integers(0, fmt.block // bus_lanes, len(chosen))
     size = np.frexp(sums[chosen] * (fractions[chosen] + 2.0**FRACTION_BITS))[1]
     power = rng.integers(2 - ft.bias, ft.bias, len(chosen))
     of_normal = (power - size + SCALE_BIAS).clip(1, (1 << _EXPONENT_BITS) - 1)
@@ -163,9 +163,9 @@ def with_near_ties(
 
 @functools.cache
 def _near_ties(fmt: HadamardFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Sums, fractions of scales, which bit of their product is half of a last place, and of which kind it is.
+    """Sums, fractions of scales, which bit of their product is half of a last place, and their class.
 
-    A kind has a number for itself; int64 all.
+    Those of one class are hard alike: one of them is enough. All are int64.
     """
     ft, found = fmt.float_type, []
     sums, fractions = _sums_and_fractions(fmt)
@@ -177,10 +177,11 @@ def _near_ties(fmt: HadamardFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray,
         is_near = (more == 0) | (more > 0) & (more & more - 1 == 0) & (is_odd == 0)
         is_half = (of_normal == half) | (of_normal < half) & (ft.exponent_bits < 8)
         rows = np.flatnonzero(is_near & is_half)
-        kinds = half | more[rows] << 6 | is_odd[rows] << 5 | (of_normal[rows] == half).astype(np.int64) << 30
-        found.append(np.stack([sums[rows], fractions[rows], np.full(len(rows), half), kinds]))
-    sums, fractions, halves, kinds = np.hstack(found)
-    return sums, fractions, halves, kinds
+        is_normal = (of_normal[rows] == half).astype(np.int64)
+        classes = half | is_odd[rows] << 5 | is_normal << 6 | more[rows] << 7
+        found.append(np.stack([sums[rows], fractions[rows], np.full(len(rows), half), classes]))
+    sums, fractions, halves, classes = np.hstack(found)
+    return sums, fractions, halves, classes
 
 
 @functools.cache
@@ -266,13 +267,13 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
     ranges = [(1 << width - 1) - 1 for width in range(2, ft.exponent_bits + 1)]
     rests = [0, lowest, *(ft.exponent_max - span for span in ranges)]
     fields += [np.where(odd, ft.exponent_max, rest) for rest in rests]
-    blocks = [
+    patterns = [
         _fields(fmt, sign, np.minimum(field, ft.exponent_max), mantissa * (field == ft.exponent_max))
         for field in fields
         for sign in (0 * odd, odd)
         for mantissa in (0, 1)
     ]
-    values = np.stack(blocks).astype(ft.bits).view(ft.array)
+    values = np.stack(patterns).astype(ft.bits).view(ft.array)
     valid = np.unique(fmt.compress(values)[:, : fmt.header_bytes], axis=0)
     flips = np.packbits(np.eye(8 * fmt.header_bytes, dtype=np.uint8), axis=1)
     headers = np.concatenate([valid, (valid[:, None] ^ flips).reshape(-1, fmt.header_bytes)])
@@ -299,13 +300,13 @@ def lone_bits(fmt: Format) -> np.ndarray:
     ft = fmt.float_type
     odd = np.arange(fmt.block) % 2
     payloads = [1 << bit for bit in range(ft.mantissa_bits)]
-    blocks = [
+    patterns = [
         _fields(fmt, sign, ft.exponent_max + 0 * odd, np.where(infinite, 0, payload))
         for payload in payloads
         for sign in (0 * odd, odd)
         for infinite in (0 * odd, odd, 1 - odd)
     ]
-    return np.stack(blocks).astype(ft.bits).view(ft.array)
+    return np.stack(patterns).astype(ft.bits).view(ft.array)
 
 
 def _random_fields(fmt: Format, count: int, rng: np.random.Generator):

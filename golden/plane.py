@@ -1,4 +1,4 @@
-"""The plane format: base-delta exponents, zero planes dropped, the most significant planes first.
+"""The bit-plane format: base-delta exponents, zero planes dropped, the most significant planes first.
 
 This module is the format. docs/format.md says the same in words; where the two differ, one of them
 has a bug. After Lee, Yun, Lee, "In-memory Activation Compression for GPT Training", IEEE AICAS 2023.
@@ -64,7 +64,7 @@ class EncodedBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class PlaneFormat(BlockFormat):
-    """The parameters of a plane format, and the codec they define.
+    """The parameters of a bit-plane format, and the codec they define.
 
     Args:
         dtype: type of the values: "fp32", "bf16" or "fp16".

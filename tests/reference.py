@@ -1,4 +1,4 @@
-"""A second codec of the plane format, written from docs/format.md alone and deliberately plain.
+"""A second codec of the bit-plane format, written from docs/format.md alone and deliberately plain.
 
 It shares nothing with golden/: values are Python integers (bit patterns), a block is a list of them, and
 each step of the page is a few lines here, in the same order and with the same names.

@@ -1,4 +1,4 @@
-"""docs/format.md's worked block of the plane format is what the page says it is, for every codec there is."""
+"""docs/format.md's worked block of the bit-plane format is what the page says, for every codec there is."""
 
 import re
 from pathlib import Path

@@ -135,7 +135,7 @@ def test_the_number_of_the_first_block_is_one_of_32_bits(target):
     for first in (0, 7, 2**32 - 1, np.uint32(2**32 - 1), np.int64(7)):
         found = fmt.compress(values, first)
         data = (found, stored) if target else (found.data, stored.data)
-        assert np.array_equal(*data)  # no byte of a plane format depends on it
+        assert np.array_equal(*data)  # no byte of a bit-plane format depends on it
         assert np.array_equal(fmt.decompress(stored, 200, first=first), expected)
     for first in (-1, 2**32, np.int64(-1), 1.0, "0", None, True, b"0"):
         with raises(f"first must be a whole number from 0 to 2**32 - 1, not {first!r}"):

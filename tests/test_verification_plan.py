@@ -107,9 +107,9 @@ def test_the_page_says_what_it_was_made_with(reported):
     assert made["seed"] == 9
     assert {"Amaranth", "Verilator", "cocotb", "Python"} <= made["tools"].keys()
     page = plan.page()
-    assert f"| `make sim` | 5 of 5 | `{made['commit']}` | these | 9 | Python " in page
+    assert f"| `make sim` | engines | 5 of 5 | `{made['commit']}` | these | 9 | Python " in page
     assert f"Amaranth {made['tools']['Amaranth']}" in page
-    assert "| `make mutate` | not run |" in page
+    assert "| `make mutate` | mutants | not run |" in page
 
 
 def test_rows_of_other_sources_are_shown_as_such(reported, monkeypatch):
@@ -131,7 +131,8 @@ def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, mo
     monkeypatch.setattr(reports, "datasheet", str)
     monkeypatch.setattr(plan, "page", str)
     for report in plan._COMMANDS:
-        write(report, [dict.fromkeys(report.columns, 0)])
+        same = [one for one in plan._COMMANDS if one.path == report.path]
+        write(report, [dict.fromkeys(one.columns, 0) for one in same])
     reports.take()
     assert plan.mixed() == []
     commands.main(["document", "--one-commit"])
@@ -139,29 +140,36 @@ def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, mo
     monkeypatch.setattr(provenance, "_commit", lambda: "another")
     write(reports.MUTATION, [dict.fromkeys(reports.MUTATION.columns, 0)])
     reports.take()
-    assert "make mutate: of another, not of the one commit of all" in plan.mixed()
-    with pytest.raises(SystemExit, match="not of one commit:\nmake sim: of 0123456789"):
+    assert "make mutate, mutants: of another, not of the one commit of all" in plan.mixed()
+    with pytest.raises(SystemExit, match="not of one commit:\nmake sim, engines: of 0123456789"):
         commands.main(["document", "--one-commit"])
 
     monkeypatch.setattr(provenance, "sources", lambda: "changed")
-    assert plan.mixed()[0] == "make sim: of older sources, 0123456789"
+    assert plan.mixed()[0] == "make sim, engines: of older sources, 0123456789"
 
 
-OTHERS = ("gen/board/e.py", "cocotb_tests/plan.py", "cocotb_tests/reports.py", "cocotb_tests/claims.py")
+VERIFIED = ("rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py", "gen/netlist.py")
+OTHERS = (
+    "gen/board/e.py",
+    "gen/release.py",
+    "cocotb_tests/plan.py",
+    "cocotb_tests/reports.py",
+    "cocotb_tests/claims.py",
+)
 
 
 def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path, monkeypatch):
-    for name in ("rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py", *OTHERS):
+    for name in (*VERIFIED, *OTHERS):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1")
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
     found = set()
-    for name in ("", "rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py"):
+    for name in ("", *VERIFIED):
         if name:
             (tmp_path / name).write_text("2")
         found.add(provenance.sources.__wrapped__())
-    assert len(found) == 5
+    assert len(found) == 6
     for name in OTHERS:
         (tmp_path / name).write_text("2")
         assert provenance.sources.__wrapped__() in found
@@ -170,7 +178,7 @@ def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path,
 def test_a_report_without_a_note_is_given_no_other_commit(reported):
     reports.SIM.path.with_suffix(".made.json").unlink()
     reports.take()
-    assert "| `make sim` | 5 of 5 | not recorded |" in plan.page()
+    assert "| `make sim` | engines | 5 of 5 | not recorded |" in plan.page()
     assert "Verilator, seed not recorded" in plan.page()
 
 
@@ -189,8 +197,8 @@ def test_a_run_of_some_engines_is_in_place_of_their_rows_alone(reported):
         assert further["rows"] == [again]
         assert reports.FORMAL.rows() == proofs
     page = plan.page()
-    assert "| `make sim` | 4 of 5 |" in page
-    assert "| `make sim` | 1 of 5 |" in page
+    assert "| `make sim` | engines | 4 of 5 |" in page
+    assert "| `make sim` | engines | 1 of 5 |" in page
     assert "| 2 of them, Verilator, seeds 1, 9, 1,000 blocks | **2 mismatches** |" in page
 
 
@@ -216,7 +224,7 @@ def test_rows_that_were_run_again_are_not_of_older_sources(reported, monkeypatch
     reports.take()
     assert len(reports.FORMAL.stale_rows()) == 5
     page = plan.page()
-    assert "| `make formal` | 5 of 6 |" in page
+    assert "| `make formal` | proofs | 5 of 6 |" in page
     assert f"**Of the first 5 rows: {reports.STALE}**" in page
     assert "Packer; Splitter | proof *contract* | inductive, k = 2 (z3) | holds |" in page
 

@@ -430,7 +430,7 @@ def _of_hadamard_blocks() -> Iterator[Proof]:
     small, of = HADAMARD.fmt, HADAMARD.name
     assert isinstance(small, HadamardFormat)
     headers = partial(NoInvalidHeader, small, HADAMARD.bus_bytes)
-    yield Proof("every header", "HadamardCompressor", of, headers, REACHABILITY, 20)
+    yield Proof("no invalid header", "HadamardCompressor", of, headers, REACHABILITY, 20)
 
 
 def _computes(component: str, fmt: TinyHadamard, make: Maker, how: str = "", finds: bool = False) -> Proof:

@@ -21,7 +21,7 @@ __all__ = ["RoundTrip", "TinyFormat"]
 
 @dataclass(frozen=True)
 class TinyFormat(PlaneFormat):
-    """A plane format small enough for a solver: eight bits a value, ``exponent_bits`` of them its exponent.
+    """A bit-plane format small enough for a solver: eight bits a value, ``exponent_bits`` are its exponent.
 
     ``dtype`` names the type; ``block`` is a multiple of 8, so that planes are whole bytes.
     """

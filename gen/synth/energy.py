@@ -1,7 +1,8 @@
 """Energy of an engine as cells of a library, from what switches while it works.
 
 The mapped netlist is simulated without delays: in each cycle every net of 64 independent streams at once, a
-bit of an integer each. All have the same handshakes, for no control depends on data. What is counted:
+bit of an integer each. All have the same handshakes, for no control depends on data. A memory
+engine, whose control depends on addresses, has one stream (gen/synth/traffic.py). What is counted:
 
 - half of C V^2 for each toggle of a net, C being the input pins that it drives, and wires if they are given;
 - the library's internal energy for each toggle of a cell's output, and of a flip-flop's data pin;

@@ -150,5 +150,5 @@ def energy_of_beats(netlist: Netlist, parameters: MemoryParameters, number: int)
     """
     traffic = Traffic(parameters, number)
     found = netlist.run(traffic, streams=1, warm_up=_WARM_UP, measured=_MEASURED)
-    beats = sum(cycle >= _WARM_UP for cycle in [*traffic.written, *(cycle for cycle, _ in traffic.read)])
+    beats = sum(cycle >= _WARM_UP - 1 for cycle in [*traffic.written, *(cycle for cycle, _ in traffic.read)])
     return found, beats * parameters.bus_bytes / _MEASURED

@@ -4,7 +4,13 @@ from amaranth import ClockDomain, DomainRenamer, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .interface.channels import axi4_channels, axi4_lite_channels, connect_channels, ports_of
+from .interface.channels import (
+    axi4_channels,
+    axi4_lite_channels,
+    connect_channels,
+    ports_of,
+    toward_subordinate,
+)
 from .parameters import MemoryParameters
 from .read.path import ReadPath
 from .registers.map import ERRORS, MAP_BITS
@@ -58,7 +64,7 @@ class MemoryEngine(wiring.Component):
             streams = connect_channels(m, self, prefix, channels, subordinate, self.aresetn)
             for name, port in streams.items():
                 inner = getattr(core, f"{prefix}_{name}")
-                toward = (name in ("aw", "w", "ar")) == subordinate
+                toward = toward_subordinate(name) == subordinate
                 source, sink = (port, inner) if toward else (inner, port)
                 m.d.comb += [
                     sink.payload.eq(source.payload),

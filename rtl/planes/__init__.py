@@ -1,4 +1,4 @@
-"""The engines of the plane format."""
+"""The engines of the bit-plane format."""
 
 from .compressor import Compressor
 from .decompressor import Decompressor

@@ -1,4 +1,4 @@
-"""The parameters of an engine of the plane format."""
+"""The parameters of an engine of the bit-plane format."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def rows_of(fmt: PlaneFormat) -> int:
 
 
 class PlaneEngine(Engine):
-    """An engine of the plane format.
+    """An engine of the bit-plane format.
 
     That values of a short type are inside ones of ``float_type`` changes neither a delta nor a stored plane.
 

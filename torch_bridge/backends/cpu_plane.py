@@ -1,4 +1,4 @@
-"""The plane format as machine code for the CPU, made by Numba; the bytes are golden's.
+"""The bit-plane format as machine code for the CPU, made by Numba; the bytes are golden's.
 
 What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast.
 A block is worked on alone, in a few loops over its values that the compiler turns into vector

@@ -1,4 +1,4 @@
-"""The plane format in vectorised torch operations, on any device; the bytes are golden's.
+"""The bit-plane format in vectorised torch operations, on any device; the bytes are golden's.
 
 What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast. A
 chunk of blocks is worked on as int32 words, value by value in rows and block by block in columns:
@@ -20,7 +20,7 @@ _SWAPS = ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (
 
 
 class PlaneCodec:
-    """The codec of one plane format on one device, with the constants it needs there."""
+    """The codec of one bit-plane format on one device, with the constants it needs there."""
 
     def __init__(self, fmt: PlaneFormat, device: torch.device) -> None:
         assert fmt.target is not None

@@ -1,4 +1,4 @@
-"""The plane format as two Triton kernels, one for each direction; the bytes are golden's.
+"""The bit-plane format as two Triton kernels, one for each direction; the bytes are golden's.
 
 What the bits mean is said in ``golden/plane.py`` and docs/format.md; this file says how it is done fast. A
 block is cut into groups of 32 values (16 if it has no more), and a tile holds a group in each column:

@@ -1,4 +1,4 @@
-"""How far the lossless plane format shrinks what a GPT-2 of GPT-2-small's width saves, part by part."""
+"""How far the lossless bit-plane format shrinks what a GPT-2 of GPT-2-small's width saves, part by part."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ from amaranth import Cat, Module, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["axi4_channels", "axi4_lite_channels", "connect_channels", "ports_of"]
+__all__ = ["axi4_channels", "axi4_lite_channels", "connect_channels", "ports_of", "toward_subordinate"]
 
 
 def axi4_channels(address_bits: int, size: int, id_bits: int) -> dict[str, data.StructLayout]:
     """Payloads of the five channels; fields that nothing here looks at are left out."""
-    identity = {"id": id_bits} if id_bits else {}
+    identity = {"id": id_bits}
     address = {**identity, "addr": address_bits, "len": 8, "size": 3, "burst": 2}
     return {
         "aw": data.StructLayout(address | {"cache": 4}),
@@ -31,7 +31,8 @@ def axi4_lite_channels(address_bits: int) -> dict[str, data.StructLayout]:
     }
 
 
-def _toward_subordinate(channel: str) -> bool:
+def toward_subordinate(channel: str) -> bool:
+    """Whether a channel's payload goes from the manager to the subordinate."""
     return channel in ("aw", "w", "ar")
 
 
@@ -41,7 +42,7 @@ def ports_of(
     """The members of a component that has these channels, as its subordinate or its manager side."""
     members = {}
     for name, layout in channels.items():
-        into = In if _toward_subordinate(name) == subordinate else Out
+        into = In if toward_subordinate(name) == subordinate else Out
         back = Out if into is In else In
         for field, place in layout:
             members[f"{prefix}_{name}{field}"] = into(place.width)
@@ -66,7 +67,7 @@ def connect_channels(
         fields = [getattr(component, f"{prefix}_{name}{field}") for field, _ in layout]
         valid = getattr(component, f"{prefix}_{name}valid")
         ready = getattr(component, f"{prefix}_{name}ready")
-        if _toward_subordinate(name) == subordinate:
+        if toward_subordinate(name) == subordinate:
             m.d.comb += [
                 Value.cast(port.payload).eq(Cat(fields)),
                 port.valid.eq(valid & enable),

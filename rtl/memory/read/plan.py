@@ -94,10 +94,10 @@ class Plan(wiring.Component):
 
         low, page = burst.addr[:PAGE_BITS], burst.addr[PAGE_BITS:]
         blocks = found.hit & (found.format != 0)
-        first, last, is_final = self._range(m, burst, low, blocks, found, second)
+        unit_mask = self._unit_mask(found.format)
+        first, last, is_final = self._range(m, burst, low, blocks, unit_mask, second)
 
         # As blocks: which of them, and whether the first is at hand.
-        unit_mask = self._by_format(found.format, lambda bits: (1 << bits) - 1)
         start, end = Signal(PAGE_BITS), Signal(PAGE_BITS)
         first_place, last_place = (Signal(place_layout(parameters), name=name) for name in ("begins", "ends"))
         last_planned, has_planned = Signal(place_layout(parameters)), Signal()
@@ -163,7 +163,7 @@ class Plan(wiring.Component):
             m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
         return m
 
-    def _range(self, m, burst, low, blocks, found, second):
+    def _range(self, m, burst, low, blocks, unit_mask, second):
         """First and last address of what is needed, and whether the burst needs nothing more."""
         parameters = self._parameters
         container, span, whole = Signal(PAGE_BITS), Signal(7), Signal(PAGE_BITS)
@@ -171,7 +171,7 @@ class Plan(wiring.Component):
         m.d.comb += [
             container.eq(container_mask(burst.len, burst.size)),
             span.eq(span_mask(burst.size)),
-            whole.eq(self._by_format(found.format, lambda bits: (1 << bits) - 1)),
+            whole.eq(unit_mask),
             first.eq(low),
             last.eq((low | span) + (burst.len << burst.size)),
         ]
@@ -326,7 +326,7 @@ class Plan(wiring.Component):
     def _ask_bypass(self, m, in_bypass, can_begin, asks, first, last, address, length) -> None:
         """Words in bypass, in the cycle in which their range is known."""
         parameters = self._parameters
-        word, more = parameters.word_bits, exact_ratio_bits(parameters)
+        word, more = parameters.word_bits, _piece_bits(parameters)
         window_bits = self._burst_bits + parameters.beat_bits
         begins, words = Signal(PAGE_BITS), Signal(PAGE_BITS - word)
         stop, is_first = Signal(PAGE_BITS), C(1, 1)
@@ -352,14 +352,14 @@ class Plan(wiring.Component):
             self._bypass_goes.eq(asks & self._bypass_ends),
         ]
 
-    def _by_format(self, number: Value, of) -> Value:
-        """What follows from the bits of an address within a format's uncompressed block."""
-        result = C(of(PAGE_BITS - 1), PAGE_BITS)
+    def _unit_mask(self, number: Value) -> Value:
+        """The bits of an address within an uncompressed block of a format, by the format's number."""
+        mask = C((1 << PAGE_BITS - 1) - 1, PAGE_BITS)
         for i in range(len(self._parameters.formats)):
-            result = Mux(number == i + 1, C(of(self._parameters.original_bits(i)), PAGE_BITS), result)
-        return result
+            mask = Mux(number == i + 1, C((1 << self._parameters.original_bits(i)) - 1, PAGE_BITS), mask)
+        return mask
 
 
-def exact_ratio_bits(parameters: MemoryParameters) -> int:
+def _piece_bits(parameters: MemoryParameters) -> int:
     """Of the number of a beat within a word of the bus."""
     return parameters.word_bits - parameters.beat_bits

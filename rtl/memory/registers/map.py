@@ -95,7 +95,7 @@ COUNTERS = (
     ("BLOCKS_READ", "blocks decompressed"),
     ("BLOCKS_WRITTEN", "blocks compressed"),
     ("ERRORS_SEEN", "errors of all kinds"),
-    ("BUSY", "cycles in which a burst was under way"),
+    ("BUSY", "cycles in which anything was under way but open blocks, and bursts that wait for them"),
     ("READ_STALLED", "cycles in which the accelerator let a beat of R wait"),
     ("WRITE_STALLED", "cycles in which a beat of W waited for the engine"),
     ("MEMORY_READ_STALLED", "cycles in which memory let AR wait"),
