@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[
     return statistics.mean(pairs), float(half), len(pairs)
 
 
+def _wide(schemes: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """What was trained with wide products: seeds, or some schemes of a seed."""
+    rows = [(scheme, row) for scheme, found in schemes.items() for row in found]
+    for seed in sorted({row["seed"] for _, row in rows if row.get(WIDE)}):
+        some = [scheme for scheme, row in rows if row["seed"] == seed and row.get(WIDE)]
+        is_all = len(some) == sum(row["seed"] == seed for _, row in rows)
+        yield f"seed {seed}" if is_all else f"seed {seed} of {' and '.join(map(label_of, some))}"
+
+
 def table_of(rows: list[dict[str, Any]], model: str) -> str:
     """A Markdown table of one model."""
     schemes = by_scheme(rows, model)
@@ -97,8 +107,8 @@ def table_of(rows: list[dict[str, Any]], model: str) -> str:
         f"| difference to baseline, 95 % | below +{LIMIT} | gradient error | effective bits |",
         "| --- " + "| ---: " * 9 + "|",
     ]
-    if wide := sorted({str(row["seed"]) for found in schemes.values() for row in found if row.get(WIDE)}):
-        products = f"; seed {', '.join(wide)} on a processor without bf16, its products in fp32 and rounded"
+    if wide := ", ".join(_wide(schemes)):
+        products = f"; {wide} on a processor without bf16, where products are in fp32 and rounded"
         lines[0] = lines[0].replace(":\n", products + ":\n")
     for scheme, found in schemes.items():
         losses = [row["val_loss"] for row in found]
