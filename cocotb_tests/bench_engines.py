@@ -316,9 +316,7 @@ async def invalid_headers_give_zeros_and_an_error(dut, ends):
     valid = np.tile(nearly[~oracle.invalid_blocks(fmt, nearly)], (3, 1))
     rows = np.concatenate([nearly, stimulus.with_any_payload(fmt, valid, rng)])
     if isinstance(fmt, HadamardFormat):
-        lanes = min(8 * TASK.bus_bytes // fmt.float_type.width, fmt.block)
-        share = range(list(PATTERNS).index(ends), lanes, len(PATTERNS))  # of the lanes for each pattern
-        near_ties = stimulus.with_near_ties(fmt, share, lanes, rng)
+        near_ties = stimulus.with_near_ties(fmt, TASK.bus_bytes, rng)
         rows = np.concatenate([rows, stimulus.with_chosen_sums(fmt, 600, rng), near_ties])
     tensors = [stimulus.with_broken_headers(fmt, stored, rng) for stored in ordinary]
     tensors += np.array_split(rng.permutation(rows), -(-len(rows) // 20))

@@ -203,8 +203,11 @@ def jobs_with_invalid_blocks() -> list[Job]:
         others = [np.pad(stored, ((0, 0), (0, fmt.target - stored.shape[1]))) for stored in few]
         ordinary = fmt.compress(stimulus.blocks(fmt, "mixed", len(nearly[number]), rng, TASK.activations))
         broken = stimulus.with_broken_headers(fmt, ordinary, rng)
-        more = [stimulus.with_chosen_sums(fmt, 400, rng)] if isinstance(fmt, HadamardFormat) else []
-        rows = rng.permutation(np.concatenate([nearly[number], broken, *others, *more]))
+        rows = np.concatenate([nearly[number], broken, *others])
+        if isinstance(fmt, HadamardFormat):
+            near_ties = stimulus.with_near_ties(fmt, TASK.bus_bytes, rng)
+            rows = np.concatenate([rows, stimulus.with_chosen_sums(fmt, 400, rng), near_ties])
+        rows = rng.permutation(rows)
         parts = np.array_split(rows, -(-len(rows) // 20))
         missing = rng.integers(0, fmt.target, len(parts)) * (rng.random(len(parts)) < 0.2)
         jobs += [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -135,24 +135,19 @@ def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) 
     return _with_sums(fmt, exponents << FRACTION_BITS | fractions, sums, places, rng)
 
 
-def with_near_ties(
-    fmt: HadamardFormat, lanes: Sequence[int], bus_lanes: int, rng: np.random.Generator
-) -> np.ndarray:
+def with_near_ties(fmt: HadamardFormat, bus_bytes: int, rng: np.random.Generator) -> np.ndarray:
     """Blocks in which one value is hard to round: uint8[count, target], of fp32 none.
 
     It lies half of a last place behind an odd number or an even one; or behind an even one, and one bit more
     than half: the bit must not get lost. Of each place of the half, and of the bit, there is one block for
-    each of the lanes: of normal values, and of subnormal ones, whose last place is elsewhere.
-
-    Args:
-        lanes: where in a bus word the value lies.
-        bus_lanes: values of a bus word.
+    each lane of a word of the bus: of normal values, and of subnormal ones, whose last place is elsewhere.
     """
     ft, (sums, fractions, halves, classes) = fmt.float_type, _near_ties(fmt)
-    shuffled = [rng.permutation(len(classes)) for _ in lanes]
+    lanes = min(8 * bus_bytes // ft.width, fmt.block)
+    shuffled = [rng.permutation(len(classes)) for _ in range(lanes)]
     chosen = np.concatenate([order[np.unique(classes[order], return_index=True)[1]] for order in shuffled])
-    each = len(chosen) // len(lanes)
-    places = np.repeat(lanes, each) + bus_lanes * rng.integers(0, fmt.block // bus_lanes, len(chosen))
+    words = rng.integers(0, fmt.block // lanes, len(chosen))
+    places = np.repeat(np.arange(lanes), len(chosen) // lanes) + lanes * words
     size = np.frexp(sums[chosen] * (fractions[chosen] + 2.0**FRACTION_BITS))[1]
     power = rng.integers(2 - ft.bias, ft.bias, len(chosen))
     of_normal = (power - size + SCALE_BIAS).clip(1, (1 << _EXPONENT_BITS) - 1)
