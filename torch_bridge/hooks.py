@@ -14,7 +14,8 @@ import torch
 from .facts import functions
 from .facts.facts import Facts
 from .facts.geometry import Geometry, is_plain, local_of
-from .facts.needs import Known, Need
+from .facts.lineage import is_filled, lineage_of
+from .facts.needs import Known, Need, of_squared
 from .facts.operations import Operation
 from .facts.products import wide_input
 from .facts.watch import Thread, Watch, strided
@@ -148,7 +149,7 @@ class Pass:
                 return self._keep_all(saved, OPTED_OUT)
         op = thread.operation
         # Of an operation in place on a view autograd makes two nodes.
-        if op is not None and not function:
+        if op is not None and not function and not op.is_clone:
             behind = number - thread.number
             if behind == 0 or (behind == 2 and op.written and origin.op == op.name):
                 saved.result_of, saved.needs = op, thread.needs
@@ -161,6 +162,8 @@ class Pass:
         last = waiting[-1]
         if op.is_clone and last.number == number and last.result_of is None:
             return  # of what it writes to an operation saves a clone, which has no node of its own
+        if (op.is_view or op.is_copy) and all(one.squared for one in waiting):
+            return  # what becomes of their squares is not known yet
         thread.waiting = []  # what fails to be kept is not tried again
         mine: list[Saved] = []
         others = waiting
@@ -171,6 +174,9 @@ class Pass:
                 (mine if is_mine else others).append(one)
         with self._lock, unseen():
             if others:
+                for one in others:
+                    if one.squared:
+                        self._keep_squared(one, op, args)
                 self._settle(others)
             if mine:
                 thread.waiting += self._keep_inputs(mine, op, args, kwargs)
@@ -185,7 +191,8 @@ class Pass:
             place = _place(saved, args, kwargs, places)
             has_node = has_node or (place is not None and saved.requires_grad)
             if place is None and op.written and saved.origin.op:
-                place = 0  # a clone of what it writes to
+                place = 0  # a clone of what it writes to, and which is no input any more when it is needed
+                saved.origin.recipe = None
             places.append(place)
         has_node = has_node or any(saved.requires_grad for saved in mine)
         if not has_node and not any(tensor.requires_grad for tensor in strided([*args, *kwargs.values()])):
@@ -202,13 +209,28 @@ class Pass:
                 is_table = op.is_pointwise and not saved.requires_grad and _is_broadcast(saved, args, kwargs)
                 if need is Need.LOGITS and self._store.logits is None:
                     self._store.logits = logits_of(op, args, kwargs)
+                if need is Need.SQUARED:
+                    saved.squared = op.in_table, slot, is_table
+                    continue
                 self._keep(saved, op.in_table, slot, need, is_table, is_again, place == wide)
             packed = saved.packed
             if is_again and packed is not None:
                 held[place] = packed.entry if isinstance(packed, Packed) else packed, saved.geometry
         self._store.logits = None
         self._again = (mine[0].number, Node(op, args, kwargs, held)) if is_again else None
-        return [saved for saved, place in zip(mine, places, strict=True) if place is None]
+        return [saved for saved, place in zip(mine, places, strict=True) if place is None or saved.squared]
+
+    def _keep_squared(self, saved: Saved, then: Operation | None, args: tuple[Any, ...] = ()) -> None:
+        """Keep what was squared, now that the next operation is known, None if there is none."""
+        if saved.packed is not None:
+            return
+        assert saved.values is not None and saved.squared is not None
+        op, slot, is_table = saved.squared
+        count, is_summed = saved.values.numel(), False
+        if then is not None and (then.is_reduction or then.is_product):
+            given = (one for one in strided(args) if one.numel() == count)
+            is_summed = any(self._watch.origin(one).op.rstrip("_") == op for one in given)
+        self._keep(saved, op, slot, of_squared(is_summed), is_table, False, False)
 
     def _keep_result(self, saved: Saved, op: Operation) -> None:
         """Keep what an operation's node saves of its results."""
@@ -267,7 +289,9 @@ class Pass:
         calls: dict[tuple[int, str], list[Saved]] = {}
         for saved in waiting:
             if saved.packed is None and saved.values is not None:
-                if saved.result_of is not None:
+                if saved.squared:
+                    self._keep_squared(saved, None)
+                elif saved.result_of is not None:
                     self._keep_result(saved, saved.result_of)
                 else:
                     calls.setdefault((saved.number, saved.function), []).append(saved)
@@ -333,10 +357,13 @@ class Pass:
         origin, tensor = saved.origin, saved.values
         assert tensor is not None
         saved.geometry = geometry = Geometry.of(tensor)
+        # Only of these could a format lose what is beside a number that stands for infinity.
+        may_be_filled = saved.requires_grad and (need is Need.VALUES or need is None)
+        filled = may_be_filled and is_filled(lineage_of(saved.tensor))
         # Written out, as what is unpacked into a tuple goes through a list.
         key = (
             saved_by, slot, id(need), saved.module, geometry, tensor.dtype, origin.op, origin.constant,
-            origin.is_statistic, saved.requires_grad, traits,
+            origin.is_statistic, saved.requires_grad, traits, filled,
         )  # fmt: skip
         found = self._places.get(key)
         if found is None:
@@ -344,7 +371,7 @@ class Pass:
             is_statistic = origin.is_statistic or (count > 1 and shape[-1:] == (1,))
             facts = Facts(
                 *(saved_by, slot, need, origin.op, origin.constant, saved.module, tensor.dtype, shape, count),
-                *(saved.requires_grad, is_statistic, *traits),
+                *(saved.requires_grad, is_statistic, filled, *traits),
             )
             if len(self._places) >= MOST_PLACES:  # as with a length of its own in every step
                 self._places.clear()

@@ -20,6 +20,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.geometry import Geometry, Region
+from ..facts.lineage import Lineage, walk
 from ..facts.operations import Operation, operation
 from .sizes import hinted
 
@@ -252,9 +253,37 @@ class Joint:
         is_result = group.is_whole and root.target is operator.getitem and root.args[1]
         return f"{group.op.name}.{root.args[1]}" if is_result else group.op.name
 
-    def is_log_softmax(self, node: Any) -> bool:
-        """Whether a log-softmax made a tensor."""
-        return isinstance(node, Node) and self.made_by(node) == "_log_softmax"
+    def lineage(self, node: Any) -> Lineage | None:
+        """What the graph tells of how a tensor was made; None of one without a gradient, or a number."""
+        if not isinstance(node, Node) or node not in self.requires_grad:
+            return None
+        return lambda through: walk(node, through, self._name_of, self._given_to)
+
+    def _name_of(self, node: Node) -> str:
+        group = self.group(self.root(node))
+        return "" if group is None else group.op.in_table.strip("_")
+
+    def _given_to(self, node: Node) -> list[Node | None]:
+        group = self.group(self.root(node))
+        if group is None:
+            return []
+        given = [one if one in self.requires_grad else None for one in group.inputs]
+        return given if len(given) > 1 else [*given, None]
+
+    def is_summed(self, node: Node) -> bool:
+        """Whether what an operation made is summed or given to matrix products, and nothing else."""
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            for user in one.users:
+                group = self.group(user) if user not in self.backward else None
+                if group is None:
+                    continue
+                if self.parent(user) is not None or group.op.is_copy:
+                    waiting.append(user)
+                elif not (group.op.is_reduction or group.op.is_product):
+                    return False
+        return True
 
     def chain(self, node: Node) -> list[Node]:
         """All operations of the graph that make a tensor, its own among them."""

@@ -18,6 +18,7 @@ import torch
 from ..backends.dtypes import TORCH_DTYPES, AnyFormat
 from ..internals import new_size
 from ..policy.decision import keeps_signs
+from ..store import questions
 from ..store.attention import Logits
 from ..store.softmaxes import amplification
 from ..store.verdicts import MOST_ANSWERS, Number
@@ -154,13 +155,13 @@ def _(softmax: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.custom_op("bitstash::largest", mutates_args=())
-def largest(values: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude: fp32, a number; NaN where there is one."""
-    return values.abs().amax().float()
+def largest(values: torch.Tensor, is_filled: bool) -> torch.Tensor:
+    """The largest magnitude, as ``questions.largest`` has it: fp32, a number; NaN where there is one."""
+    return questions.largest(values, is_filled).float()
 
 
 @largest.register_fake
-def _(values: torch.Tensor) -> torch.Tensor:
+def _(values: torch.Tensor, is_filled: bool) -> torch.Tensor:
     return values.new_empty((), dtype=torch.float32)
 
 

@@ -146,7 +146,7 @@ class Rewriter:
         """A tensor in a format that is chosen when the graph runs."""
         node, (size, order) = entry.node, self._layout(entry.node)
         formats, bounds = text_of_all(entry.formats), [bound for bound, _ in entry.decision.finer]
-        measure = self._measure(saved)
+        measure = self._measure(saved, entry.facts.is_filled)
         place = f"{entry.facts.module}#{node.name} {tuple(entry.facts.shape)}"
         args: tuple[Any, ...] = (node, measure, place, formats, bounds, entry.row, self._backend, order)
         stored = self._forward(measure, _OPS.compress_measured.default, args, like=node)
@@ -158,12 +158,12 @@ class Rewriter:
             return made
         return self._traced(lambda rows: (rows / row_sums(rows)).to(rows.dtype), (made,), node)
 
-    def _measure(self, saved: Saved) -> Node:
+    def _measure(self, saved: Saved, is_filled: bool) -> Node:
         """How far the logits of an attention spread, how much a softmax amplifies its error, or a maximum."""
         group, target = saved.group, _OPS.largest.default
-        args: tuple[Any, ...] = (saved.node,)
+        args: tuple[Any, ...] = (saved.node, is_filled)
         if saved.need is Need.PROBABILITIES:
-            target = _OPS.softmax_amplification.default
+            target, args = _OPS.softmax_amplification.default, (saved.node,)
         elif saved.need is Need.LOGITS:
             assert group is not None
             base, target = group.nodes[0], _OPS.logit_spread.default

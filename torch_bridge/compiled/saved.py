@@ -15,11 +15,13 @@ import torch
 from torch.fx import Node
 
 from ..facts.facts import Facts
-from ..facts.needs import Exact, Known, Need, Normed, normed
+from ..facts.lineage import is_filled
+from ..facts.needs import Exact, Known, Need, Normed, factor, normed, of_squared, softmax
 from ..facts.operations import Operation, operation
 from ..facts.products import wide_input
 from .joint import Group, Joint, geometry_of, is_tensor, module_of, original
 
+SOFTMAXES = ("_softmax", "_safe_softmax")
 # Entries of the table that look at arguments, which a decomposition does not have any more.
 DECOMPOSED = Exact("decomposed, and its arguments decide")
 # What backward formulas do with tensors that the table knows, beside calling an operation named for it:
@@ -153,11 +155,16 @@ def _match_whole(joint: Joint, group: Group, node: Node) -> tuple[str, Known | N
 
 
 def _need(joint: Joint, op: Operation, slot: str, base: Node) -> Known | None:
-    # Of a product with a log-softmax the table asks autograd's graph, which is not there.
-    if op.in_table == "mul" and any(joint.is_log_softmax(one) for one in base.args):
-        return Need.LOG_PROBABILITIES
     args, kwargs = torch.fx.map_arg((base.args, dict(base.kwargs)), lambda one: one.meta.get("val"))
-    return op.need(slot, args, kwargs)
+    need = op.need(slot, args, kwargs)
+    # The table asks autograd's graph of these, which is not there.
+    if need is Need.SQUARED:
+        return of_squared(joint.is_summed(base))
+    if op.in_table == "mul":
+        return factor(*map(joint.lineage, base.args))
+    if op.in_table in SOFTMAXES:
+        return softmax(joint.lineage(base.args[0]))
+    return need
 
 
 def _match_decomposed(
@@ -182,6 +189,8 @@ def _match_decomposed(
 
 def _need_decomposed(joint: Joint, group: Group, need: Any, node: Node) -> Known:
     """An entry of the table where the arguments are gone; a norm of rows is told by its statistics."""
+    if group.op.in_table in SOFTMAXES:
+        return softmax(joint.lineage(group.inputs[0]))
     if not callable(need):
         return cast(Known, need)
     size = geometry_of(node).size
@@ -228,6 +237,7 @@ def facts_of(joint: Joint, saved: Saved, is_again: bool = False) -> Facts:
         is_table=is_table,
         is_again=is_again,
         feeds_wide=_feeds_wide(saved),
+        is_filled=saved.need in (Need.VALUES, None) and is_filled(joint.lineage(node)),
     )
 
 

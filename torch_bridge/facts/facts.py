@@ -34,6 +34,7 @@ class Facts:
         elements: distinct elements of memory that it has.
         requires_grad: whether a gradient is wanted of it.
         is_statistic: whether it has one value for a row: a mean, a norm, a scale, a loss.
+        is_filled: whether a mask may have put numbers into it that stand for infinities.
         is_table: whether it needs no gradient and is broadcast against a larger tensor, as the cosines of
             rotary embeddings are.
         feeds_wide: whether it is what a wide matrix product is given, as a language model's head.
@@ -51,6 +52,7 @@ class Facts:
     elements: int
     requires_grad: bool
     is_statistic: bool = False
+    is_filled: bool = False
     is_table: bool = False
     is_again: bool = False
     feeds_wide: bool = False

@@ -21,12 +21,16 @@ from typing import Any
 
 import torch
 
+from .lineage import Lineage, is_logarithm, is_quotient, lineage_of, scales_filled
+
 
 class Need(Enum):
     """What must survive of a saved tensor, from permissive to strict; the value says why, for reports."""
 
     VALUES = "values"
     """Lossy in any format is safe."""
+    SQUARED = "its square may be divided by"
+    """Its square was made: VALUES if that is summed, else RELATIVE, since a root or logarithm may follow."""
     SIGNS = "sign and zeros of each value"
     """Compared with constants or each other: bit planes of any rate do, formats that mix values do not."""
     RELATIVE = "each value's own relative error"
@@ -103,9 +107,14 @@ LOSS_WEIGHT = Exact("weight of the loss")
 NEAR_TARGET = Exact("a loss that may be near its least")
 # What is left of two tensors that are near each other: distances, and interpolations between them.
 DIFFERENCE = Exact("only a difference counts")
+COSINE = Exact("a cosine of vectors that may be alike")
 # No format but an exact one has a value there again.
 EQUALS = Exact("looked for among the inputs")
 SINGULAR = Exact("near where a formula has no value")
+# What is trained is scaled by these numbers: a zero of the softmax must be one.
+SCALED_MASK = Exact("a softmax of a mask's numbers times what is trained")
+# Of a large angle whole turns are left out, and its error stays.
+ANGLE = Exact("an angle")
 JUMPS = Exact("a formula rounds it")
 DRAWN_LATER = Exact("drawn after it was saved")
 LOOKED_UP = Exact("positions are looked up with it")
@@ -135,8 +144,15 @@ def _rows(operations: str, needs: dict[str, Entry]) -> None:
 def _power(arguments: Arguments) -> Need:
     """Small natural powers are smooth; others divide, or multiply the error."""
     exponent = arguments.get("exponent")
-    is_smooth = isinstance(exponent, int | float) and exponent in (0, 1, 2, 3, 4)
+    if exponent == 2:
+        return Need.SQUARED
+    is_smooth = isinstance(exponent, int | float) and exponent in (0, 1, 3, 4)
     return Need.VALUES if is_smooth else Need.RELATIVE
+
+
+def of_squared(is_summed: bool) -> Need:
+    """What is needed of what was squared, by whether the squares are summed, or given to a matrix product."""
+    return Need.VALUES if is_summed else Need.RELATIVE
 
 
 def _rnn_output(arguments: Arguments) -> Need:
@@ -173,25 +189,31 @@ def _spread(arguments: Arguments) -> Normed:
     return normed(tuple(sorted(every[dim] for dim in dims)) if dims else tuple(every))
 
 
-_LOGARITHMS = ("LogSoftmaxBackward0", "LogBackward0")
+def factor(*factors: Lineage | None) -> Known:
+    """What a product needs of its factors; None is one without a gradient.
 
-
-def _factor(arguments: Arguments) -> Need:
-    """Of a product with a log-softmax the other factor is a target, near which the loss has its least.
-
-    Of a product with a logarithm, as in an entropy, a softmax takes differences.
+    Of a product with a log-softmax the other factor is a target, near which the loss has its least. Of a
+    product with a logarithm, as in an entropy, a softmax takes differences. Vectors that were divided by
+    their norms are multiplied for their cosine, which has its largest value where they are alike.
     """
-    factors = arguments.get("self"), arguments.get("other")
-    return Need.LOG_PROBABILITIES if any(map(_is_logarithm, factors)) else Need.VALUES
+    trained = [one for one in factors if one is not None]
+    if any(map(is_logarithm, trained)):
+        return Need.LOG_PROBABILITIES
+    return COSINE if trained and all(map(is_quotient, trained)) else Need.VALUES
 
 
-def _is_logarithm(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return False
-    base, node = value._base, value.grad_fn
-    if base is not None and base.grad_fn is not None and base.grad_fn.name() in _LOGARITHMS:
-        return True
-    return node is not None and node.name() in _LOGARITHMS
+def _factor(arguments: Arguments) -> Known:
+    one, other = arguments.get("self"), arguments.get("other")
+    return Need.SQUARED if one is other else factor(lineage_of(one), lineage_of(other))
+
+
+def softmax(logits: Lineage | None) -> Known:
+    """What a softmax needs of its result, by what made its argument."""
+    return SCALED_MASK if scales_filled(logits) else Need.PROBABILITIES
+
+
+def _softmax(arguments: Arguments) -> Known:
+    return softmax(lineage_of(arguments.get("self")))
 
 
 # Products: their gradients are products with what they save.
@@ -291,15 +313,16 @@ _rows("ldexp", {"other result": Need.RELATIVE})
 _rows("prod cumprod", {"self result": Need.RELATIVE})
 _rows("hypot", {"self other result": Need.RELATIVE})
 _rows("copysign", {"self result": Need.RELATIVE})
-# Angles: a large one has to be as exact as a small one. Derivatives that fall like a power or an exponential.
-_rows("sin cos sinc sinh cosh atan asinh i0 softplus", {"self": Need.RELATIVE})
+_rows("sin cos sinc", {"self": ANGLE})
+# Derivatives that fall like a power or an exponential.
+_rows("sinh cosh atan asinh i0 softplus", {"self": Need.RELATIVE})
 _rows("atan2", {"self other": Need.RELATIVE})
 _rows("log_sigmoid_forward", {"self buffer": Need.RELATIVE})
 
 # Norms and their statistics. The backward pass of a variance takes the mean anew, from the same noisy values.
 _rows("var var_mean", {"self": _spread})
-_rows("std", {"self": Need.RELATIVE, "result": NORM})
-_rows("std_mean", {"self": Need.RELATIVE, "result0": NORM})
+_rows("std", {"self": _spread, "result": NORM})
+_rows("std_mean", {"self": _spread, "result0": NORM})
 _rows("norm linalg_vector_norm", {"self": _normed, "result": NORM})
 _rows("_weight_norm_interface", {"v g": Need.RELATIVE, "result1": NORM})
 _rows("rsqrt", {"result": NORM})  # norms that are written in plain PyTorch end with it
@@ -329,7 +352,7 @@ _rows("sigmoid", {"result": Need.SIGMOID})
 _rows("tanh", {"result": Need.TANH})
 
 # Softmaxes and sums of exponentials.
-_rows("_softmax _safe_softmax", {"result": Need.PROBABILITIES})
+_rows("_softmax _safe_softmax", {"result": _softmax})
 _rows("_masked_softmax", {"result": Need.PROBABILITIES, "mask": Need.BITS})
 _rows("_log_softmax", {"result": Need.LOG_PROBABILITIES})
 _rows("logsumexp", {"self": Need.LOG_PROBABILITIES, "result": LOG_SUM_EXP})

@@ -40,6 +40,7 @@ class Operation:
         is_clone: whether nothing else is.
         is_pointwise: whether it takes tensors value by value, and broadcasts them.
         is_reduction: whether a result has one value for many of an argument.
+        is_product: whether it is a matrix product.
         is_attention: whether it is fused attention.
         recomputation: how to do it again, if that is known.
         arguments: their names, by places.
@@ -51,9 +52,10 @@ class Operation:
     """
 
     __slots__ = (
-        *("_func", "arguments", "is_attention", "is_clone", "is_copy", "is_pointwise", "is_reduction"),
+        *("_func", "arguments", "is_attention", "is_clone", "is_copy", "is_pointwise", "is_product"),
         *(
             "in_table",
+            "is_reduction",
             "is_view",
             "name",
             "numbers",
@@ -85,6 +87,7 @@ class Operation:
         self.is_pointwise = torch.Tag.pointwise in getattr(func, "tags", ())
         self.is_reduction = self.name in _REDUCTIONS
         self.is_attention = self.name.startswith(ATTENTION)
+        self.is_product = func in PRODUCTS
         self.recomputation: Recomputation | None = RECOMPUTATIONS.get(func) or PRODUCTS.get(func)
         of_aten = func.namespace == "aten" if hasattr(func, "namespace") else False
         self.saves = _saves(self.in_table, getattr(func, "_overloadname", "")) if of_aten else None

@@ -197,8 +197,8 @@ def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: 
         bits = facts.dtype == torch.bool
         return Decision(bits=bits, recompute=_if(recompute, "lossy"), why=NOT_FLOAT)
     if rule.unchecked and float_name(facts.dtype) is not None:
-        own, may_be_mask = format_for(fmt, facts.dtype), not facts.requires_grad
-        finite = may_be_mask and not keeps_signs(own)
+        own = format_for(fmt, facts.dtype)
+        finite = (facts.is_filled or not facts.requires_grad) and not keeps_signs(own)
         lossy = _if(recompute, "lossy")
         return Decision(own, bits=bits, finite=finite, recompute=lossy, why=rule.why, least=(False, 0))
     need, normed = facts.need, facts.need if isinstance(facts.need, Normed) else None
@@ -231,7 +231,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: 
         chosen,
         of,
         bits=bits,
-        finite=not facts.requires_grad and not keeps_signs(chosen),
+        finite=(facts.is_filled or not facts.requires_grad) and not keeps_signs(chosen),
         exact_if_shared=not facts.requires_grad,
         recompute=_if(recompute, "lossy" if need in _RECOMPUTED and normed is None else "exact"),
         why=rule.why,

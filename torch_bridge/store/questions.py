@@ -19,8 +19,10 @@ from .attention import Logits
 from .softmaxes import amplification
 from .verdicts import Flag, Verdicts
 
-# What requires no gradient and has a number as large as this may be a mask that attention adds.
+# A number as large as this stands for an infinity in what a mask filled, or what may be one.
 AS_INFINITE = 1e3
+# Smaller ones do if no value is between these parts of the largest magnitude, and values are below.
+_GAP = 1 / 8, 3 / 8
 
 
 def two_values(
@@ -40,7 +42,23 @@ def is_finite(
 ) -> tuple[bool, Flag | None]:
     """Whether a tensor has no infinities, nor what stands for them, as far as is known; a flag if not."""
     values = tensor.as_strided(region.size, region.stride, region.offset)
-    return verdicts.holds(("finite", facts), lambda: ~(values.abs() >= AS_INFINITE).any())
+    return verdicts.holds(("finite", facts), lambda: largest(values, facts.is_filled) < AS_INFINITE)
+
+
+def largest(values: torch.Tensor, is_filled: bool) -> torch.Tensor:
+    """The largest magnitude: a number; NaN where there is one.
+
+    Args:
+        is_filled: whether a mask may have filled them: infinite if one left a gap between large values, which
+            are its own, and small ones.
+    """
+    sizes = values.abs()
+    most = sizes.amax()
+    if not is_filled:
+        return most
+    below, above = (part * most for part in _GAP)
+    has_gap = ~((sizes > below) & (sizes < above)).any() & ((sizes > 0) & (sizes <= below)).any()
+    return torch.where(has_gap, torch.inf, most)
 
 
 def fine_enough(

@@ -28,12 +28,14 @@ class Saved:
         geometry: how it lies in its storage, once it was decided what becomes of it.
         result_of: the operation that made it just now and whose own node saves it, None if there is none.
         needs: what that needs of its results, by their places.
+        squared: operation and slot if that made its square, and whether it is a table: it waits for the next
+            operation then.
         packed: what it became.
     """
 
     __slots__ = (
         *("function", "geometry", "module", "needs", "number", "origin", "packed"),
-        *("requires_grad", "result_of", "tensor", "values"),
+        *("requires_grad", "result_of", "squared", "tensor", "values"),
     )
 
     def __init__(
@@ -52,6 +54,7 @@ class Saved:
         self.geometry: Geometry
         self.result_of: Operation | None = None
         self.needs: dict[int, Need | NeedsExact | None]
+        self.squared: tuple[str, str, bool] | None = None
         self.packed: Exact | Packed | None = None
 
     def become(self, packed: Exact | Packed) -> None:

@@ -1,0 +1,169 @@
+"""What is needed of a tensor because of what made it, or of what follows: gradients against plain PyTorch's.
+
+Each case has a wrong gradient if a tensor is taken as it stands: a mask's number beside small values, a loss
+near its least, a root behind a square.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, kl_divergence
+from torch.nn import functional
+
+import bitstash
+from bitstash import HadamardFormat, Policy
+from torch_bridge import Compressor
+
+from .compiling import nothing_compiled  # noqa: F401
+
+TOKENS = 64
+CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+LARGEST_ERRORS = {4: 0.25, 2: 0.8}
+
+
+class Attention(nn.Module):
+    """Attention whose masked scores meet something that is trained, before their softmax."""
+
+    def __init__(self, mask, mixes=False):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.temperature = nn.Parameter(torch.ones(4, 1, 1))
+        self.heads = nn.Parameter(torch.eye(4) + 0.05 * torch.randn(4, 4)) if mixes else None
+        self.mask = mask
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = self.mask(q @ k.mT / 4)
+        if self.heads is None:
+            scores = scores * self.temperature
+        else:
+            scores = (self.heads @ scores.flatten(2)).unflatten(2, (TOKENS, TOKENS))
+        weight = torch.linspace(-1, 1, 64)
+        return (self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)) * weight).sum()
+
+
+class Loss(nn.Module):
+    """A loss of what a linear layer gives."""
+
+    def __init__(self, loss, width=256, scale=1.0):
+        super().__init__()
+        self.layer, self.loss = nn.Linear(64, width), loss
+        with torch.no_grad():
+            self.layer.weight.mul_(scale)
+        noise = torch.randn(256, width)
+        self.near = (self.layer(batch()) + 0.05 * noise).detach()
+        self.far = noise
+
+    def forward(self, x):
+        return self.loss(self.layer(x), self)
+
+
+def batch():
+    return torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
+
+
+def by_slices(scores):
+    scores = scores.clone()
+    scores[:, :, :, 40:] = -1e9
+    return scores
+
+
+FORBIDDEN = torch.rand(256, 256, generator=torch.Generator().manual_seed(2)) < 0.3
+DIAGONAL = torch.eye(256, dtype=torch.bool)
+
+
+def entropy(least):
+    return lambda s, _: Categorical(logits=s.masked_fill(FORBIDDEN, least)).entropy().mean()
+
+
+def contrastive(s, own):
+    s = functional.normalize(s)
+    logits = (s @ s.mT).masked_fill(DIAGONAL, -1e9) * (own.layer.bias[0] + 1).exp()
+    return functional.cross_entropy(logits, torch.arange(256).roll(1))
+
+
+def cosine(one, other):
+    return -(functional.normalize(one) * functional.normalize(other)).sum(-1).mean()
+
+
+MASKED = {
+    "masked_fill": lambda s: s.masked_fill(CAUSAL, -1e4),
+    "where": lambda s: torch.where(CAUSAL, -1e9, s),
+    "added": lambda s: s + torch.zeros(TOKENS, TOKENS).masked_fill(CAUSAL, torch.finfo().min),
+    "subtracted": lambda s: s - 1e4 * CAUSAL.float(),
+    "masked twice": lambda s: (s - 1e4 * CAUSAL.float()).masked_fill(CAUSAL.roll(1), -1e8),
+    "slices": by_slices,
+}
+LOSSES = {
+    "entropy, -50": entropy(-50.0),
+    "entropy, -1e8": entropy(-1e8),
+    "entropy, -inf": entropy(-torch.inf),
+    "contrastive": contrastive,
+    "kl_div": lambda s, own: functional.kl_div(
+        s.log_softmax(-1), own.near.softmax(-1), reduction="batchmean"
+    ),
+    "kl_div, log_target": lambda s, own: functional.kl_div(
+        s.log_softmax(-1), own.near.log_softmax(-1), reduction="batchmean", log_target=True
+    ),
+    "kl_divergence": lambda s, own: kl_divergence(Categorical(logits=own.near), Categorical(logits=s)).mean(),
+    "negative logarithms": lambda s, own: (-s.log_softmax(-1) * own.near.softmax(-1)).sum(-1).mean(),
+    "in bf16": lambda s, own: -(s.bfloat16().log_softmax(-1).float() * own.near.softmax(-1)).sum(-1).mean(),
+    "reverse": lambda s, own: (s.softmax(-1) * (s.log_softmax(-1) - own.near.log_softmax(-1))).sum(-1).mean(),
+    "masked logarithms": lambda s, own: (
+        -(s.log_softmax(-1).masked_fill(FORBIDDEN, 0) * own.near.softmax(-1).masked_fill(FORBIDDEN, 0)).sum()
+    ),
+    "cosine": lambda s, own: -functional.cosine_similarity(s, own.near + 0.4 * own.far).mean(),
+    "cosine of both": lambda s, own: (
+        -(functional.normalize(s) * functional.normalize(2 * s.flip(0) + own.near)).sum(-1).mean()
+    ),
+    "Charbonnier": lambda s, own: ((s - own.far) ** 2 + 1e-6).sqrt().mean(),
+    "Charbonnier of a product": lambda s, own: ((s - own.far).mul(2).pow(2).view(-1) + 1e-6).sqrt().mean(),
+    "Cauchy": lambda s, own: (1 + 100 * (s - own.far).square()).log().mean(),
+    "Gaussian": lambda s, own: -torch.exp(-10 * (s - own.far) ** 2).mean(),
+    "angles": lambda s, own: (s * 100).cos().sum() + (s * 50).sin().sum(),
+    "standard deviation": lambda s, own: (s + 1000).std(-1).sum(),
+}
+CASES = {f"scores, {name}": lambda one=one: Attention(one) for name, one in MASKED.items()}
+CASES["heads that are mixed"] = lambda: Attention(MASKED["masked_fill"], mixes=True)
+CASES |= {
+    name: lambda loss=loss, name=name: Loss(loss, scale=1.0 if name == "contrastive" else 3.5)
+    for name, loss in LOSSES.items()
+}
+
+
+def case(name):
+    torch.manual_seed(0)
+    model = CASES[name]()
+    return model, batch().unflatten(0, (4, TOKENS)) if isinstance(model, Attention) else batch()
+
+
+def error(model, value, expected):
+    found = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
+    errors = [
+        float((one - true).norm() / true.norm())
+        for one, true in zip(found, expected, strict=True)
+        if true is not None and true.norm() > 1e-7
+    ]
+    return max(errors)
+
+
+def plain(model, x):
+    return torch.autograd.grad(model(x), list(model.parameters()), allow_unused=True)
+
+
+@pytest.mark.parametrize("bits", LARGEST_ERRORS)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_right(name, bits):
+    model, x = case(name)
+    expected = plain(model, x)
+    with Compressor(model, bits=bits):
+        value = model(x)
+    assert error(model, value, expected) < LARGEST_ERRORS[bits]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_compiled_models_are_right(name):
+    model, x = case(name)
+    expected = plain(model, x)
+    compiled = bitstash.compile(model, Policy.default(HadamardFormat(target=64)), backend="aot_eager")
+    assert error(model, compiled(x), expected) < LARGEST_ERRORS[4]
