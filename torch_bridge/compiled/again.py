@@ -47,6 +47,7 @@ class Made:
         leaves: the lossy tensors that it starts from.
         is_pointwise: whether it is made of lossy tensors alone, value by value.
         saturates: whether it nears an end and never passes it.
+        bends: whether it is given a lossy tensor, or what a product made, more than once, as in ``x + x ** 3``.
         remade: nodes whose memory is computed anew for it.
         products: matrix products of which one was given what another made.
         product_flops: of matrix products that nothing else does, by the node of each.
@@ -58,6 +59,7 @@ class Made:
     leaves: frozenset[Node] = frozenset()
     is_pointwise: bool = False
     saturates: bool = False
+    bends: bool = False
     remade: frozenset[Node] = frozenset()
     products: int = 0
     product_flops: dict[Node, int] = field(default_factory=dict)
@@ -214,6 +216,8 @@ class Maker:
             leaves=leaves,
             is_pointwise=is_pointwise,
             saturates=way.saturates,
+            bends=way.factors is None
+            and (any(part.bends for part in parts) or sum(len(part.leaves) for part in lossy) > len(leaves)),
             remade=frozenset({root}).union(*(part.remade for part in parts)),
             products=max((part.products for part in parts), default=0) + (way.factors is not None),
             product_flops=flops,

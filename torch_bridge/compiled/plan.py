@@ -327,7 +327,9 @@ class Plan:
     def _made(self, saved: Saved, facts: Facts, decision: Decision) -> Made | None:
         """How a tensor is recomputed; None if it cannot be, or by more products than there is time for."""
         made = self._maker.made(saved.node, decision.recompute == "exact", decision.products)
-        if made is None or not (made.flops and decision.products):
+        if made is None or (facts.need is Need.TANH and not (made.is_exact or made.bends)):
+            return None  # its argument may spread widely
+        if not (made.flops and decision.products):
             return made
         nbytes = bytes_in_format(facts, decision.format)
         return made if self._budget.allows(facts, made.flops, nbytes) else None
