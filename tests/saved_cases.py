@@ -274,7 +274,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "addcdiv": (lambda: torch.addcdiv(values(), values(), values()),),
     **{
         name: (of(getattr(torch, name)),)
-        for name in ("reciprocal", "exp", "exp2", "expm1", "tan", "angle", "sinh")
+        for name in ("reciprocal", "exp", "exp2", "expm1", "tan", "angle", "sin", "cos", "sinc", "sinh")
     },
     **{name: (of(getattr(torch, name)),) for name in ("cosh", "atan", "asinh", "i0")},
     **{name: (of_positive(getattr(torch, name)),) for name in ("sqrt", "log", "log2", "log10")},

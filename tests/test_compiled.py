@@ -172,6 +172,25 @@ def test_what_requires_no_gradient_stays_exact_while_it_has_infinities():
         assert {row.kept for row in call.report().rows if row.saved_by == "mul" and row.counted} == {way}
 
 
+class Bits(nn.Module):
+    """Rounds to bf16 by what the bits of floats say."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        h = self.first(x)
+        rounded = ((h.detach().view(torch.int32) + 0x8000) & -65536).view(torch.float32)
+        return self.second(h + (rounded - h).detach()) * rounded
+
+
+def test_bits_of_floats_are_integers_of_their_own():
+    model = Bits()
+    expected = step(model)
+    assert error(step(model, compiled(model)), expected) < 0.2
+
+
 def test_what_is_detached_requires_no_gradient():
     class Model(nn.Module):
         def __init__(self):

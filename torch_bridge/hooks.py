@@ -224,7 +224,8 @@ class Pass:
         """Keep what was squared, now that the next operation is known, None if there is none."""
         if saved.packed is not None:
             return
-        assert saved.values is not None and saved.squared is not None
+        assert saved.values is not None
+        assert saved.squared is not None
         op, slot, is_table = saved.squared
         count, is_summed = saved.values.numel(), False
         if then is not None and (then.is_reduction or then.is_product):

@@ -47,7 +47,7 @@ class Made:
         leaves: the lossy tensors that it starts from.
         is_pointwise: whether it is made of lossy tensors alone, value by value.
         saturates: whether it nears an end and never passes it.
-        bends: whether it is given a lossy tensor, or what a product made, more than once, as in ``x + x ** 3``.
+        bends: whether it is given a lossy tensor, or a product's result, more than once: ``x + x ** 3``.
         remade: nodes whose memory is computed anew for it.
         products: matrix products of which one was given what another made.
         product_flops: of matrix products that nothing else does, by the node of each.

@@ -145,7 +145,7 @@ class Joint:
     # Tensors and their memory
 
     def parent(self, node: Node) -> Node | None:
-        """The node that this is a view of, None if it has memory of its own."""
+        """The node that this is a view of, None if it has memory of its own, or other types of bits."""
         if node.op != "call_function":
             return None
         if node.target is operator.getitem:
@@ -154,7 +154,11 @@ class Joint:
         if not isinstance(node.target, torch._ops.OpOverload) or not operation(node.target).is_view:
             return None
         base = node.args[0] if node.args else None
-        return base if isinstance(base, Node) else None
+        if not isinstance(base, Node) or (
+            is_tensor(node) and node.meta["val"].dtype != base.meta["val"].dtype
+        ):
+            return None
+        return base
 
     def root(self, node: Node) -> Node:
         """The node that made the memory of a tensor."""

@@ -18,14 +18,14 @@ import golden
 from .. import backends
 from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
-from ..facts.needs import Need
 from ..policy import Policy, as_policy
 from ..report import Report
 from ..report.curve import Curve, together
 from ..report.report import Sums, Tally
-from ..report.rows import COMPRESSED, INFINITIES, PEAKED, RECOMPUTED, SPREAD
+from ..report.rows import COMPRESSED, INFINITIES, RECOMPUTED
 from ..store.budget import Budget, check_time
 from ..store.codecs import Codecs
+from ..store.questions import TOO_MUCH
 from . import operators  # noqa: F401  # graphs from a cache call them
 from .cached import Cached
 from .joint import Joint, flops_of_graph, geometry_of, is_tensor
@@ -38,8 +38,6 @@ from .written import keep_before_writing
 _ANEW = "torch.compiler.config.force_disable_caches = True compiles anew"
 _OFFLOADED = "cpu_offload_"  # how PyTorch names what it moves there
 PARTITIONER = "kept by the partitioner"
-# What is said of tensors that were measured, and for which no format is fine enough.
-_WHY: dict[Any, str] = {Need.LOGITS: SPREAD, Need.PROBABILITIES: PEAKED}
 
 
 class Partitioner:
@@ -285,7 +283,7 @@ class _Chosen:
         """Count it as it was kept last."""
         level, before = CHOICES.chosen(self.place), self.takes[self.level]
         if level != self.level:
-            why = _WHY.get(self.sums.facts.need, INFINITIES)
+            why = TOO_MUCH.get(self.sums.facts.need, INFINITIES)
             kept = COMPRESSED if self.takes[level] < self.original else why
             self.sums = tally.move(self.sums, kept, self.original, (before, self.takes[level]))
             self.level = level

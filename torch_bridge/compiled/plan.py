@@ -217,13 +217,15 @@ class Plan:
         self._add(saved, entry)
 
     def _may_choose(self, saved: Saved) -> bool:
-        """Whether the graph can measure how fine a tensor has to be: of queries and keys, or a softmax."""
+        """Whether the graph can measure how fine it has to be: of queries and keys, a softmax, an angle."""
         group = saved.group
         if self._is_captured or group is None:
             return False
         if saved.need is Need.PROBABILITIES:
             node = self._joint.canonical(saved.node)
             return geometry_of(node).size == geometry_of(saved.node).size
+        if saved.need is Need.ANGLE:
+            return True
         return group.op.is_attention and group.is_whole
 
     def _add(self, saved: Saved, entry: Entry) -> None:

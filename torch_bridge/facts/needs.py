@@ -35,6 +35,8 @@ class Need(Enum):
     """Compared with constants or each other: bit planes of any rate do, formats that mix values do not."""
     RELATIVE = "each value's own relative error"
     """Divided by, or a root, logarithm or power is taken: bit planes of 10 bits a value or more."""
+    ANGLE = "whole turns of an angle are left out"
+    """RELATIVE, as long as it is not so large that its error is a part of a turn."""
     PROBABILITIES = "a softmax takes differences of what it weighs"
     """The result of a softmax: 4 bits a value or more."""
     LOGITS = "attention takes the exponential of their products"
@@ -113,8 +115,6 @@ EQUALS = Exact("looked for among the inputs")
 SINGULAR = Exact("near where a formula has no value")
 # What is trained is scaled by these numbers: a zero of the softmax must be one.
 SCALED_MASK = Exact("a softmax of a mask's numbers times what is trained")
-# Of a large angle whole turns are left out, and its error stays.
-ANGLE = Exact("an angle")
 JUMPS = Exact("a formula rounds it")
 DRAWN_LATER = Exact("drawn after it was saved")
 LOOKED_UP = Exact("positions are looked up with it")
@@ -313,7 +313,7 @@ _rows("ldexp", {"other result": Need.RELATIVE})
 _rows("prod cumprod", {"self result": Need.RELATIVE})
 _rows("hypot", {"self other result": Need.RELATIVE})
 _rows("copysign", {"self result": Need.RELATIVE})
-_rows("sin cos sinc", {"self": ANGLE})
+_rows("sin cos sinc", {"self": Need.ANGLE})
 # Derivatives that fall like a power or an exponential.
 _rows("sinh cosh atan asinh i0 softplus", {"self": Need.RELATIVE})
 _rows("atan2", {"self other": Need.RELATIVE})

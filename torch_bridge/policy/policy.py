@@ -19,7 +19,17 @@ from ..facts.facts import Facts, name_of
 from ..facts.functions import CHECKPOINTS
 from ..facts.layers import input_readers
 from ..facts.needs import Exact, Need, Normed
-from .decision import Decision, Of, Recompute, Strength, keeps_signs, most_amplified, strength_of, widest
+from .decision import (
+    Decision,
+    Of,
+    Recompute,
+    Strength,
+    keeps_signs,
+    largest_angle,
+    most_amplified,
+    strength_of,
+    widest,
+)
 from .rules import Rule
 
 # Of a value in the Hadamard format, of which users choose.
@@ -244,8 +254,8 @@ def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: 
     )
 
 
-# How far an error may be amplified: by how widely logits spread, and by how peaked a softmax is.
-_BOUNDS = {Need.LOGITS: widest, Need.PROBABILITIES: most_amplified}
+# How far an error may be amplified: by how widely logits spread, how peaked a softmax is, how large an angle.
+_BOUNDS = {Need.LOGITS: widest, Need.PROBABILITIES: most_amplified, Need.ANGLE: largest_angle}
 # They have two values or three, of which one may be zero.
 _SIGNS = ("sign", "sgn")
 # What is enough if it is stored for another node; of other needs what they have by themselves.

@@ -14,9 +14,10 @@ INFINITIES = "infinities, or numbers in their place"
 SHORT_ROWS = "rows of few values"
 # Of a norm's input that has elements of its memory more than once.
 REPEATED = "repeated values that a norm reads"
-# Of queries and keys, and of a softmax, that no format is fine enough for.
+# Of queries and keys, of a softmax, and of an angle that no format is fine enough for.
 SPREAD = "logits that spread too widely"
 PEAKED = "a softmax with nearly all in one place"
+LARGE_ANGLE = "a large angle"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..backends.checksum import CorruptionError, checksums
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry, Region
 from ..offload import Handle
-from ..policy.decision import EXACT, Decision, Strength
+from ..policy.decision import EXACT, Decision, Of, Strength
 from ..report.report import Sums
 from .centred import Means
 from .verdicts import Flag
@@ -272,6 +272,7 @@ class Entry:
         sums: of its row in the report.
         original: bytes of it that the row counts.
         means: that were taken from its values, of the input of a norm.
+        of: what of its values is compressed.
     """
 
     facts: Facts
@@ -282,6 +283,7 @@ class Entry:
     is_followed = False
     original = 0
     means: Means | None = None
+    of: Of = "values"
 
     def __init__(
         self,

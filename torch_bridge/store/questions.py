@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from ..facts.geometry import Region
 from ..facts.needs import Need
 from ..policy import Decision
 from ..policy.decision import strength_of
-from ..report.rows import PEAKED, SPREAD
+from ..report.rows import LARGE_ANGLE, PEAKED, SPREAD
 from .attention import Logits
 from .softmaxes import amplification
 from .verdicts import Flag, Verdicts
@@ -23,6 +24,28 @@ from .verdicts import Flag, Verdicts
 AS_INFINITE = 1e3
 # Smaller ones do if no value is between these parts of the largest magnitude, and values are below.
 _GAP = 1 / 8, 3 / 8
+
+
+def largest(values: torch.Tensor, is_filled: bool = False) -> torch.Tensor:
+    """The largest magnitude: a number; NaN where there is one.
+
+    Args:
+        is_filled: whether a mask may have filled them: infinite if one left a gap between large values, which
+            are its own, and small ones.
+    """
+    sizes = values.abs()
+    most = sizes.amax()
+    if not is_filled:
+        return most
+    below, above = (part * most for part in _GAP)
+    has_gap = ~((sizes > below) & (sizes < above)).any() & ((sizes > 0) & (sizes <= below)).any()
+    return torch.where(has_gap, torch.inf, most)
+
+
+# What is measured of a tensor, or of the logits that it belongs to, and what is said where that is too much.
+_MEASURES: dict[Any, Callable[[torch.Tensor], torch.Tensor]]
+_MEASURES = {Need.PROBABILITIES: amplification, Need.ANGLE: largest}
+TOO_MUCH: dict[Any, str] = {Need.LOGITS: SPREAD, Need.PROBABILITIES: PEAKED, Need.ANGLE: LARGE_ANGLE}
 
 
 def two_values(
@@ -45,22 +68,6 @@ def is_finite(
     return verdicts.holds(("finite", facts), lambda: largest(values, facts.is_filled) < AS_INFINITE)
 
 
-def largest(values: torch.Tensor, is_filled: bool) -> torch.Tensor:
-    """The largest magnitude: a number; NaN where there is one.
-
-    Args:
-        is_filled: whether a mask may have filled them: infinite if one left a gap between large values, which
-            are its own, and small ones.
-    """
-    sizes = values.abs()
-    most = sizes.amax()
-    if not is_filled:
-        return most
-    below, above = (part * most for part in _GAP)
-    has_gap = ~((sizes > below) & (sizes < above)).any() & ((sizes > 0) & (sizes <= below)).any()
-    return torch.where(has_gap, torch.inf, most)
-
-
 def fine_enough(
     verdicts: Verdicts, facts: Facts, decision: Decision, tensor: torch.Tensor, logits: Logits | None
 ) -> tuple[Decision, Flag | None]:
@@ -69,13 +76,13 @@ def fine_enough(
     Args:
         verdicts: of all steps.
         facts, decision: of the tensor; the decision has ``finer`` formats.
-        tensor: a softmax, or queries or keys.
+        tensor: a softmax, an angle, or queries or keys.
         logits: of the attention that these belong to; None if only one of them is known.
     """
-    is_softmax = facts.need is Need.PROBABILITIES
     doubt, chosen = None, decision.format
-    measure: Callable[[], torch.Tensor]
-    measure = cache(partial(amplification, tensor)) if is_softmax else (logits or Logits([tensor])).spread
+    measure: Callable[[], torch.Tensor] = (logits or Logits([tensor])).spread
+    if facts.need in _MEASURES:
+        measure = cache(partial(_MEASURES[facts.need], tensor))
     for bound, finer in decision.finer:
         holds, doubt = verdicts.holds((facts, bound), partial(_is_within, measure, bound))
         if holds:
@@ -83,8 +90,7 @@ def fine_enough(
         chosen = finer
     if chosen is decision.format:
         return decision, doubt
-    why = PEAKED if is_softmax else SPREAD
-    return replace(decision, format=chosen, least=strength_of(chosen), why=why), doubt
+    return replace(decision, format=chosen, least=strength_of(chosen), why=TOO_MUCH[facts.need]), doubt
 
 
 def _is_within(measure: Callable[[], torch.Tensor], bound: float) -> torch.Tensor:

@@ -192,6 +192,8 @@ class Store:
             return False  # others need of it what it has
         values, means = region.values(tensor), None
         codec = None
+        if entry.of != "values":  # which says more of what is near an end
+            decision = replace(decision, of=entry.of)
         if decision.format is not None and has_means(tensor, decision):
             codec = self._codec(decision, region, entry.facts.row(Geometry.of(tensor)))
         if codec is not None and (means := means_of(tensor, decision)) is not None:
@@ -353,6 +355,7 @@ class Store:
             if entry is None:
                 return None
             entry.strength, entry.is_alone = strength, not parts
+            entry.of = decision.of if is_lossy else "values"
             entry.original = one.count * tensor.element_size()
             original, stored = original + entry.original, stored + entry.nbytes
             is_away = is_away or isinstance(entry.stored, Handle)
