@@ -12,6 +12,7 @@ import torch
 import torchgen
 from torchgen.packaged.autograd.load_derivatives import load_derivatives
 
+from torch_bridge.facts.lineage import Autograd
 from torch_bridge.facts.needs import Need, need
 
 VALUES_NOISE = 0.03  # of a block's norm
@@ -126,7 +127,9 @@ def _saved_by(outputs: Iterable[torch.Tensor]) -> Iterator[Saved]:
             if isinstance(tensor, torch.Tensor) and (
                 tensor.is_floating_point() or tensor.dtype == torch.bool
             ):
-                needed = need(formula.op, formula.overload, slot, _arguments(node))
+                given = _arguments(node)
+                lineages = {name: Autograd().of_tensor(value) for name, value in given.items()}
+                needed = need(formula.op, formula.overload, slot, given, lineages.__getitem__)
                 yield Saved(formula, slot, needed, getattr(node, f"_raw_saved_{slot}"), tensor)
 
 

@@ -9,7 +9,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_bridge.facts import needs
+from torch_bridge.facts.lineage import Autograd
 from torch_bridge.facts.needs import TABLE, UNKNOWN, Exact, Need, need, why
+from torch_bridge.facts.operations import operation
 
 from . import saved_noise
 from .saved_cases import CASES, among, mask, of, of_positive, of_two, values
@@ -296,8 +298,8 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.mul.Tensor:
-            factors = dict(zip(("self", "other"), args, strict=True))
-            self.found += [need("mul", "Tensor", slot, factors) for slot in factors]
+            of_tensor = Autograd().of_tensor
+            self.found += [operation(func).need(slot, args, {}, of_tensor) for slot in ("self", "other")]
         return func(*args, **(kwargs or {}))
 
 

@@ -14,7 +14,6 @@ import torch
 from .facts import functions
 from .facts.facts import Facts
 from .facts.geometry import Geometry, is_plain, local_of
-from .facts.lineage import is_filled, lineage_of
 from .facts.needs import Known, Need, of_squared
 from .facts.operations import Operation
 from .facts.products import wide_input
@@ -197,6 +196,7 @@ class Pass:
         has_node = has_node or any(saved.requires_grad for saved in mine)
         if not has_node and not any(tensor.requires_grad for tensor in strided([*args, *kwargs.values()])):
             return mine
+        lineages = self._watch.thread.lineages
         is_again = op.is_attention and self._policy.recomputes and self._is_again(op, args, kwargs, places)
         wide = wide_input(op.recomputation, args)
         held: dict[int | str, tuple[Entry | Exact, Geometry]] = {}
@@ -205,7 +205,7 @@ class Pass:
                 continue
             if saved.packed is None:
                 slot = place if isinstance(place, str) else op.arguments[place] if op.arguments else ""
-                need = op.need(slot, args, kwargs)
+                need = op.need(slot, args, kwargs, lineages.of_tensor)
                 is_table = op.is_pointwise and not saved.requires_grad and _is_broadcast(saved, args, kwargs)
                 if need is Need.LOGITS and self._store.logits is None:
                     self._store.logits = logits_of(op, args, kwargs)
@@ -360,7 +360,7 @@ class Pass:
         saved.geometry = geometry = Geometry.of(tensor)
         # Only of these could a format lose what is beside a number that stands for infinity.
         may_be_filled = saved.requires_grad and (need is Need.VALUES or need is None)
-        filled = may_be_filled and is_filled(lineage_of(saved.tensor))
+        filled = may_be_filled and self._watch.thread.lineages.of_tensor(saved.tensor).filled > 0
         # Written out, as what is unpacked into a tuple goes through a list.
         key = (
             saved_by, slot, id(need), saved.module, geometry, tensor.dtype, origin.op, origin.constant,

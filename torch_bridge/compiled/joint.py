@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.geometry import Geometry, Region
-from ..facts.lineage import Lineage, walk
+from ..facts.lineage import UNTRAINED, Lineage, Lineages
 from ..facts.operations import Operation, operation
 from .sizes import hinted
 
@@ -88,6 +88,7 @@ class Joint:
         holders = [node for node in self.nodes if node.op == "placeholder" and node not in self.backward]
         self._constants = {holders[place] for place in constants or () if place < len(holders)}
         self.requires_grad, self.statistics, self.of_indices = set[Node](), set[Node](), set[Node]()
+        self._lineages = Lineages(self._name_of, self._given_to, self.root)
         for node in self.nodes:
             if node not in self.backward and node.op != "output":
                 self._note_origin(node)
@@ -257,22 +258,27 @@ class Joint:
         is_result = group.is_whole and root.target is operator.getitem and root.args[1]
         return f"{group.op.name}.{root.args[1]}" if is_result else group.op.name
 
-    def lineage(self, node: Any) -> Lineage | None:
-        """What the graph tells of how a tensor was made; None of one without a gradient, or a number."""
-        if not isinstance(node, Node) or node not in self.requires_grad:
-            return None
-        return lambda through: walk(node, through, self._name_of, self._given_to)
+    def lineage(self, value: Any) -> Lineage:
+        """What the graph tells of how a tensor was made; numbers are not trained."""
+        return self._lineages.of(value) if value in self.requires_grad else UNTRAINED
 
     def _name_of(self, node: Node) -> str:
-        group = self.group(self.root(node))
+        group = self._made_in(node)
         return "" if group is None else group.op.in_table.strip("_")
 
     def _given_to(self, node: Node) -> list[Node | None]:
-        group = self.group(self.root(node))
+        group = self._made_in(node)
         if group is None:
             return []
         given = [one if one in self.requires_grad else None for one in group.inputs]
         return given if len(given) > 1 else [*given, None]
+
+    def _made_in(self, node: Node) -> Group | None:
+        """The operation that made a tensor; a node by itself that a compiler put in its place."""
+        root = self.root(node)
+        if root.meta.get("seq_nr") is None and isinstance(root.target, torch._ops.OpOverload):
+            return Group(operation(root.target), root.target, (root,), "")
+        return self.group(root)
 
     def is_summed(self, node: Node) -> bool:
         """Whether what an operation made is summed or given to matrix products, and nothing else."""

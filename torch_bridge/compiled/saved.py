@@ -15,12 +15,12 @@ import torch
 from torch.fx import Node
 
 from ..facts.facts import Facts
-from ..facts.lineage import is_filled
-from ..facts.needs import Exact, Known, Need, Normed, factor, normed, of_squared, softmax
+from ..facts.needs import Exact, Known, Need, Normed, normed, of_squared
 from ..facts.operations import Operation, operation
 from ..facts.products import wide_input
 from .joint import Group, Joint, geometry_of, is_tensor, module_of, original
 
+# Of these the lineage of what they are given decides, which is known.
 SOFTMAXES = ("_softmax", "_safe_softmax")
 # Entries of the table that look at arguments, which a decomposition does not have any more.
 DECOMPOSED = Exact("decomposed, and its arguments decide")
@@ -155,16 +155,10 @@ def _match_whole(joint: Joint, group: Group, node: Node) -> tuple[str, Known | N
 
 
 def _need(joint: Joint, op: Operation, slot: str, base: Node) -> Known | None:
+    nodes = {id(one.meta.get("val")): one for one in base.all_input_nodes}
     args, kwargs = torch.fx.map_arg((base.args, dict(base.kwargs)), lambda one: one.meta.get("val"))
-    need = op.need(slot, args, kwargs)
-    # The table asks autograd's graph of these, which is not there.
-    if need is Need.SQUARED:
-        return of_squared(joint.is_summed(base))
-    if op.in_table == "mul":
-        return factor(*map(joint.lineage, base.args))
-    if op.in_table in SOFTMAXES:
-        return softmax(joint.lineage(base.args[0]))
-    return need
+    need = op.need(slot, args, kwargs, lambda value: joint.lineage(nodes.get(id(value))))
+    return of_squared(joint.is_summed(base)) if need is Need.SQUARED else need
 
 
 def _match_decomposed(
@@ -189,16 +183,17 @@ def _match_decomposed(
 
 def _need_decomposed(joint: Joint, group: Group, need: Any, node: Node) -> Known:
     """An entry of the table where the arguments are gone; a norm of rows is told by its statistics."""
-    if group.op.in_table in SOFTMAXES:
-        return softmax(joint.lineage(group.inputs[0]))
     if not callable(need):
         return cast(Known, need)
+    found = need({}, lambda _: joint.lineage(group.inputs[0]))
+    if group.op.in_table in SOFTMAXES:
+        return cast(Known, found)
     size = geometry_of(node).size
     is_of_rows = any(
         one in joint.statistics and is_tensor(one) and geometry_of(one).size == (*size[:-1], 1)
         for one in group.nodes
     )
-    is_norm = isinstance(need({}), Normed) and need({}).is_of_rows
+    is_norm = isinstance(found, Normed) and found.is_of_rows
     return normed((-1,)) if is_norm and is_of_rows else DECOMPOSED
 
 
@@ -237,7 +232,7 @@ def facts_of(joint: Joint, saved: Saved, is_again: bool = False) -> Facts:
         is_table=is_table,
         is_again=is_again,
         feeds_wide=_feeds_wide(saved),
-        is_filled=saved.need in (Need.VALUES, None) and is_filled(joint.lineage(node)),
+        is_filled=saved.need in (Need.VALUES, None) and joint.lineage(node).filled > 0,
     )
 
 

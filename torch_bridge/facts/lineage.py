@@ -2,62 +2,31 @@
 
 What a backward pass needs of a tensor may depend on that. Where a mask filled it, a number may stand for
 infinity beside small values. Of a product with a logarithm, or of two quotients, only a difference may count.
-
-An operation is told by its name without underscores before and behind: "log_softmax".
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-# What is looked at of a graph; a tensor is rarely further from what made its values what they are.
-MOST_OPERATIONS = 10
+# Operations, copies not counted, behind which a logarithm or a mask is not looked for any more.
+FURTHEST = 6
 
-_Node = TypeVar("_Node")
-
-
-class Made(NamedTuple):
-    """An operation that made a tensor, or what that was made of.
-
-    Attributes:
-        op: its name.
-        lacks: whether it was given something that requires no gradient, as a mask or a number.
-    """
-
-    op: str
-    lacks: bool
-
-
-Lineage = Callable[[frozenset[str]], Iterator[Made]]
-"""The operations that made a tensor, nearest first; those before the named ones as well."""
-
-COPIES = frozenset(
+_COPIES = frozenset(
     [
         *("view", "unsafe_view", "reshape_alias", "t", "transpose", "permute", "expand", "unsqueeze"),
-        *(
-            "squeeze",
-            "slice",
-            "select",
-            "narrow",
-            "split",
-            "split_with_sizes",
-            "unbind",
-            "unfold",
-            "diagonal",
-        ),
-        *("as_strided", "alias", "to_copy", "clone"),
+        *("squeeze", "slice", "select", "narrow", "split", "split_with_sizes", "unbind", "unfold"),
+        *("diagonal", "as_strided", "alias", "to_copy", "clone"),
     ]
 )
-_SCALED = COPIES | {"neg", "mul", "div", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "index", "gather"}
+_SCALING = frozenset(
+    ["neg", "mul", "div", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "index", "gather"]
+)
 _PRODUCTS = frozenset(["mul", "mm", "bmm"])
-_ADDED = _SCALED | {"add", "masked_fill", "where"}
-
+_ADDING = frozenset(["add", "sub", "rsub"])
 _LOGARITHMS = frozenset(["log_softmax", "log", "logsumexp"])
 _FILLING = frozenset(
     [
@@ -65,80 +34,141 @@ _FILLING = frozenset(
         *("select_scatter", "copy_slices"),
     ]
 )
-_ADDING = frozenset(["add", "sub", "rsub"])
+_THROUGH = _COPIES | _SCALING | _PRODUCTS | _ADDING | _FILLING
 
 
-def walk(
-    start: _Node | None,
-    through: frozenset[str],
-    name_of: Callable[[_Node], str],
-    given_to: Callable[[_Node], Sequence[_Node | None]],
-) -> Iterator[Made]:
-    """The operations that made a tensor, nearest first; of those that do not only copy ``MOST_OPERATIONS``.
+class Lineage(NamedTuple):
+    """What is known of how a tensor was made.
+
+    Attributes:
+        is_trained: whether it requires a gradient.
+        log: above 0 if it is a logarithm, also if that was scaled, masked, cut or added to something.
+        filled: above 0 if a mask may have put numbers into it that stand for infinities.
+        scaled: above 0 if such numbers were multiplied with something that is trained.
+        is_quotient: whether it was divided, and no more.
+    """
+
+    is_trained: bool = True
+    log: int = 0
+    filled: int = 0
+    scaled: int = 0
+    is_quotient: bool = False
+
+
+NO_LINEAGE = Lineage()
+UNTRAINED = Lineage(is_trained=False)
+
+LineageOf = Callable[[str], Lineage]
+"""The lineage of an operation's argument, by its name."""
+
+_Node = TypeVar("_Node")
+
+
+class Lineages(Generic[_Node]):
+    """Lineages by nodes of a graph, each of which is looked at once.
 
     Args:
-        start: the node of the graph that made it.
-        through: names of operations behind which it goes on.
-        name_of: the name of a node's operation.
-        given_to: the nodes that made what an operation is given, None for what requires no gradient.
+        name_of: the name of a node's operation, without underscores before it.
+        given_to: nodes that made what an operation is given, None for what requires no gradient.
+        key_of: what tells a node from others.
     """
-    waiting, left = deque(() if start is None else (start,)), MOST_OPERATIONS
-    while waiting and left:
-        node = waiting.popleft()
-        op, given = name_of(node), given_to(node)
-        left -= op not in COPIES
-        yield Made(op, any(one is None for one in given))
-        if op in through:
-            waiting += [one for one in given if one is not None]
+
+    def __init__(
+        self,
+        name_of: Callable[[_Node], str],
+        given_to: Callable[[_Node], Sequence[_Node | None]],
+        key_of: Callable[[_Node], Hashable],
+    ) -> None:
+        self._name_of, self._given_to, self._key_of = name_of, given_to, key_of
+        self._known: dict[Hashable, Lineage] = {}
+
+    def of(self, node: _Node | None) -> Lineage:
+        """The lineage of what a node made; None stands for a tensor that no operation made."""
+        if node is None:
+            return NO_LINEAGE
+        found = self._known.get(self._key_of(node))
+        if found is not None:
+            return found
+        waiting: list[_Node] = [node]
+        while waiting:  # a graph may be deeper than Python's stack
+            one = waiting[-1]
+            name, parts, is_ready = self._name_of(one), [], True
+            for other in self._given_to(one) if name in _THROUGH else ():
+                part = UNTRAINED if other is None else self._known.get(self._key_of(other))
+                if part is None:
+                    assert other is not None
+                    waiting.append(other)
+                    is_ready = False
+                else:
+                    parts.append(part)
+            if is_ready:
+                found = self._known[self._key_of(one)] = _made(name, parts)
+                waiting.pop()
+        assert found is not None
+        return found
 
 
-def lineage_of(tensor: Any) -> Lineage | None:
-    """What autograd's graph tells of a tensor; None of one without a gradient, or a number."""
-    if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
-        return None
-
-    return lambda through: walk(tensor.grad_fn, through, _name_of, _given_to)
-
-
-def is_logarithm(lineage: Lineage) -> bool:
-    """Whether a tensor is a logarithm, also if numbers were added to it, or it was cast, scaled or cut."""
-    return any(made.op in _LOGARITHMS for made in lineage(_ADDED))
-
-
-def is_quotient(lineage: Lineage) -> bool:
-    """Whether a tensor was divided by another or a number, and no more."""
-    return any(made.op == "div" for made in lineage(COPIES))
-
-
-def is_filled(lineage: Lineage | None) -> bool:
-    """Whether a mask may have put numbers into a tensor that stand for infinities."""
-    return lineage is not None and any(map(_fills, lineage(_SCALED)))
-
-
-def scales_filled(lineage: Lineage | None) -> bool:
-    """Whether numbers that stand for infinities were multiplied with something that is trained."""
-    is_scaled = False
-    for made in () if lineage is None else lineage(_SCALED | _PRODUCTS):
-        if is_scaled and _fills(made):
-            return True
-        is_scaled |= made.op in _PRODUCTS and not made.lacks
-    return False
+def _made(name: str, parts: list[Lineage]) -> Lineage:
+    """The lineage of what an operation makes of such tensors."""
+    if name not in _THROUGH:
+        return _LOGARITHM if name in _LOGARITHMS else NO_LINEAGE
+    if name in _COPIES:
+        return parts[0] if parts and parts[0].is_trained else NO_LINEAGE
+    log = filled = scaled = 0
+    is_trained = True
+    for part in parts:
+        if part is UNTRAINED:
+            is_trained = False
+        elif part is not NO_LINEAGE:
+            log, filled, scaled = max(log, part.log), max(filled, part.filled), max(scaled, part.scaled)
+    if name in _PRODUCTS and is_trained and filled:
+        scaled = FURTHEST + 1
+    if name in _FILLING or (name in _ADDING and not is_trained):
+        filled = FURTHEST + 1
+    elif name not in _SCALING:
+        filled = 0
+    if name in ("mm", "bmm"):
+        log = 0
+    if not (log or filled or scaled or name == "div"):
+        return NO_LINEAGE
+    return Lineage(True, max(0, log - 1), max(0, filled - 1), max(0, scaled - 1), name == "div")
 
 
-def _fills(made: Made) -> bool:
-    return made.op in _FILLING or (made.op in _ADDING and made.lacks)
+_LOGARITHM = Lineage(log=FURTHEST)
+
+
+class Autograd(Lineages[Any]):
+    """Lineages by autograd's nodes, of one thread, whose numbers tell them apart."""
+
+    def __init__(self) -> None:
+        super().__init__(_name_of, _given_to, _number_of)
+
+    def of_tensor(self, value: Any) -> Lineage:
+        """The lineage of a tensor; numbers are not trained."""
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return UNTRAINED
+        return self.of(value.grad_fn)
+
+
+_names: dict[type, str] = {}
 
 
 def _name_of(node: Any) -> str:
-    return _named(node.name())
-
-
-@cache
-def _named(node: str) -> str:
-    """The name of an operation by that of its node: "masked_fill" of "MaskedFillBackward0"."""
-    name = re.sub(r"^.*::|Backward\d+$", "", node)
-    return re.sub("(?<!^)(?=[A-Z])", "_", name).lower()
+    """The name of an operation by its node: "masked_fill" of "MaskedFillBackward0"."""
+    kind = type(node)
+    found = _names.get(kind)
+    if found is None:
+        name = node.name()
+        found = re.sub(r"^.*::|Backward\d+$", "", name)
+        found = re.sub("(?<!^)(?=[A-Z])", "_", found).lower()
+        if kind.__name__ == name:  # else nodes of several kinds have the type
+            _names[kind] = found
+    return found
 
 
 def _given_to(node: Any) -> list[Any]:
     return [one for one, _ in node.next_functions]
+
+
+def _number_of(node: Any) -> Hashable:
+    return node._sequence_nr()  # all that gather a leaf's gradient have the same

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .lineage import Lineage, is_logarithm, is_quotient, lineage_of, scales_filled
+from .lineage import NO_LINEAGE, LineageOf
 
 
 class Need(Enum):
@@ -100,7 +100,7 @@ normed = cache(Normed)
 
 Arguments = Mapping[str, Any]
 Known = Need | Exact | Normed
-Entry = Known | Callable[[Arguments], Known]
+Entry = Known | Callable[[Arguments, LineageOf], Known]
 
 LOG_SUM_EXP = Exact("log-sum-exp")
 NORM = Exact("norm statistics")
@@ -141,7 +141,7 @@ def _rows(operations: str, needs: dict[str, Entry]) -> None:
         TABLE[operation] = {slot: need for slots, need in needs.items() for slot in slots.split()}
 
 
-def _power(arguments: Arguments) -> Need:
+def _power(arguments: Arguments, _: LineageOf) -> Need:
     """Small natural powers are smooth; others divide, or multiply the error."""
     exponent = arguments.get("exponent")
     if exponent == 2:
@@ -155,33 +155,33 @@ def of_squared(is_summed: bool) -> Need:
     return Need.VALUES if is_summed else Need.RELATIVE
 
 
-def _rnn_output(arguments: Arguments) -> Need:
+def _rnn_output(arguments: Arguments, _: LineageOf) -> Need:
     """A plain tanh network has its derivative from its output, by cuDNN's number of the kind of network."""
     return Need.TANH if arguments.get("mode") == 1 else Need.RELATIVE
 
 
-def _normed(arguments: Arguments) -> Need | Exact:
+def _normed(arguments: Arguments, _: LineageOf) -> Need | Exact:
     """The maximum norm looks for its result; others divide by theirs."""
     order = arguments.get("p", arguments.get("ord"))
     is_maximum = isinstance(order, int | float) and math.isinf(order)
     return EQUALS if is_maximum else Need.RELATIVE
 
 
-def _reduced(arguments: Arguments) -> Need | Exact:
+def _reduced(arguments: Arguments, _: LineageOf) -> Need | Exact:
     """Sums read nothing of it; products and extremes divide by it, or look for it."""
     return Need.VALUES if arguments.get("reduce") in ("sum", "mean") else EQUALS
 
 
-def _rows_normed(arguments: Arguments) -> Normed:
+def _rows_normed(arguments: Arguments, _: LineageOf) -> Normed:
     """The last dimensions have one mean, as many as the norm's shape has."""
     return normed(tuple(range(-len(arguments.get("normalized_shape", (1,))), 0)))
 
 
-def _groups_normed(arguments: Arguments) -> Normed:
+def _groups_normed(arguments: Arguments, _: LineageOf) -> Normed:
     return normed((), arguments.get("group", 0))
 
 
-def _spread(arguments: Arguments) -> Normed:
+def _spread(arguments: Arguments, _: LineageOf) -> Normed:
     """A variance is over some dimensions or, without any, over all."""
     tensor, dims = arguments.get("self"), arguments.get("dim")
     every = range(-tensor.dim() if isinstance(tensor, torch.Tensor) else -1, 0)
@@ -189,31 +189,23 @@ def _spread(arguments: Arguments) -> Normed:
     return normed(tuple(sorted(every[dim] for dim in dims)) if dims else tuple(every))
 
 
-def factor(*factors: Lineage | None) -> Known:
-    """What a product needs of its factors; None is one without a gradient.
+def _factor(arguments: Arguments, lineage_of: LineageOf) -> Known:
+    """What a product needs of its factors.
 
     Of a product with a log-softmax the other factor is a target, near which the loss has its least. Of a
     product with a logarithm, as in an entropy, a softmax takes differences. Vectors that were divided by
     their norms are multiplied for their cosine, which has its largest value where they are alike.
     """
-    trained = [one for one in factors if one is not None]
-    if any(map(is_logarithm, trained)):
+    if arguments.get("self") is arguments.get("other"):
+        return Need.SQUARED
+    factors = [lineage_of("self"), lineage_of("other")]
+    if any(one.log for one in factors):
         return Need.LOG_PROBABILITIES
-    return COSINE if trained and all(map(is_quotient, trained)) else Need.VALUES
+    return COSINE if all(one.is_quotient for one in factors if one.is_trained) else Need.VALUES
 
 
-def _factor(arguments: Arguments) -> Known:
-    one, other = arguments.get("self"), arguments.get("other")
-    return Need.SQUARED if one is other else factor(lineage_of(one), lineage_of(other))
-
-
-def softmax(logits: Lineage | None) -> Known:
-    """What a softmax needs of its result, by what made its argument."""
-    return SCALED_MASK if scales_filled(logits) else Need.PROBABILITIES
-
-
-def _softmax(arguments: Arguments) -> Known:
-    return softmax(lineage_of(arguments.get("self")))
+def _softmax(_: Arguments, lineage_of: LineageOf) -> Known:
+    return SCALED_MASK if lineage_of("self").scaled else Need.PROBABILITIES
 
 
 # Products: their gradients are products with what they save.
@@ -551,7 +543,9 @@ UNKNOWN = frozenset(
 """Operations whose formulas save tensors that can hold floats, and that are not in the table."""
 
 
-def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None:
+def need(
+    op: str, overload: str, slot: str, arguments: Arguments, lineage_of: LineageOf = lambda _: NO_LINEAGE
+) -> Need | None:
     """What an operation's backward pass needs of one of the tensors that it saves.
 
     Args:
@@ -559,6 +553,7 @@ def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None
         overload: as "Tensor_Scalar", "" or "default".
         slot: name of the argument, or of the result, that is saved, as "self" or "result1".
         arguments: the operation's arguments by name; of a few operations they decide.
+        lineage_of: the lineage of one of these; likewise.
 
     Returns:
         None if it is not known.
@@ -569,7 +564,7 @@ def need(op: str, overload: str, slot: str, arguments: Arguments) -> Need | None
         >>> need("pow", "Tensor_Scalar", "self", {"exponent": 0.5}).name
         'RELATIVE'
     """
-    found = _find(op, overload, slot, arguments)
+    found = _find(op, overload, slot, arguments, lineage_of)
     if isinstance(found, Normed):
         return Need.VALUES
     return Need.EXACT if isinstance(found, Exact) else found
@@ -582,7 +577,7 @@ def why(op: str, overload: str, slot: str, arguments: Arguments) -> str:
         >>> why("native_layer_norm", "", "result2", {})
         'norm statistics'
     """
-    found = _find(op, overload, slot, arguments)
+    found = _find(op, overload, slot, arguments, lambda _: NO_LINEAGE)
     if found is None:
         return "unknown operation"
     if isinstance(found, Normed):
@@ -590,8 +585,8 @@ def why(op: str, overload: str, slot: str, arguments: Arguments) -> str:
     return found.why if isinstance(found, Exact) else found.value
 
 
-def _find(op: str, overload: str, slot: str, arguments: Arguments) -> Known | None:
+def _find(op: str, overload: str, slot: str, arguments: Arguments, lineage_of: LineageOf) -> Known | None:
     name = op.removesuffix("_")
     slots = TABLE.get(f"{name}.{overload}") or TABLE.get(name, {})
     entry = slots.get(slot)
-    return entry(arguments) if callable(entry) else entry
+    return entry(arguments, lineage_of) if callable(entry) else entry

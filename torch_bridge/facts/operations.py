@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import needs
+from .lineage import Lineage
 from .needs import Entry, Known
 from .products import PRODUCTS, flops_of_step
 from .recompute import RECOMPUTATIONS, Recomputation
@@ -100,19 +102,29 @@ class Operation:
         """Its floating-point operations and those of its backward pass, as far as torch counts them."""
         return flops_of_step(self._func, args, kwargs, result)
 
-    def need(self, slot: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Known | None:
-        """What its backward pass needs of what it saves under a name; None if that is not known."""
+    def need(
+        self, slot: str, args: tuple[Any, ...], kwargs: dict[str, Any], lineage_of: Callable[[Any], Lineage]
+    ) -> Known | None:
+        """What its backward pass needs of what it saves under a name; None if that is not known.
+
+        Args:
+            slot: the name.
+            args, kwargs: that it is given.
+            lineage_of: the lineage of one of these.
+        """
         entry = None if self.saves is None else self.saves.get(slot)
         if callable(entry):
-            arguments = dict(zip(self.arguments, args, strict=False))
-            return entry(arguments | kwargs if kwargs else arguments)
+            arguments = dict(zip(self.arguments, args, strict=False)) | kwargs
+            return entry(arguments, lambda name: lineage_of(arguments.get(name)))
         return entry
 
-    def needs_of_results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+    def needs_of_results(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], lineage_of: Callable[[Any], Lineage]
+    ) -> dict[int, Any]:
         """What its backward pass needs of the results that it saves, by their places."""
         if self.result_needs is not None:
             return self.result_needs
-        return {place: self.need(name, args, kwargs) for place, name in self.results.items()}
+        return {place: self.need(name, args, kwargs, lineage_of) for place, name in self.results.items()}
 
 
 def _saves(name: str, overload: str) -> dict[str, Entry] | None:

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from ..internals import is_compiling, never_compile, sequence_number, uncompiled
 from .functions import EMPTIED, PASSING
 from .geometry import is_plain, local_of
+from .lineage import Autograd
 from .operations import KNOWN, Operation, name_of_result, operation, writes
 from .origin import Operand, Origin, note_recipe
 from .products import inner_of, is_wide
@@ -70,9 +71,10 @@ class Thread:
         number: of the node, as autograd counts them.
         needs: what that needs of its results, by their places.
         modules: names of the modules whose forward passes are under way.
+        lineages: of the tensors that it made.
     """
 
-    __slots__ = ("modules", "needs", "number", "operation", "waiting")
+    __slots__ = ("lineages", "modules", "needs", "number", "operation", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Any] = []
@@ -80,6 +82,7 @@ class Thread:
         self.number = -1
         self.needs: dict[int, Any] = {}
         self.modules: list[str] = [""]
+        self.lineages = Autograd()
 
 
 class _Threads(threading.local):
@@ -282,7 +285,7 @@ class Watch(TorchDispatchMode):
         if is_grad_enabled():
             thread.operation, thread.number = op, sequence_number()
             if op.results:
-                thread.needs = op.needs_of_results(args, kwargs or _NOTHING)
+                thread.needs = op.needs_of_results(args, kwargs or _NOTHING, thread.lineages.of_tensor)
         else:
             thread.operation = None
         return result
