@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import torchgen
 from torchgen.packaged.autograd.load_derivatives import load_derivatives
 
-from torch_bridge.facts.lineage import Autograd
+from torch_bridge.facts.lineage import Autograd, Lineage
 from torch_bridge.facts.needs import Need, need
 
 VALUES_NOISE = 0.03  # of a block's norm
@@ -128,8 +129,8 @@ def _saved_by(outputs: Iterable[torch.Tensor]) -> Iterator[Saved]:
                 tensor.is_floating_point() or tensor.dtype == torch.bool
             ):
                 given = _arguments(node)
-                lineages = {name: Autograd().of_tensor(value) for name, value in given.items()}
-                needed = need(formula.op, formula.overload, slot, given, lineages.__getitem__)
+                made = defaultdict(Lineage, {name: Autograd().of_tensor(one) for name, one in given.items()})
+                needed = need(formula.op, formula.overload, slot, given, made.__getitem__)
                 yield Saved(formula, slot, needed, getattr(node, f"_raw_saved_{slot}"), tensor)
 
 
