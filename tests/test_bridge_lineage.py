@@ -4,17 +4,20 @@ Each case has a wrong gradient if a tensor is taken as it stands: a mask's numbe
 near its least, a root behind a square.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import bitstash
-from bitstash import HadamardFormat, Policy
+from bitstash import HadamardFormat, Policy, Rule
 from torch_bridge import Compressor
 
-from .compiling import nothing_compiled
+from .compiling import needs_a_compiler, nothing_compiled
 
 __all__ = ["nothing_compiled"]  # around every test here
 
@@ -209,3 +212,65 @@ def test_the_slope_of_a_tanh_is_right_however_widely_its_argument_spreads(name, 
     assert error(model, value, expected) < LARGEST_ERRORS[4]
     if call == {"time": 1.4} and (spread == 1 or "GELU" in name):
         assert saver.ratio > 15  # it is recomputed
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", ["scores, masked_fill", "kl_divergence", "Charbonnier"])
+def test_inductor_rewrites_nothing_that_is_not_known(name):
+    model, x = case(name)
+    value = bitstash.compile(model, HadamardFormat(target=64))(x)
+    assert error(model, value, plain(model, x)) < LARGEST_ERRORS[4]
+
+
+def test_what_an_operation_in_place_saves_does_not_need_what_it_writes_to():
+    def gradient(around):
+        x = torch.rand(64, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        with around:
+            y = x + 1
+            unused = torch.log1p(y)  # noqa: F841  # holds what is written to, for a pass that never comes
+            y.pow_(2.5)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    expected = gradient(nullcontext())
+    assert (gradient(Compressor(nn.Identity())) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_standard_deviation_is_kept_as_a_variance_is():
+    def ratio(function):
+        with Compressor(nn.Identity()) as saver:
+            function((torch.randn(64, 256) + 100).requires_grad_())
+        return saver.ratio
+
+    assert ratio(lambda x: x.std(-1)) > 0.95 * ratio(lambda x: x.var(-1)) > 7
+
+
+class Experts(nn.Module):
+    """Each token goes to the expert that a router chooses, by operations whose shapes depend on that."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 4), nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        weight, chosen = self.router(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            at = (chosen == number).nonzero().squeeze(1)
+            out = out.index_add(0, at, expert(x[at]) * weight[at, None])
+        return out
+
+
+def test_checkpointed_experts_are_chosen_again_where_inputs_of_checkpoints_are_exact():
+    torch.manual_seed(0)
+    model, x = Experts(), batch().requires_grad_()
+
+    def gradients(around):
+        with around:
+            loss = checkpoint(model, x, use_reentrant=False).square().sum()
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    expected = gradients(nullcontext())
+    rules = Policy.default(HadamardFormat(target=64)).rules
+    found = gradients(Compressor(model, Policy([Rule("exact", saved_by="_NoopSaveInputs"), *rules])))
+    for one, true in zip(found, expected, strict=True):
+        assert (one - true).norm() < LARGEST_ERRORS[4] * true.norm()

@@ -825,7 +825,7 @@ SUMS = {
     "of halves": ("sub", False, lambda a, b: ((h := 2 + a / 9).cos(), (h[:32] - h[32:]).square())[1]),
     "less a number": ("sub", False, lambda a, b: ((h := 1 + 0.01 * a).cos(), (h - 1).square())[1]),
     "a sum in fp64": ("add", False, lambda a, b: (a.double() + b.double()).square().float()),
-    "of what saturates": ("add", True, lambda a, b: (1 + (3 * a).tanh()).square()),
+    "of what saturates": ("add", True, lambda a, b: (1 + (1.5 * a).tanh()).square()),
     "a sum": ("add", True, lambda a, b: (a + b).square()),
     "of one": ("sub", True, lambda a, b: (a - 0.04 * a**3).square()),
 }
