@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.geometry import Geometry, Region
-from ..facts.lineage import UNTRAINED, Lineage, Lineages
+from ..facts.lineage import LEAF, UNTRAINED, Lineage, Lineages
 from ..facts.operations import Operation, operation
 from .sizes import hinted
 
@@ -263,6 +263,8 @@ class Joint:
         return self._lineages.of(value) if value in self.requires_grad else UNTRAINED
 
     def _name_of(self, node: Node) -> str:
+        if node.op == "placeholder":
+            return LEAF
         group = self._made_in(node)
         return "" if group is None else group.op.in_table.strip("_")
 

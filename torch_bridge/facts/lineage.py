@@ -25,9 +25,13 @@ _COPIES = frozenset(
 _SCALING = frozenset(
     ["neg", "mul", "div", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "index", "gather"]
 )
-_PRODUCTS = frozenset(["mul", "mm", "bmm"])
+_PRODUCTS = frozenset(["mm", "bmm"])
 _ADDING = frozenset(["add", "sub", "rsub"])
 _LOGARITHMS = frozenset(["log_softmax", "log", "logsumexp"])
+LEAF = "accumulate_grad"
+"""What made a parameter, or an input."""
+# What they give, or a parameter, is added to a number for other ends than to mask it.
+_CALM = frozenset(["tanh", "erf", "sigmoid", "softmax", LEAF])
 _FILLING = frozenset(
     [
         *("masked_fill", "masked_scatter", "where", "index_put", "index_fill", "scatter", "slice_scatter"),
@@ -45,18 +49,23 @@ class Lineage(NamedTuple):
         log: above 0 if it is a logarithm, also if that was scaled, masked, cut or added to something.
         filled: above 0 if a mask may have put numbers into it that stand for infinities.
         scaled: above 0 if such numbers were multiplied with something that is trained.
+        product: above 0 if it is a product of two activations, as attention's logits, likewise.
         is_quotient: whether it was divided, and no more.
+        is_calm: whether it lies between two numbers, or is a parameter.
     """
 
     is_trained: bool = True
     log: int = 0
     filled: int = 0
     scaled: int = 0
+    product: int = 0
     is_quotient: bool = False
+    is_calm: bool = False
 
 
 NO_LINEAGE = Lineage()
 UNTRAINED = Lineage(is_trained=False)
+CALM = Lineage(is_calm=True)
 
 LineageOf = Callable[[str], Lineage]
 """The lineage of an operation's argument, by its name."""
@@ -83,9 +92,9 @@ class Lineages(Generic[_Node]):
         self._known: dict[Hashable, Lineage] = {}
 
     def of(self, node: _Node | None) -> Lineage:
-        """The lineage of what a node made; None stands for a tensor that no operation made."""
+        """The lineage of what a node made; None stands for a parameter."""
         if node is None:
-            return NO_LINEAGE
+            return CALM
         found = self._known.get(self._key_of(node))
         if found is not None:
             return found
@@ -111,27 +120,32 @@ class Lineages(Generic[_Node]):
 def _made(name: str, parts: list[Lineage]) -> Lineage:
     """The lineage of what an operation makes of such tensors."""
     if name not in _THROUGH:
-        return _LOGARITHM if name in _LOGARITHMS else NO_LINEAGE
+        return _LOGARITHM if name in _LOGARITHMS else CALM if name in _CALM else NO_LINEAGE
     if name in _COPIES:
         return parts[0] if parts and parts[0].is_trained else NO_LINEAGE
-    log = filled = scaled = 0
-    is_trained = True
+    log = filled = scaled = product = 0
+    is_trained = is_calm = True
     for part in parts:
         if part is UNTRAINED:
             is_trained = False
-        elif part is not NO_LINEAGE:
-            log, filled, scaled = max(log, part.log), max(filled, part.filled), max(scaled, part.scaled)
-    if name in _PRODUCTS and is_trained and filled:
+        elif part is not CALM:
+            is_calm = False
+            if part is not NO_LINEAGE:
+                log, filled = max(log, part.log), max(filled, part.filled)
+                scaled, product = max(scaled, part.scaled), max(product, part.product)
+    if name in _PRODUCTS:  # what a linear layer gives has none of it; heads of attention may be mixed
+        scaled = FURTHEST if filled and product and is_trained else 0
+        return Lineage(scaled=scaled, product=FURTHEST) if scaled or name == "bmm" else NO_LINEAGE
+    if name == "mul" and is_trained and filled:
         scaled = FURTHEST + 1
-    if name in _FILLING or (name in _ADDING and not is_trained):
+    if name in _FILLING or (name in _ADDING and not (is_trained or is_calm)):
         filled = FURTHEST + 1
     elif name not in _SCALING:
         filled = 0
-    if name in ("mm", "bmm"):
-        log = 0
-    if not (log or filled or scaled or name == "div"):
+    if not (log or filled or scaled or product or name == "div"):
         return NO_LINEAGE
-    return Lineage(True, max(0, log - 1), max(0, filled - 1), max(0, scaled - 1), name == "div")
+    log, filled, scaled, product = (max(0, one - 1) for one in (log, filled, scaled, product))
+    return Lineage(True, log, filled, scaled, product, name == "div")
 
 
 _LOGARITHM = Lineage(log=FURTHEST)
