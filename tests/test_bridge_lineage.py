@@ -29,17 +29,19 @@ LARGEST_ERRORS = {4: 0.25, 2: 0.8}
 class Attention(nn.Module):
     """Attention whose masked scores meet something that is trained, before their softmax."""
 
-    def __init__(self, mask, mixes=False):
+    def __init__(self, mask, mixes=False, divides=False):
         super().__init__()
         self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
         self.temperature = nn.Parameter(torch.ones(4, 1, 1))
         self.heads = nn.Parameter(torch.eye(4) + 0.05 * torch.randn(4, 4)) if mixes else None
-        self.mask = mask
+        self.mask, self.divides = mask, divides
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         scores = self.mask(q @ k.mT / 4)
-        if self.heads is None:
+        if self.divides:
+            scores = scores / self.temperature
+        elif self.heads is None:
             scores = scores * self.temperature
         else:
             scores = (self.heads @ scores.flatten(2)).unflatten(2, (TOKENS, TOKENS))
@@ -73,6 +75,12 @@ def by_slices(scores):
     return scores
 
 
+def on_the_diagonal(scores):
+    scores = scores.clone()
+    scores.diagonal(dim1=-2, dim2=-1).fill_(-1e9)
+    return scores
+
+
 FORBIDDEN = torch.rand(256, 256, generator=torch.Generator().manual_seed(2)) < 0.3
 DIAGONAL = torch.eye(256, dtype=torch.bool)
 
@@ -96,6 +104,10 @@ MASKED = {
     "where": lambda s: torch.where(CAUSAL, -1e9, s),
     "added": lambda s: s + torch.zeros(TOKENS, TOKENS).masked_fill(CAUSAL, torch.finfo().min),
     "subtracted": lambda s: s - 1e4 * CAUSAL.float(),
+    "added to a tanh": lambda s: s.tanh() + torch.zeros(TOKENS, TOKENS).masked_fill(CAUSAL, -1e9),
+    "at least": lambda s: torch.maximum(s.masked_fill(CAUSAL, -torch.inf), torch.tensor([-1e9])),
+    "joined": lambda s: torch.stack([one.masked_fill(CAUSAL, -1e9) for one in s.unbind()]),
+    "diagonal": on_the_diagonal,
     "masked twice": lambda s: (s - 1e4 * CAUSAL.float()).masked_fill(CAUSAL.roll(1), -1e8),
     "slices": by_slices,
 }
@@ -129,6 +141,7 @@ LOSSES = {
     "standard deviation": lambda s, own: (s + 1000).std(-1).sum(),
 }
 CASES = {f"scores, {name}": lambda one=one: Attention(one) for name, one in MASKED.items()}
+CASES["scores that are divided"] = lambda: Attention(MASKED["masked_fill"], divides=True)
 CASES["heads that are mixed"] = lambda: Attention(MASKED["masked_fill"], mixes=True)
 CASES |= {
     name: lambda loss=loss, name=name: Loss(loss, scale=1.0 if name == "contrastive" else 3.5)
@@ -212,6 +225,47 @@ def test_the_slope_of_a_tanh_is_right_however_widely_its_argument_spreads(name, 
     assert error(model, value, expected) < LARGEST_ERRORS[4]
     if call == {"time": 1.4} and (spread == 1 or "GELU" in name):
         assert saver.ratio > 15  # it is recomputed
+
+
+def test_what_follows_a_compiled_square_is_not_known():
+    """As of a head that gives a variance, and a loss outside the graph."""
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.deviation = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.mean(x), self.deviation(x) ** 2
+
+    def gradients(call):
+        mean, variance = call(batch())
+        loss = functional.gaussian_nll_loss(mean, batch(), variance, eps=1e-3)
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    torch.manual_seed(0)
+    model = Head()
+    compiled = bitstash.compile(model, HadamardFormat(target=64), backend="aot_eager")
+    for one, true in zip(gradients(compiled), gradients(model), strict=True):
+        assert (one - true).norm() < LARGEST_ERRORS[4] * true.norm()
+
+
+def test_masks_before_a_graph_break_are_looked_for():
+    class Broken(Attention):
+        def __init__(self):
+            super().__init__(mask=None)
+            self.mask = self.masked
+
+        def masked(self, scores):
+            scores = scores + torch.zeros(TOKENS, TOKENS).masked_fill(CAUSAL, -1e9)
+            torch._dynamo.graph_break()
+            return scores
+
+    torch.manual_seed(0)
+    model, x = Broken(), batch().unflatten(0, (4, TOKENS))
+    expected = plain(model, x)
+    compiled = bitstash.compile(model, HadamardFormat(target=64), backend="aot_eager")
+    assert error(model, compiled(x), expected) < LARGEST_ERRORS[4]
 
 
 @needs_a_compiler

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.geometry import Geometry, Region
-from ..facts.lineage import LEAF, UNTRAINED, Lineage, Lineages
+from ..facts.lineage import UNSEEN, UNTRAINED, Lineage, Lineages
 from ..facts.operations import Operation, operation
 from .sizes import hinted
 
@@ -88,7 +88,7 @@ class Joint:
         holders = [node for node in self.nodes if node.op == "placeholder" and node not in self.backward]
         self._constants = {holders[place] for place in constants or () if place < len(holders)}
         self.requires_grad, self.statistics, self.of_indices = set[Node](), set[Node](), set[Node]()
-        self._lineages = Lineages(self._name_of, self._given_to, self.root)
+        self._lineages = Lineages(self._name_of, self._given_to, self._has_mask, self.root)
         for node in self.nodes:
             if node not in self.backward and node.op != "output":
                 self._note_origin(node)
@@ -263,8 +263,9 @@ class Joint:
         return self._lineages.of(value) if value in self.requires_grad else UNTRAINED
 
     def _name_of(self, node: Node) -> str:
-        if node.op == "placeholder":
-            return LEAF
+        root = self.root(node)
+        if root.op == "placeholder":
+            return "" if root in self._constants else UNSEEN
         group = self._made_in(node)
         return "" if group is None else group.op.in_table.strip("_")
 
@@ -274,6 +275,11 @@ class Joint:
             return []
         given = [one if one in self.requires_grad else None for one in group.inputs]
         return given if len(given) > 1 else [*given, None]
+
+    def _has_mask(self, node: Node) -> bool:
+        group = self._made_in(node)
+        given = () if group is None else group.inputs
+        return any(one not in self.requires_grad and geometry_of(one).size for one in given)
 
     def _made_in(self, node: Node) -> Group | None:
         """The operation that made a tensor; a node by itself that a compiler put in its place."""
@@ -289,6 +295,8 @@ class Joint:
             one = waiting.pop()
             for user in one.users:
                 group = self.group(user) if user not in self.backward else None
+                if user.op == "output":
+                    return False  # nobody knows what follows
                 if group is None:
                     continue
                 if self.parent(user) is not None or group.op.is_copy:

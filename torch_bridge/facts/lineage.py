@@ -22,23 +22,27 @@ _COPIES = frozenset(
         *("diagonal", "as_strided", "alias", "to_copy", "clone"),
     ]
 )
-_SCALING = frozenset(
-    ["neg", "mul", "div", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "index", "gather"]
+_KEEPING = frozenset(
+    [
+        *("neg", "mul", "div", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+        *("index", "gather", "cat", "stack", "roll", "flip"),
+    ]
 )
-_PRODUCTS = frozenset(["mm", "bmm"])
-_ADDING = frozenset(["add", "sub", "rsub"])
+_ADDING = frozenset(["add", "sub", "rsub", "addcmul", "addcdiv"])
+_PRODUCTS = frozenset(["mm", "bmm", "baddbmm"])
+_SCALING = frozenset(["mul", "div", "addcmul", "addcdiv"])
 _LOGARITHMS = frozenset(["log_softmax", "log", "logsumexp"])
-LEAF = "accumulate_grad"
-"""What made a parameter, or an input."""
-# What they give, or a parameter, is added to a number for other ends than to mask it.
-_CALM = frozenset(["tanh", "erf", "sigmoid", "softmax", LEAF])
+_INVERSES = frozenset(["rsqrt", "reciprocal"])
 _FILLING = frozenset(
     [
         *("masked_fill", "masked_scatter", "where", "index_put", "index_fill", "scatter", "slice_scatter"),
-        *("select_scatter", "copy_slices"),
+        *("select_scatter", "diagonal_scatter", "as_strided_scatter", "copy_slices", "copy", "fill"),
+        *("fill_diagonal", "constant_pad_nd"),
     ]
 )
-_THROUGH = _COPIES | _SCALING | _PRODUCTS | _ADDING | _FILLING
+# Of a masked tensor an operation may be given the mask.
+MASKING = _ADDING | {"maximum", "minimum", "baddbmm"}
+_THROUGH = _COPIES | _KEEPING | _PRODUCTS | _ADDING | _FILLING
 
 
 class Lineage(NamedTuple):
@@ -51,7 +55,7 @@ class Lineage(NamedTuple):
         scaled: above 0 if such numbers were multiplied with something that is trained.
         product: above 0 if it is a product of two activations, as attention's logits, likewise.
         is_quotient: whether it was divided, and no more.
-        is_calm: whether it lies between two numbers, or is a parameter.
+        is_inverse: whether it is a reciprocal, also of a root.
     """
 
     is_trained: bool = True
@@ -60,12 +64,13 @@ class Lineage(NamedTuple):
     scaled: int = 0
     product: int = 0
     is_quotient: bool = False
-    is_calm: bool = False
+    is_inverse: bool = False
 
 
 NO_LINEAGE = Lineage()
 UNTRAINED = Lineage(is_trained=False)
-CALM = Lineage(is_calm=True)
+UNSEEN = "unseen"
+"""Stands for operations where the graph does not reach: they may have filled anything."""
 
 LineageOf = Callable[[str], Lineage]
 """The lineage of an operation's argument, by its name."""
@@ -79,6 +84,7 @@ class Lineages(Generic[_Node]):
     Args:
         name_of: the name of a node's operation, without underscores before it.
         given_to: nodes that made what an operation is given, None for what requires no gradient.
+        has_mask: whether an operation is given a tensor, no number, that requires no gradient.
         key_of: what tells a node from others.
     """
 
@@ -86,15 +92,17 @@ class Lineages(Generic[_Node]):
         self,
         name_of: Callable[[_Node], str],
         given_to: Callable[[_Node], Sequence[_Node | None]],
+        has_mask: Callable[[_Node], bool],
         key_of: Callable[[_Node], Hashable],
     ) -> None:
-        self._name_of, self._given_to, self._key_of = name_of, given_to, key_of
+        self._name_of, self._given_to = name_of, given_to
+        self._has_mask, self._key_of = has_mask, key_of
         self._known: dict[Hashable, Lineage] = {}
 
     def of(self, node: _Node | None) -> Lineage:
         """The lineage of what a node made; None stands for a parameter."""
         if node is None:
-            return CALM
+            return NO_LINEAGE
         found = self._known.get(self._key_of(node))
         if found is not None:
             return found
@@ -111,51 +119,67 @@ class Lineages(Generic[_Node]):
                 else:
                     parts.append(part)
             if is_ready:
-                found = self._known[self._key_of(one)] = _made(name, parts)
+                fills = name in _FILLING or (name in MASKING and self._has_mask(one))
+                found = self._known[self._key_of(one)] = _made(name, parts, fills)
                 waiting.pop()
         assert found is not None
         return found
 
 
-def _made(name: str, parts: list[Lineage]) -> Lineage:
-    """The lineage of what an operation makes of such tensors."""
+def _made(name: str, parts: list[Lineage], fills: bool) -> Lineage:
+    """The lineage of what an operation makes of such tensors, and whether it fills them by a mask."""
+    if name == UNSEEN:
+        return Lineage(filled=FURTHEST)
     if name not in _THROUGH:
-        return _LOGARITHM if name in _LOGARITHMS else CALM if name in _CALM else NO_LINEAGE
+        return _LOGARITHM if name in _LOGARITHMS else _INVERSE if name in _INVERSES else NO_LINEAGE
     if name in _COPIES:
         return parts[0] if parts and parts[0].is_trained else NO_LINEAGE
     log = filled = scaled = product = 0
-    is_trained = is_calm = True
+    is_trained, is_quotient = True, name == "div"
     for part in parts:
         if part is UNTRAINED:
             is_trained = False
-        elif part is not CALM:
-            is_calm = False
-            if part is not NO_LINEAGE:
-                log, filled = max(log, part.log), max(filled, part.filled)
-                scaled, product = max(scaled, part.scaled), max(product, part.product)
+        elif part is not NO_LINEAGE:
+            log, filled = max(log, part.log), max(filled, part.filled)
+            scaled, product = max(scaled, part.scaled), max(product, part.product)
+            is_quotient = is_quotient or (name == "mul" and part.is_inverse)
     if name in _PRODUCTS:  # what a linear layer gives has none of it; heads of attention may be mixed
         scaled = FURTHEST if filled and product and is_trained else 0
-        return Lineage(scaled=scaled, product=FURTHEST) if scaled or name == "bmm" else NO_LINEAGE
-    if name == "mul" and is_trained and filled:
+        if not scaled and name == "mm":
+            return NO_LINEAGE
+        return Lineage(filled=FURTHEST if fills else 0, scaled=scaled, product=FURTHEST)
+    if name in _SCALING and is_trained and filled:
         scaled = FURTHEST + 1
-    if name in _FILLING or (name in _ADDING and not (is_trained or is_calm)):
+    if fills:
         filled = FURTHEST + 1
-    elif name not in _SCALING:
+    elif name not in _KEEPING:
         filled = 0
-    if not (log or filled or scaled or product or name == "div"):
+    if not (log or filled or scaled or product or is_quotient):
         return NO_LINEAGE
     log, filled, scaled, product = (max(0, one - 1) for one in (log, filled, scaled, product))
-    return Lineage(True, log, filled, scaled, product, name == "div")
+    return Lineage(True, log, filled, scaled, product, is_quotient)
 
 
 _LOGARITHM = Lineage(log=FURTHEST)
+_INVERSE = Lineage(is_inverse=True)
 
 
 class Autograd(Lineages[Any]):
-    """Lineages by autograd's nodes, of one thread, whose numbers tell them apart."""
+    """Lineages by autograd's nodes, of one thread, whose numbers tell them apart.
+
+    Attributes:
+        masked: numbers of the nodes of operations that were given a tensor that requires no gradient.
+    """
 
     def __init__(self) -> None:
-        super().__init__(_name_of, _given_to, _number_of)
+        self.masked = set[int]()
+        super().__init__(_name_of, _given_to, lambda node: node._sequence_nr() in self.masked, _number_of)
+
+    def note(self, args: Sequence[Any], number: int) -> None:
+        """Note what an operation was given whose node has a number."""
+        for one in args:
+            if isinstance(one, torch.Tensor) and not one.requires_grad and one.dim():
+                self.masked.add(number)
 
     def of_tensor(self, value: Any) -> Lineage:
         """The lineage of a tensor; numbers are not trained."""

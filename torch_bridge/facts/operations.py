@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import needs
-from .lineage import Lineage
+from .lineage import MASKING, Lineage
 from .needs import Entry, Known
 from .products import PRODUCTS, flops_of_step
 from .recompute import RECOMPUTATIONS, Recomputation
@@ -43,6 +43,7 @@ class Operation:
         is_pointwise: whether it takes tensors value by value, and broadcasts them.
         is_reduction: whether a result has one value for many of an argument.
         is_product: whether it is a matrix product.
+        may_mask: whether it may be given a mask that is added.
         is_attention: whether it is fused attention.
         recomputation: how to do it again, if that is known.
         arguments: their names, by places.
@@ -59,6 +60,7 @@ class Operation:
             "in_table",
             "is_reduction",
             "is_view",
+            "may_mask",
             "name",
             "numbers",
             "recomputation",
@@ -90,6 +92,7 @@ class Operation:
         self.is_reduction = self.name in _REDUCTIONS
         self.is_attention = self.name.startswith(ATTENTION)
         self.is_product = func in PRODUCTS
+        self.may_mask = self.in_table in MASKING
         self.recomputation: Recomputation | None = RECOMPUTATIONS.get(func) or PRODUCTS.get(func)
         of_aten = func.namespace == "aten" if hasattr(func, "namespace") else False
         self.saves = _saves(self.in_table, getattr(func, "_overloadname", "")) if of_aten else None

@@ -284,6 +284,8 @@ class Watch(TorchDispatchMode):
             self._note_results(op, result, args, kwargs or _NOTHING)
         if is_grad_enabled():
             thread.operation, thread.number = op, sequence_number()
+            if op.may_mask:
+                thread.lineages.note(args, thread.number - 1)
             if op.results:
                 thread.needs = op.needs_of_results(args, kwargs or _NOTHING, thread.lineages.of_tensor)
         else:
