@@ -173,10 +173,9 @@ class Pass:
                 (mine if is_mine else others).append(one)
         with self._lock, unseen():
             if others:
-                for one in others:
-                    if one.squared:
-                        self._keep_squared(one, op, args)
-                self._settle(others)
+                summed = [one for one in others if one.squared and self._is_summed(one, op, args)]
+                self._settle([one for one in others if one not in summed])
+                thread.waiting += summed
             if mine:
                 thread.waiting += self._keep_inputs(mine, op, args, kwargs)
 
@@ -220,17 +219,25 @@ class Pass:
         self._again = (mine[0].number, Node(op, args, kwargs, held)) if is_again else None
         return [saved for saved, place in zip(mine, places, strict=True) if place is None or saved.squared]
 
-    def _keep_squared(self, saved: Saved, then: Operation | None, args: tuple[Any, ...] = ()) -> None:
-        """Keep what was squared, now that the next operation is known, None if there is none."""
-        if saved.packed is not None:
-            return
+    def _is_summed(self, saved: Saved, then: Operation, args: tuple[Any, ...]) -> bool:
+        """Whether the next operation sums what was squared: more may follow, if that is still there."""
         assert saved.values is not None
         assert saved.squared is not None
+        given = list(strided(args))
+        is_sum = then.is_reduction or (then.is_product and all(one.requires_grad for one in given))
+        if saved.square is not None or not is_sum:
+            return False
+        for one in given:
+            origin = self._watch.origin(one)
+            if one.numel() == saved.values.numel() and origin.op.rstrip("_") == saved.squared[0]:
+                saved.square = origin
+        return saved.square is not None
+
+    def _keep_squared(self, saved: Saved) -> None:
+        """Keep what was squared, now that it is known what is done with the square."""
+        assert saved.squared is not None
         op, slot, is_table = saved.squared
-        count, is_summed = saved.values.numel(), False
-        if then is not None and (then.is_reduction or then.is_product):
-            given = (one for one in strided(args) if one.numel() == count)
-            is_summed = any(self._watch.origin(one).op.rstrip("_") == op for one in given)
+        is_summed = saved.square is not None and saved.square.storage() is None
         self._keep(saved, op, slot, of_squared(is_summed), is_table, False, False)
 
     def _keep_result(self, saved: Saved, op: Operation) -> None:
@@ -291,7 +298,7 @@ class Pass:
         for saved in waiting:
             if saved.packed is None and saved.values is not None:
                 if saved.squared:
-                    self._keep_squared(saved, None)
+                    self._keep_squared(saved)
                 elif saved.result_of is not None:
                     self._keep_result(saved, saved.result_of)
                 else:

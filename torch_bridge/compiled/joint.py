@@ -288,8 +288,11 @@ class Joint:
             return Group(operation(root.target), root.target, (root,), "")
         return self.group(root)
 
+    def _is_trained(self, group: Group) -> bool:
+        return all(one in self.requires_grad for one in group.inputs)
+
     def is_summed(self, node: Node) -> bool:
-        """Whether what an operation made is summed or given to matrix products, and nothing else."""
+        """Whether what an operation made is summed, or given to products with what is trained, no more."""
         waiting = [node]
         while waiting:
             one = waiting.pop()
@@ -301,7 +304,7 @@ class Joint:
                     continue
                 if self.parent(user) is not None or group.op.is_copy:
                     waiting.append(user)
-                elif not (group.op.is_reduction or group.op.is_product):
+                elif not (group.op.is_reduction or (group.op.is_product and self._is_trained(group))):
                     return False
         return True
 

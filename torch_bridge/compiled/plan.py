@@ -253,7 +253,11 @@ class Plan:
         if facts.elements != entry.facts.elements or (before is not None and before != normed):
             return False
         if before is None and normed is not None:
-            if has > decision.strength or not self._may_be_normed(saved, entry.node, normed):
+            if (
+                entry.decision.of != "values"
+                or has > decision.strength
+                or not self._may_be_normed(saved, entry.node, normed)
+            ):
                 return False  # others need of it what it has
             entry.normed = saved.node
         entry.decision = replace(decision, of=entry.decision.of)
@@ -266,7 +270,10 @@ class Plan:
         if not decision.finer:
             return decision.normed is None and has[0] >= wants[0] and has[1] >= wants[1]
         if entry.measured is not None:
-            return entry.measured.group is saved.group and entry.decision.finer == decision.finer
+            is_same_measure = entry.measured.group is saved.group or (
+                entry.measured.need is Need.ANGLE and saved.need is Need.ANGLE
+            )
+            return is_same_measure and entry.decision.finer == decision.finer
         if entry.decision.normed is not None or has > decision.strength:
             return False
         entry.decision, entry.measured = replace(decision, of=entry.decision.of), saved

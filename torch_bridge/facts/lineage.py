@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+_MOST_KNOWN = 1 << 16  # nodes that are remembered
 # Operations, copies not counted, behind which a logarithm or a mask is not looked for any more.
 FURTHEST = 6
 
@@ -24,8 +25,8 @@ _COPIES = frozenset(
 )
 _KEEPING = frozenset(
     [
-        *("neg", "mul", "div", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
-        *("index", "gather", "cat", "stack", "roll", "flip"),
+        *("neg", "mul", "div", "add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum"),
+        *("minimum", "index", "gather", "cat", "stack", "roll", "flip"),
     ]
 )
 _ADDING = frozenset(["add", "sub", "rsub", "addcmul", "addcdiv"])
@@ -41,7 +42,7 @@ _FILLING = frozenset(
     ]
 )
 # Of a masked tensor an operation may be given the mask.
-MASKING = _ADDING | {"maximum", "minimum", "baddbmm"}
+MASKING = _ADDING | {"maximum", "minimum", "baddbmm", "cat", "stack"}
 _THROUGH = _COPIES | _KEEPING | _PRODUCTS | _ADDING | _FILLING
 
 
@@ -106,6 +107,8 @@ class Lineages(Generic[_Node]):
         found = self._known.get(self._key_of(node))
         if found is not None:
             return found
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
         waiting: list[_Node] = [node]
         while waiting:  # a graph may be deeper than Python's stack
             one = waiting[-1]
@@ -177,8 +180,12 @@ class Autograd(Lineages[Any]):
 
     def note(self, args: Sequence[Any], number: int) -> None:
         """Note what an operation was given whose node has a number."""
+        if len(self.masked) >= _MOST_KNOWN:
+            self.masked.clear()
         for one in args:
-            if isinstance(one, torch.Tensor) and not one.requires_grad and one.dim():
+            if isinstance(one, list):
+                self.note(one, number)
+            elif isinstance(one, torch.Tensor) and not one.requires_grad and one.dim():
                 self.masked.add(number)
 
     def of_tensor(self, value: Any) -> Lineage:

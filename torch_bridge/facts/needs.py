@@ -151,7 +151,7 @@ def _power(arguments: Arguments, _: LineageOf) -> Need:
 
 
 def of_squared(is_summed: bool) -> Need:
-    """What is needed of what was squared, by whether the squares are summed, or given to a matrix product."""
+    """What is needed of what was squared, by whether its squares are summed and nothing else."""
     return Need.VALUES if is_summed else Need.RELATIVE
 
 

@@ -241,7 +241,7 @@ def _in_format(facts: Facts, rule: Rule, fmt: AnyFormat, bits: bool, recompute: 
         chosen,
         of,
         bits=bits,
-        finite=(facts.is_filled or not facts.requires_grad) and not keeps_signs(chosen),
+        finite=(not facts.requires_grad or (facts.is_filled and normed is None)) and not keeps_signs(chosen),
         exact_if_shared=not facts.requires_grad,
         recompute=_if(recompute, "lossy" if need in _RECOMPUTED and normed is None else "exact"),
         why=rule.why,

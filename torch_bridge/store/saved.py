@@ -28,14 +28,15 @@ class Saved:
         geometry: how it lies in its storage, once it was decided what becomes of it.
         result_of: the operation that made it just now and whose own node saves it, None if there is none.
         needs: what that needs of its results, by their places.
-        squared: operation and slot if that made its square, and whether it is a table: it waits for the next
-            operation then.
+        squared: operation and slot if that made its square, and whether it is a table: it waits for what is
+            done with the square then.
+        square: what is known of the square, once that was summed.
         packed: what it became.
     """
 
     __slots__ = (
         *("function", "geometry", "module", "needs", "number", "origin", "packed"),
-        *("requires_grad", "result_of", "squared", "tensor", "values"),
+        *("requires_grad", "result_of", "square", "squared", "tensor", "values"),
     )
 
     def __init__(
@@ -55,6 +56,7 @@ class Saved:
         self.result_of: Operation | None = None
         self.needs: dict[int, Need | NeedsExact | None]
         self.squared: tuple[str, str, bool] | None = None
+        self.square: Origin | None = None
         self.packed: Exact | Packed | None = None
 
     def become(self, packed: Exact | Packed) -> None:

@@ -193,6 +193,8 @@ class Store:
         values, means = region.values(tensor), None
         codec = None
         if entry.of != "values":  # which says more of what is near an end
+            if decision.normed is not None:
+                return False
             decision = replace(decision, of=entry.of)
         if decision.format is not None and has_means(tensor, decision):
             codec = self._codec(decision, region, entry.facts.row(Geometry.of(tensor)))
