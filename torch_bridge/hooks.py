@@ -279,6 +279,9 @@ class Pass:
 
     def end(self) -> None:
         """Nothing more is saved, nor is a result of the last attention."""
+        if is_compiling() is not None:
+            uncompiled(Pass.end, self)
+            return
         self.settle()
         self._store.end()
         self._again = None
@@ -423,7 +426,7 @@ class Pass:
             return packed.entry.memory.view(values, packed.geometry)
 
 
-never_compile(Pass.pack, Pass.unpack)
+never_compile(Pass.pack, Pass.unpack, Pass.end)
 
 
 @lru_cache(MOST_PLACES)
