@@ -4,10 +4,11 @@ An allow-list: a tensor that is not in ``TABLE`` has no known need, stays exact 
 The question asked of each formula is: if each value had noise of a few percent of its block's norm, would the
 gradient's relative error be as small? Then the need is VALUES; otherwise it names what must survive.
 
-The table says nothing of what other operations made the tensor, nor of parameters and buffers, which stay as
-they are. Tensors that can only hold integers, such as indices and random states, are left out: no format has
-them. The names of operations and tensors are those of PyTorch's ``derivatives.yaml``
-(``torchgen/packaged/autograd``), and ``tests/test_needs.py`` holds the table against that file.
+What other operations made of a tensor before decides in a few rows alone, by its lineage. The table says
+nothing of parameters and buffers, which stay as they are. Tensors that can only hold integers, such as
+indices and random states, are left out: no format has them. The names of operations and tensors are those of
+PyTorch's ``derivatives.yaml`` (``torchgen/packaged/autograd``), and ``tests/test_needs.py`` holds the table
+against that file.
 """
 
 from __future__ import annotations

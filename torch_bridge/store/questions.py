@@ -80,9 +80,11 @@ def fine_enough(
         logits: of the attention that these belong to; None if only one of them is known.
     """
     doubt, chosen = None, decision.format
-    measure: Callable[[], torch.Tensor] = (logits or Logits([tensor])).spread
+    measure: Callable[[], torch.Tensor]
     if facts.need in _MEASURES:
         measure = cache(partial(_MEASURES[facts.need], tensor))
+    else:
+        measure = (logits or Logits([tensor])).spread
     for bound, finer in decision.finer:
         holds, doubt = verdicts.holds((facts, bound), partial(_is_within, measure, bound))
         if holds:
