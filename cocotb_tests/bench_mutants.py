@@ -15,11 +15,15 @@ from cocotb_tests import bench_axi, bench_engines, bench_runtime
 from cocotb_tests.bench_engines import TASK
 
 PAUSES = [("never", "often"), ("often", "bursts"), ("bursts", "never")]
-LONG = ("changing", "changing")  # how both ends pause in a run of all blocks
+CHANGING = ("changing", "changing")  # how both ends pause in a run of all blocks
+ENDS = ("never", "often")  # how they do around a reset
 DECOMPRESSES = TASK.part == "decompressor"
 
 
-def comparisons(blocks: int, pauses: list[tuple[str, str]]) -> dict[str, Callable]:
+Benches = dict[str, Callable]
+
+
+def comparisons(blocks: int, pauses: list[tuple[str, str]]) -> Benches:
     """The comparison with golden/ for every kind of blocks, by name."""
     made = {}
     for kind in bench_engines.KINDS:
@@ -36,74 +40,78 @@ def comparisons(blocks: int, pauses: list[tuple[str, str]]) -> dict[str, Callabl
     return made
 
 
-def of_stream() -> dict[str, Callable]:
-    """The quick ones first: most mutants live no longer than some blocks. What only a rare block shows comes
-    last."""
+def resets(benches: ModuleType) -> Benches:
+    return {f"reset, ends {ends}": partial(benches.reset_leaves_no_trace.func, ends=ends) for ends in ENDS}
+
+
+def of_stream() -> tuple[Benches, Benches]:
     benches = bench_engines
-    made = comparisons(20, PAUSES)
-    made |= {
+    quick = comparisons(20, PAUSES)
+    quick |= {
         "latency": benches.takes_its_latency.func,
         "throughput": partial(benches.sustains_its_throughput.func, stalls=False),
         "ready after valid": benches.waits_for_no_ready.func,
         "places": partial(benches.meets_every_place.func, ends="often"),
-        "reset": partial(benches.reset_leaves_no_trace.func, ends="often"),
     }
+    quick |= resets(benches)
     if DECOMPRESSES:
-        made |= {
+        quick |= {
             "no gap": benches.a_stall_leaves_no_gap.func,
             "headers": partial(benches.invalid_headers_give_zeros_and_an_error.func, ends="often"),
             "broken streams": partial(benches.a_stream_that_breaks_off_ends_with_an_error.func, ends="often"),
             "any bytes": benches.any_bytes_give_one_last_word_a_tensor.func,
         }
-    made |= comparisons(TASK.blocks, [LONG])
+    long = comparisons(TASK.blocks, [CHANGING])
     if not DECOMPRESSES:
-        made["rare blocks"] = partial(benches.matches_golden_in_rare_blocks.func, idle="never", stall="never")
-    return made
+        long["rare blocks"] = partial(benches.matches_golden_in_rare_blocks.func, idle="never", stall="never")
+    return quick, long
 
 
-def of_axi() -> dict[str, Callable]:
+def of_axi() -> tuple[Benches, Benches]:
     benches = bench_axi
-    made: dict[str, Callable] = {
+    quick: Benches = {
         "latency": benches.sustains_its_throughput_and_latency.func,
         "ready after valid": benches.waits_for_no_ready.func,
-        "reset": benches.reset_leaves_no_trace.func,
         "any keep": partial(benches.takes_bytes_without_keep_as_zeros.func, idle="often", stall="bursts"),
         "every length": partial(benches.takes_packets_of_every_length.func, ends="often"),
     }
-    return made | compared(benches)
+    return compared(benches, quick | resets(benches))
 
 
-def of_runtime() -> dict[str, Callable]:
+def of_runtime() -> tuple[Benches, Benches]:
     benches = bench_runtime
-    made: dict[str, Callable] = {
+    quick: Benches = {
         "latency": benches.sustains_its_throughput_and_latency.func,
         "bypass": benches.a_bypassed_word_takes_no_cycle.func,
         "switches": partial(benches.switches_from_each_format_to_each.func, ends="often"),
-        "reset": benches.reset_leaves_no_trace.func,
     }
     if DECOMPRESSES:
-        made["headers"] = partial(benches.invalid_headers_give_zeros_and_an_error.func, ends="often")
-    return made | compared(benches)
+        quick["headers"] = partial(benches.invalid_headers_give_zeros_and_an_error.func, ends="often")
+    return compared(benches, quick | resets(benches))
 
 
-def compared(benches: ModuleType) -> dict[str, Callable]:
-    """Comparisons with golden/, by the name of how the ends pause: short ones, and one of all blocks."""
-    runs = [*((pauses, TASK.blocks // 9) for pauses in [*PAUSES, ("never", "never")]), (LONG, TASK.blocks)]
-    return {
-        f"{blocks} blocks, idle {idle}, stalled {stall}": partial(
-            benches.compare_with_golden, idle=idle, stall=stall, count=blocks, salt=number
-        )
-        for number, ((idle, stall), blocks) in enumerate(runs)
-    }
+def compared(benches: ModuleType, quick: Benches) -> tuple[Benches, Benches]:
+    """Short comparisons with golden/ behind the quick ones; as long ones those of rare and of all blocks."""
+
+    def compare(idle: str, stall: str, blocks: int) -> Callable:
+        salt = len(quick)  # each has blocks of its own
+        return partial(benches.compare_with_golden, idle=idle, stall=stall, count=blocks, salt=salt)
+
+    for idle, stall in [*PAUSES, ("never", "never")]:
+        quick[f"idle {idle}, stalled {stall}"] = compare(idle, stall, TASK.blocks // 9)
+    rare = partial(benches.matches_golden_in_rare_blocks.func, ends="never")
+    return quick, {"rare blocks": rare, "all blocks": compare(*CHANGING, TASK.blocks)}
 
 
-BENCHES = {"stream": of_stream, "axi": of_axi, "runtime": of_runtime}[TASK.interface]()
+# Most mutants live no longer than some blocks: long ones are for those that survive the quick ones.
+QUICK, LONG = {"stream": of_stream, "axi": of_axi, "runtime": of_runtime}[TASK.interface]()
+BENCHES = {"quick": QUICK, "long": LONG}[TASK.benches]
 
 unfinished: dict[int, str] = {}  # mutant -> the bench that did not end well on it
 
 
 @cocotb.test()
-@cocotb.parametrize(mutant=range(TASK.mutants + 1), bench=list(BENCHES))
+@cocotb.parametrize(mutant=TASK.mutants, bench=list(BENCHES))
 async def finds(dut, mutant, bench):
     """Fails if the bench finds the mutant; number 0 is the engine without a fault."""
     if mutant in unfinished:

@@ -30,7 +30,7 @@ from cocotb_tests.streams import (
     often,
     pack,
 )
-from golden import Format, HadamardFormat
+from golden import Format
 from rtl.ports.runtime import config_layout
 
 FORMATS = TASK.formats
@@ -203,11 +203,8 @@ def jobs_with_invalid_blocks() -> list[Job]:
         others = [np.pad(stored, ((0, 0), (0, fmt.target - stored.shape[1]))) for stored in few]
         ordinary = fmt.compress(stimulus.blocks(fmt, "mixed", len(nearly[number]), rng, TASK.activations))
         broken = stimulus.with_broken_headers(fmt, ordinary, rng)
-        rows = np.concatenate([nearly[number], broken, *others])
-        if isinstance(fmt, HadamardFormat):
-            near_ties = stimulus.with_near_ties(fmt, TASK.bus_bytes, rng)
-            rows = np.concatenate([rows, stimulus.with_chosen_sums(fmt, 400, rng), near_ties])
-        rows = rng.permutation(rows)
+        rare = stimulus.rare_stored(fmt, TASK.bus_bytes, rng)
+        rows = rng.permutation(np.concatenate([rare, broken, *others]))
         parts = np.array_split(rows, -(-len(rows) // 20))
         missing = rng.integers(0, fmt.target, len(parts)) * (rng.random(len(parts)) < 0.2)
         jobs += [
@@ -279,6 +276,25 @@ async def invalid_headers_give_zeros_and_an_error(dut, ends):
     note_coverage(bench, jobs)
 
 
+@cocotb.test(skip=TASK.part != "compressor")
+@cocotb.parametrize(ends=list(PATTERNS))
+async def matches_golden_in_rare_blocks(dut, ends):
+    """So are in each format blocks that random ones hardly ever are."""
+    bench, rng = await started(26), TASK.rng(26)
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    jobs = []
+    for number, fmt in enumerate(FORMATS):
+        first = number_of(rng.bytes(4))
+        tensors = [Tensor(values.tobytes(), first) for values in stimulus.rare_values(fmt, first, rng)]
+        jobs += [job(config_of(number), fmt, tensor) for tensor in tensors]
+    sending = cocotb.start_soon(send_all(bench, jobs))
+    for number, task in enumerate(jobs):
+        words = await bench.receive(words_of(task.expected))
+        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
+    await sending
+    note_coverage(bench, jobs)
+
+
 @cocotb.test()
 async def sustains_its_throughput_and_latency(dut):
     """In every format a word a cycle without stalls, and the stated latency; the slowest is noted."""
@@ -328,11 +344,12 @@ async def a_bypassed_word_takes_no_cycle(dut):
 
 
 @cocotb.test()
-async def reset_leaves_no_trace(dut):
+@cocotb.parametrize(ends=["never", "often"])
+async def reset_leaves_no_trace(dut, ends):
     """A reset in any cycle: the engine holds nothing and has its first format again."""
     bench, rng = await started(23), TASK.rng(23)
-    bench.pause(often, often)
-    for phase in range(40):
+    bench.pause(PATTERNS[ends], PATTERNS[ends])
+    for phase in range(max(TASK.phases(fmt) for fmt in FORMATS)):
         before, after = random_jobs(6, rng), job(None, FORMATS[0], rng.bytes(3 * FORMATS[0].original_bytes))
         sending = cocotb.start_soon(send_all(bench, before))
         await ClockCycles(dut.clk, phase + 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from gen.config import Config
 from gen.netlist import Mutant, Verdict
 
 from . import runner
+
+_SECONDS = 5  # for a first proof that a mutant is no fault
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Finding:
             return "killed"
         if self.verdict.differs:
             return "open"
-        return "equivalent" if self.verdict.cycles is None else "undecided"
+        return "equivalent" if self.verdict.is_equivalent else "undecided"
 
     def as_row(self) -> dict[str, Any]:
         cycles = self.verdict and self.verdict.cycles
@@ -47,6 +51,8 @@ def run(
     config: Config, part: str, folder: Path, *, count: int, blocks: int, seed: int, keep: bool = False
 ) -> list[Finding]:
     """Put mutants of an engine to the benches, all in one simulator, and judge those that survive.
+
+    The long benches are for those that survive the quick ones and are not soon proven to be no fault.
 
     Args:
         count: how many mutants.
@@ -64,27 +70,39 @@ def run(
 
     # A mutant may be several cases of a parallel one at a time; that is no end of the simulation.
     model = runner.Model(f"{count} mutants, seed {seed}", write, ("--no-assert",))
-    (note,) = (
-        note
-        for note in runner.simulate(
-            config,
-            part,
-            folder,
-            model=model,
-            bench="bench_mutants",
-            blocks=blocks,
-            seed=seed,
-            mutants=count,
-            keep=keep,
-        )
-        if "killed" in note
+    simulate = partial(
+        runner.simulate,
+        config,
+        part,
+        folder,
+        model=model,
+        bench="bench_mutants",
+        blocks=blocks,
+        seed=seed,
+        keep=keep,
     )
-    killed_by = {int(number): bench for number, bench in note["killed"].items()}
-    if 0 in killed_by:
-        raise runner.BenchError(f"{config.name} {part}: {killed_by[0]} fails without a fault (--seed {seed})")
+
+    def killed_by(benches: str, numbers: Sequence[int]) -> dict[int, str]:
+        notes = simulate(mutants=[0, *numbers], benches=benches)
+        (found,) = (
+            {int(number): bench for number, bench in note["killed"].items()}
+            for note in notes
+            if "killed" in note
+        )
+        if 0 in found:
+            raise runner.BenchError(f"{config.name} {part}: {found[0]} fails without a fault (--seed {seed})")
+        return found
+
     path = folder / "verilator" / config.slug / part / "engine.v"
+    killed = killed_by("quick", range(1, count + 1))
+    mutants = netlist.read_mutants(path)
+    survivors = [mutant for mutant in mutants if mutant.number not in killed]
+    if doubtful := [
+        mutant.number for mutant in survivors if not netlist.judge(path, mutant, _SECONDS).is_equivalent
+    ]:
+        killed |= killed_by("long", doubtful)
     return [
         Finding(config.name, part, mutant, killer, None if killer else netlist.judge(path, mutant))
-        for mutant in netlist.read_mutants(path)
-        for killer in (killed_by.get(mutant.number),)
+        for mutant in mutants
+        for killer in (killed.get(mutant.number),)
     ]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -154,7 +154,8 @@ def simulate(
     simulator: str = "verilator",
     waves: bool = False,
     activations: Path | None = None,
-    mutants: int = 0,
+    mutants: Sequence[int] = (),
+    benches: str = "",
     keep: bool = False,
 ) -> list[dict[str, Any]]:
     """Run the benches of a module on one engine and return what they noted.
@@ -168,7 +169,8 @@ def simulate(
         only: a regular expression for the names of the benches to run (default: all).
         waves: leave a waveform beside the log.
         activations: an ``.npz`` of real activations to mix in.
-        mutants: how many the model has; benches are meant to fail on them.
+        mutants: those of the model to try; benches are meant to fail on them.
+        benches: for mutants, which: "quick" or "long".
         keep: what the same benches noted before of the same Verilog, with the same options, is returned.
 
     Raises:
@@ -185,7 +187,8 @@ def simulate(
         "blocks": blocks,
         "seed": seed,
         "activations": str(activations.resolve()) if activations else None,
-        "mutants": mutants,
+        "mutants": [*mutants],
+        "benches": benches,
     }
     design = Design(
         module_name(config, part),
@@ -286,7 +289,8 @@ def run_benches(
         meant_to_fail: how the names of benches begin that may.
     """
     place.mkdir(parents=True, exist_ok=True)
-    optimise = "-O0" if task.get("blocks", FEW_BLOCKS) * (1 + task.get("mutants", 0)) < FEW_BLOCKS else "-O1"
+    few = task.get("blocks", FEW_BLOCKS) < FEW_BLOCKS and not task.get("mutants")
+    optimise = "-O0" if few else "-O1"
     source = _write(design, place, f"{waves} {optimise}")
     notes = place / f"{_key(source, design, task, bench, only, simulator)}.jsonl"
     if not (keep and notes.exists()):

@@ -9,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from cocotb_tests import oracle
 from golden import Format, HadamardFormat, PlaneFormat
 from golden.hadamard import FRACTION_BITS, HEADER_BITS, LEVELS, SCALE_BIAS, SPECIALS, ZEROS
 
@@ -275,6 +276,31 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
     return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
 
 
+def rare_stored(fmt: Format, bus_bytes: int, rng: np.random.Generator) -> np.ndarray:
+    """Blocks for a decompressor that random ones hardly ever are, in any order: uint8[count, target].
+
+    Their headers are just valid, or just not, some with any bytes behind them; of the Hadamard format some
+    have chosen sums, and some are hard to round.
+    """
+    nearly = nearly_valid_headers(fmt)
+    valid = np.tile(nearly[~oracle.invalid_blocks(fmt, nearly)], (3, 1))
+    rows = [nearly, with_any_payload(fmt, valid, rng)]
+    if isinstance(fmt, HadamardFormat):
+        rows += [with_chosen_sums(fmt, 600, rng), with_near_ties(fmt, bus_bytes, rng)]
+    return rng.permutation(np.concatenate(rows))
+
+
+def rare_values(fmt: Format, first: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Tensors for a compressor that random ones hardly ever are, [count, N], whose first block has a number.
+
+    NaNs that have one bit of their mantissa, wherever in a block and beside what; in the Hadamard format
+    blocks of nothing but coefficients without a field, which have no scale and become zeros.
+    """
+    if isinstance(fmt, HadamardFormat) and not fmt.names_specials:
+        return [lone_bits(fmt), without_fields(fmt, first, 20, rng)]
+    return [lone_bits(fmt)]
+
+
 def without_fields(fmt: HadamardFormat, first: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """Blocks, the first of that number, of which all that is not 0 are coefficients that have no field."""
     places = np.flatnonzero(fmt.widths == 0)
@@ -317,13 +343,17 @@ def _any_bits(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
 
 
 def _narrow(fmt: Format, count: int, rng: np.random.Generator) -> Blocks:
-    """Exponents within a range of every width, at every place, with and without zeros and signs."""
+    """Exponents within a range of every width, at every place, with and without zeros and signs.
+
+    In some blocks few have the least exponent, or the largest, often only one.
+    """
     ft = fmt.float_type
     shape, sign, mantissa = _random_fields(fmt, count, rng)
     span = rng.integers(1, 1 << rng.integers(0, ft.exponent_bits + 1, (count, 1)), endpoint=True)
     span = np.minimum(span, ft.exponent_max - 1)
     lowest = rng.integers(1, ft.exponent_max - span + 1)
-    exponent = lowest + rng.integers(0, span, shape)
+    power = rng.choice([1 / 8, 1 / 4, 1, 1, 4, 8], (count, 1))
+    exponent = lowest + (span * rng.random(shape) ** power).astype(np.int64)
     sign &= rng.integers(0, 2, (count, 1))
     zero = rng.random(shape) < rng.choice([0, 0.1, 0.9], (count, 1))
     return np.where(zero, 0, _fields(fmt, sign, exponent, mantissa)).astype(np.uint64)

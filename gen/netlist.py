@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -181,13 +181,18 @@ class Verdict(NamedTuple):
     differs: bool
     cycles: int | None = None
 
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the mutant is proven to be no fault."""
+        return not self.differs and self.cycles is None
+
 
 def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     """Compare a mutant with its engine on every sequence of inputs that keeps the rules of rtl/stream.
 
     Both get the same inputs; compared are ``ready``, ``valid``, and payloads where they are valid. ABC merges
     what is provably the same, tries to prove that there is no difference, and else searches for one. The
-    verdict is kept beside what it was found in, and holds for the same miter.
+    verdict is kept, for the same change of the same engine by the same tools.
 
     Args:
         path: of the model that :func:`write_mutants` wrote.
@@ -197,13 +202,16 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     folder = path.with_name(f"mutant{mutant.number}")
     folder.mkdir(exist_ok=True)
     top, change = commands_of(path, mutant)
+    rtlil = base.read_text()
     miter, aiger = folder / "miter.v", folder / "miter.aig"
-    miter.write_text(_miter(base.read_text()))
+    miter.write_text(_miter(rtlil))
     changed = [f"read_rtlil {base}", *change, f"rename {top} changed"]
     engine = [f"read_rtlil {base}", f"rename {top} engine"]
-    run_yosys([*changed, *engine, *commands_of_miter(miter, aiger)], folder / "miter.log")
-    kept = folder / f"{hashlib.sha256(aiger.read_bytes() + str(seconds).encode()).hexdigest()[:16]}.json"
+    commands = [*changed, *engine, *commands_of_miter(miter, aiger)]
+    words = [rtlil, miter.read_text(), *commands, version("pyosys"), str(seconds)]
+    kept = folder / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:16]}.json"
     if not kept.exists():
+        run_yosys(commands, folder / "miter.log")
         kept.write_text(json.dumps(_compare(aiger, folder, seconds)))
     return Verdict(*json.loads(kept.read_text()))
 
