@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distribution, version
 from pathlib import Path
@@ -196,7 +198,7 @@ def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
 
     Args:
         path: of the model that :func:`write_mutants` wrote.
-        seconds: for the proof, and as many for the search.
+        seconds: for merging, for the proof and for the search, each.
     """
     base = path.with_suffix(".il")
     folder = path.with_name(f"mutant{mutant.number}")
@@ -262,7 +264,15 @@ def merges_to_nothing(aiger: Path, log: Path) -> bool:
 def _compare(aiger: Path, folder: Path, seconds: int) -> Verdict:
     """What ABC finds in a miter, whose logs go into a folder."""
     # Registers that are provably the same first: it is all that most equivalent mutants need.
-    swept = f"&r {aiger}; &put; lcorr; scorr"
+    if merges_to_nothing(aiger, folder / "merge.log"):
+        return Verdict(differs=False)
+    # The older sweep merges more, but may take minutes where much differs.
+    merged, more = aiger.with_suffix(".swept.aig"), aiger.with_suffix(".merged.aig")
+    with suppress(subprocess.TimeoutExpired):
+        sweep = f"&r {merged}; &put; lcorr; scorr; write_aiger {more}"
+        run([str(_ABC), "-q", sweep], folder / "more.log", seconds)
+        merged = more
+    swept = f"&r {merged}; &put"
     proof = run([str(_ABC), "-q", f"{swept}; print_stats; pdr -T {seconds}"], folder / "proof.log")
     if "was asserted" in proof:
         return Verdict(differs=True)

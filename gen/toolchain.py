@@ -64,14 +64,24 @@ def verilate(
     run([*command, *options, "--Mdir", str(folder), "--top-module", top, str(source)], log=log)
 
 
-def run(command: list[str], log: Path | None = None) -> str:
+def run(command: list[str], log: Path | None = None, seconds: float | None = None) -> str:
     """Run a tool and return what it printed, which is also written to ``log``.
+
+    Args:
+        seconds: after which it is stopped (default: never).
 
     Raises:
         ToolError: the tool ended with an error.
+        subprocess.TimeoutExpired: it was stopped.
     """
     done = subprocess.run(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=seconds,
     )
     if log:
         log.write_text(done.stdout)
