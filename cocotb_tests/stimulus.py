@@ -105,7 +105,7 @@ def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) 
     """Blocks that random ones never are: uint8[count, target].
 
     In each one value's sum is among the largest; or, in up to half of them, is rounded up to a power of two,
-    so that a carry goes through all its bits and often through its exponent's. In fp32 nothing is rounded.
+    so that a carry goes through all its bits. In fp32 nothing is rounded.
     """
     ft, most = fmt.float_type, _levels(fmt).max(axis=1).sum()
     sums = most - rng.integers(0, rng.choice([1, most // 32 + 1, most // 4, most // 2], count))
@@ -118,22 +118,44 @@ def with_chosen_sums(fmt: HadamardFormat, count: int, rng: np.random.Generator) 
     sums_up, fractions_up = _rounded_to_powers(fmt)
     if len(sums_up):
         chosen = rng.integers(0, len(sums_up), count)
-        # Half of the powers change all bits of the exponent field, in which some are too large.
-        fields = 1 << np.arange(ft.exponent_bits - 1, _EXPONENT_BITS + 1)
-        power = np.where(
-            rng.random(count) < 0.5,
-            rng.choice(fields - ft.bias, count),
-            rng.integers(2 - ft.bias, ft.bias, count),
-        )
-        products = sums_up * (fractions_up + (1 << FRACTION_BITS))
-        exponents_up = power - np.frexp(products.astype(np.float64))[1][chosen] + SCALE_BIAS
-        is_scale = (exponents_up > 0) & (exponents_up < 1 << _EXPONENT_BITS)
-        is_up = is_scale & (rng.random(count) < 0.5)
+        power = rng.integers(2 - ft.bias, ft.bias, count)
+        exponents_up = power - _sizes(sums_up, fractions_up)[chosen] + SCALE_BIAS
+        is_up = _is_exponent(exponents_up) & (rng.random(count) < 0.5)
         sums = np.where(is_up, sums_up[chosen], sums)
         fractions = np.where(is_up, fractions_up[chosen], fractions)
         exponents = np.where(is_up, exponents_up, exponents)
     places = rng.integers(0, fmt.block, count)
     return _with_sums(fmt, exponents << FRACTION_BITS | fractions, sums, places, rng)
+
+
+def with_carries(fmt: HadamardFormat, bus_bytes: int, rng: np.random.Generator) -> np.ndarray:
+    """Blocks in which one value is rounded up to a power of two, and all bits of its exponent field change.
+
+    uint8[count, target], of fp32 none. Of each such power, in some of which the field is too large, and of
+    each length of the product that makes it, there are three blocks for each lane of a word of the bus: not
+    every sum can be met.
+    """
+    ft, (sums, fractions) = fmt.float_type, _rounded_to_powers(fmt)
+    sizes = _sizes(sums, fractions)
+    fields = 1 << np.arange(ft.exponent_bits - 1, _EXPONENT_BITS + 1)
+    lanes = min(8 * bus_bytes // ft.width, fmt.block)
+    every = np.meshgrid(np.arange(3 * lanes) % lanes, np.unique(sizes), fields)
+    lane, size, field = (part.ravel() for part in every)
+    exponents = field - ft.bias - size + SCALE_BIAS
+    lane, size, exponents = (part[_is_exponent(exponents)] for part in (lane, size, exponents))
+    chosen = np.array([rng.choice(np.flatnonzero(sizes == one)) for one in size], np.int64)
+    places = lane + lanes * rng.integers(0, fmt.block // lanes, len(lane))
+    return _with_sums(fmt, exponents << FRACTION_BITS | fractions[chosen], sums[chosen], places, rng)
+
+
+def _sizes(sums: np.ndarray, fractions: np.ndarray) -> np.ndarray:
+    """Bits of the products of sums and of scales with these fractions."""
+    return np.frexp(sums * (fractions + 2.0**FRACTION_BITS))[1]
+
+
+def _is_exponent(exponents: np.ndarray) -> np.ndarray:
+    """Which of these numbers are those of scales."""
+    return (exponents > 0) & (exponents < 1 << _EXPONENT_BITS)
 
 
 def with_near_ties(fmt: HadamardFormat, bus_bytes: int, rng: np.random.Generator) -> np.ndarray:
@@ -149,7 +171,7 @@ def with_near_ties(fmt: HadamardFormat, bus_bytes: int, rng: np.random.Generator
     chosen = np.concatenate([order[np.unique(classes[order], return_index=True)[1]] for order in shuffled])
     words = rng.integers(0, fmt.block // lanes, len(chosen))
     places = np.repeat(np.arange(lanes), len(chosen) // lanes) + lanes * words
-    size = np.frexp(sums[chosen] * (fractions[chosen] + 2.0**FRACTION_BITS))[1]
+    size = _sizes(sums[chosen], fractions[chosen])
     power = rng.integers(2 - ft.bias, ft.bias, len(chosen))
     of_normal = (power - size + SCALE_BIAS).clip(1, (1 << _EXPONENT_BITS) - 1)
     of_subnormal = SCALE_BIAS - ft.bias - ft.mantissa_bits - halves[chosen]
@@ -248,9 +270,9 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
     """Blocks of zeros behind headers that are valid but for one bit, or valid: uint8[count, target].
 
     The valid ones are, of the Hadamard format, the smallest and the largest, some of those between, and often
-    those of zeros and of specials. Of planes they are those of blocks without mantissas, of each width of
-    deltas, with and without signs, and of blocks with a NaN or an infinity, also with the largest base for
-    each width.
+    those of zeros and of specials. Of planes they are those of cleared memory, of blocks without mantissas,
+    of each width of deltas, with and without signs, and of blocks with a NaN or an infinity, also with the
+    largest base for each width.
     """
     if isinstance(fmt, HadamardFormat):
         numbers = [*range(-64, 64), *range(64, 1 << HEADER_BITS, 37), *[ZEROS, SPECIALS] * 50]
@@ -270,7 +292,8 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
         for mantissa in (0, 1)
     ]
     values = np.stack(patterns).astype(ft.bits).view(ft.array)
-    valid = np.unique(fmt.compress(values)[:, : fmt.header_bytes], axis=0)
+    cleared = np.zeros((1, fmt.header_bytes), np.uint8)
+    valid = np.unique([*cleared, *fmt.compress(values)[:, : fmt.header_bytes]], axis=0)
     flips = np.packbits(np.eye(8 * fmt.header_bytes, dtype=np.uint8), axis=1)
     headers = np.concatenate([valid, (valid[:, None] ^ flips).reshape(-1, fmt.header_bytes)])
     return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
@@ -280,13 +303,14 @@ def rare_stored(fmt: Format, bus_bytes: int, rng: np.random.Generator) -> np.nda
     """Blocks for a decompressor that random ones hardly ever are, in any order: uint8[count, target].
 
     Their headers are just valid, or just not, some with any bytes behind them; of the Hadamard format some
-    have chosen sums, and some are hard to round.
+    have chosen sums, and some are hard to round, or end in a carry.
     """
     nearly = nearly_valid_headers(fmt)
     valid = np.tile(nearly[~oracle.invalid_blocks(fmt, nearly)], (3, 1))
     rows = [nearly, with_any_payload(fmt, valid, rng)]
     if isinstance(fmt, HadamardFormat):
-        rows += [with_chosen_sums(fmt, 600, rng), with_near_ties(fmt, bus_bytes, rng)]
+        rows.append(with_chosen_sums(fmt, 600, rng))
+        rows += [with_near_ties(fmt, bus_bytes, rng), with_carries(fmt, bus_bytes, rng)]
     return rng.permutation(np.concatenate(rows))
 
 

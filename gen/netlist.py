@@ -198,7 +198,7 @@ def judge(path: Path, mutant: Mutant, seconds: int = 60) -> Verdict:
 
     Args:
         path: of the model that :func:`write_mutants` wrote.
-        seconds: for merging, for each of two proofs, and for the search.
+        seconds: for merging and for each of two proofs; half as many for the search.
     """
     base = path.with_suffix(".il")
     folder = path.with_name(f"mutant{mutant.number}")
@@ -284,7 +284,7 @@ def _compare(aiger: Path, folder: Path, seconds: int) -> Verdict:
     other = run([str(_ABC), "-q", f"{swept}; pdr -u -T {seconds}"], folder / "other.log")
     if re.search(r"invariant with \d+ clauses was successful", other) and "Property proved" in other:
         return Verdict(differs=False)
-    search = run([str(_ABC), "-q", f"{swept}; bmc3 -T {seconds}"], folder / "search.log")
+    search = run([str(_ABC), "-q", f"{swept}; bmc3 -T {-(-seconds // 2)}"], folder / "search.log")
     if "was asserted" in search:
         return Verdict(differs=True)
     (cycles,) = re.findall(r"No output asserted in (\d+) frames", search)
