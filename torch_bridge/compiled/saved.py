@@ -85,23 +85,36 @@ class Saved:
     users: list[Node] = field(default_factory=list)
 
 
+Match = tuple[str, Known | None, int | str | None]
+"""Which tensor of an operation it is: slot, need, place among the arguments."""
+
+
 def saved_tensors(joint: Joint) -> list[Saved]:
-    """What the operations of a graph save, in the order in which they run: arguments, then results."""
+    """What the operations of a graph save, in the order in which they run: arguments, then results.
+
+    Where one user in the backward pass does nothing that an operation's own backward does, that is another
+    one, such as a Function's, and says nothing of what the other users need.
+    """
     found: dict[tuple[Node, Any, str], Saved] = {}
-    for node, user in joint.edges():
-        group = joint.groups.get(user.meta.get("seq_nr", -1))
-        match = _match(joint, group, node) if group is not None else None
-        if match is not None and not isinstance(match[1], Exact) and not _is_formula(joint, group, user):
-            match = None
-        if match is None:
+    edges = [(node, user, joint.groups.get(user.meta.get("seq_nr", -1))) for node, user in joint.edges()]
+    matches = [_match_of_edge(joint, *edge) for edge in edges]
+    others = {id(group) for (_, _, group), match in zip(edges, matches, strict=True) if match is None}
+    for (node, user, group), match in zip(edges, matches, strict=True):
+        if match is None or group is None or id(group) in others:
             name = _name(original(user) or user.target)
             saved = Saved(node, None, name, "", None, None, module_of(user))
         else:
-            assert group is not None
             slot, need, place = match
             saved = Saved(node, group, group.op.in_table, slot, need, place, group.module)
         found.setdefault((node, saved.group or saved.saved_by, saved.slot), saved).users.append(user)
     return sorted(found.values(), key=lambda saved: _order(joint, saved))
+
+
+def _match_of_edge(joint: Joint, node: Node, user: Node, group: Group | None) -> Match | None:
+    match = _match(joint, group, node) if group is not None else None
+    if match is not None and not isinstance(match[1], Exact) and not _is_formula(joint, group, user):
+        return None
+    return match
 
 
 def _is_formula(joint: Joint, group: Group | None, user: Node) -> bool:
@@ -128,14 +141,14 @@ def _order(joint: Joint, saved: Saved) -> tuple[int, bool, int]:
     return joint.place[first], is_result, joint.place[saved.node]
 
 
-def _match(joint: Joint, group: Group, node: Node) -> tuple[str, Known | None, int | str | None] | None:
-    """Which tensor of an operation it is: slot, need, place among the arguments; None if it is none."""
+def _match(joint: Joint, group: Group, node: Node) -> Match | None:
+    """Which tensor of an operation it is; None if it is none."""
     if group.is_whole:
         return _match_whole(joint, group, node)
     return _match_decomposed(joint, group, node)
 
 
-def _match_whole(joint: Joint, group: Group, node: Node) -> tuple[str, Known | None, int | str | None] | None:
+def _match_whole(joint: Joint, group: Group, node: Node) -> Match | None:
     base, op = group.nodes[0], group.op
     places: list[tuple[int | str, Any]] = [*enumerate(base.args), *base.kwargs.items()]
     found = []
@@ -161,9 +174,7 @@ def _need(joint: Joint, op: Operation, slot: str, base: Node) -> Known | None:
     return of_squared(joint.is_summed(base)) if need is Need.SQUARED else need
 
 
-def _match_decomposed(
-    joint: Joint, group: Group, node: Node
-) -> tuple[str, Known | None, int | str | None] | None:
+def _match_decomposed(joint: Joint, group: Group, node: Node) -> Match | None:
     saves, arguments = group.op.saves or {}, group.op.arguments
     if joint.root(node) in group.inside:
         slots = [slot for slot in saves if slot not in arguments]
