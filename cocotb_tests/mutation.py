@@ -97,12 +97,15 @@ def run(
     killed = killed_by("quick", range(1, count + 1))
     mutants = netlist.read_mutants(path)
     survivors = [mutant for mutant in mutants if mutant.number not in killed]
-    if doubtful := [
-        mutant.number for mutant in survivors if not netlist.judge(path, mutant, _SECONDS).is_equivalent
-    ]:
-        killed |= killed_by("long", doubtful)
+    verdicts = {mutant.number: netlist.judge(path, mutant, _SECONDS) for mutant in survivors}
+    doubtful = [mutant for mutant in survivors if not verdicts[mutant.number].is_equivalent]
+    if doubtful:
+        killed |= killed_by("long", [mutant.number for mutant in doubtful])
+    for mutant in doubtful:
+        if mutant.number not in killed:
+            verdicts[mutant.number] = netlist.judge(path, mutant)
     return [
-        Finding(config.name, part, mutant, killer, None if killer else netlist.judge(path, mutant))
+        Finding(config.name, part, mutant, killer, None if killer else verdicts[mutant.number])
         for mutant in mutants
         for killer in (killed.get(mutant.number),)
     ]
