@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gen import netlist
+from gen import equivalence, netlist
 from gen.config import Config
-from gen.netlist import Mutant, Verdict
+from gen.equivalence import Verdict
+from gen.netlist import Mutant
 
 from . import runner
 
@@ -97,13 +98,13 @@ def run(
     killed = killed_by("quick", range(1, count + 1))
     mutants = netlist.read_mutants(path)
     survivors = [mutant for mutant in mutants if mutant.number not in killed]
-    verdicts = {mutant.number: netlist.judge(path, mutant, _SECONDS) for mutant in survivors}
+    verdicts = {mutant.number: equivalence.judge(path, mutant, _SECONDS) for mutant in survivors}
     doubtful = [mutant for mutant in survivors if not verdicts[mutant.number].is_equivalent]
     if doubtful:
         killed |= killed_by("long", [mutant.number for mutant in doubtful])
     for mutant in doubtful:
         if mutant.number not in killed:
-            verdicts[mutant.number] = netlist.judge(path, mutant)
+            verdicts[mutant.number] = equivalence.judge(path, mutant)
     return [
         Finding(config.name, part, mutant, killer, None if killer else verdicts[mutant.number])
         for mutant in mutants

