@@ -298,6 +298,28 @@ async def sustains_its_throughput_and_latency(dut):
         assert pause != "never" or cycles == promised, f"{cycles} cycles for {beats} beats, not {promised}"
 
 
+@cocotb.test(skip=TASK.part != "decompressor")
+async def a_stall_leaves_no_gap(dut):
+    """What arrives while the sink stalls follows beat for beat, even if the source had paused before."""
+    fmt, stall = TASK.fmt, TASK.stall(TASK.fmt)
+    tb = await TB.started(8)
+    tb.ports = taken, given = Port(dut, "s_axis"), Port(dut, "m_axis")
+    values = stimulus.blocks(fmt, "mixed", stall.blocks, TASK.rng(17), TASK.activations)
+    tensor = fmt.compress(values).tobytes()
+    for place in range(stall.places):
+        taken.beats.clear()
+        given.beats.clear()
+        pauses = (len(taken.beats) >= stall.first for _ in range(len(tensor) + stall.patience))
+        tb.source.set_pause_generator(chain(pauses, repeat(False)))
+        tb.sink.set_pause_generator(len(given.beats) >= place for _ in repeat(None))
+        tb.send(tensor)
+        await ClockCycles(dut.aclk, 2 * len(tensor) + 2 * stall.patience)
+        before = len(given.beats)  # the sink may take one more
+        tb.pause("never", "never")
+        assert is_answer(await tb.receive(), tensor)
+        stall.assert_no_gap([beat.cycle for beat in given.beats[before:]])
+
+
 @cocotb.test()
 async def waits_for_no_ready(dut):
     """A sink that raises TREADY only once it sees TVALID gets every beat."""

@@ -29,6 +29,30 @@ from golden import Format
 
 
 @dataclass(frozen=True)
+class Stall:
+    """A stall of a decompressor's sink, which has passed when all that was sent has come as far as it can.
+
+    Attributes:
+        first: words that are sent before the source pauses: they have a whole block, or several.
+        blocks: in all.
+        places: how many words the sink may take before it stalls.
+        patience: cycles in which whatever was sent comes as far as it can.
+        word_cycles: cycles from one word of the answer to the next.
+    """
+
+    first: int
+    blocks: int
+    places: int
+    patience: int
+    word_cycles: int
+
+    def assert_no_gap(self, cycles: list[int]) -> None:
+        """The words that were left came one behind the other, in these cycles."""
+        found, promised = cycles[-1] - cycles[0] + 1, (len(cycles) - 1) * self.word_cycles + 1
+        assert found <= promised, f"{len(cycles)} words in {found} cycles, not {promised}"
+
+
+@dataclass(frozen=True)
 class Task(Noting):
     """What this simulator run is about, as read from the environment."""
 
@@ -55,6 +79,14 @@ class Task(Noting):
     def promise(self, fmt: Format | None = None) -> Promise:
         """What the datasheet says of one of the formats, the first if none is given."""
         return promise(self.part, fmt or self.fmt, self.formats, self.bus_bytes)
+
+    def stall(self, fmt: Format) -> Stall:
+        """A stall behind the first words of a tensor."""
+        promised, first = self.promise(fmt), -(-fmt.target // self.bus_bytes)
+        blocks = first * self.bus_bytes // fmt.target
+        places = -(-blocks * fmt.original_bytes // self.bus_bytes) + 1
+        patience = 2 * promised.latency + 2 * blocks * promised.block_cycles
+        return Stall(first, blocks + 5, places, patience, promised.word_cycles)
 
     def phases(self, fmt: Format | None = None) -> int:
         """Cycles until the second of two blocks is out, if neither end pauses."""
@@ -246,28 +278,26 @@ async def waits_for_no_ready(dut):
 @cocotb.test(skip=TASK.part != "decompressor")
 async def a_stall_leaves_no_gap(dut):
     """What arrives while the sink stalls follows word for word, even if the source had paused before."""
-    fmt, words = TASK.fmt, TASK.promise().block_cycles
-    bench = await started(9)
-    first = -(-fmt.target // TASK.bus_bytes)  # words that have a whole block, or several
-    blocks = first * TASK.bus_bytes // fmt.target
-    values = stimulus.blocks(fmt, "mixed", blocks + 5, TASK.rng(9), TASK.activations)
+    bench, stall = await started(9), TASK.stall(TASK.fmt)
+    values = stimulus.blocks(TASK.fmt, "mixed", stall.blocks, TASK.rng(9), TASK.activations)
     sent, expected = in_and_out(values.tobytes())
-    patience = 2 * TASK.promise().latency + 2 * blocks * words
-    for taken in range(words_of(expected[: blocks * fmt.original_bytes]) + 1):  # before the sink stalls
-        pauses = [False] * first + [True] * patience
-        bench.pause(
-            lambda _, pauses=pauses: chain(pauses, repeat(False)),
-            lambda _, taken=taken: (len(bench.received) >= taken for _ in repeat(None)),
-        )
-        count = bench.send(sent)
-        await ClockCycles(dut.clk, count + 2 * patience)
-        bench.pause(never, never)
-        received = await bench.receive(words_of(expected))
+    for taken in range(stall.places):
+        received = await received_behind_a_stall(bench, stall, taken, sent, words_of(expected))
         assert mismatches(received, expected) == 0
-        rest = received[taken:]
-        cycles = rest[-1].cycle - rest[0].cycle + 1
-        promised = (len(rest) - 1) * TASK.promise().word_cycles + 1
-        assert cycles <= promised, f"{len(rest)} words in {cycles} cycles, not {promised}"
+        stall.assert_no_gap([word.cycle for word in received[taken:]])
+
+
+async def received_behind_a_stall(
+    bench: Bench, stall: Stall, taken: int, sent: bytes, count: int
+) -> list[Word]:
+    """As many words of an answer, during which the source pauses, and the sink stalls behind some words."""
+    bench.pause(
+        lambda _: chain([False] * stall.first, [True] * stall.patience, repeat(False)),
+        lambda _: (len(bench.received) >= taken for _ in repeat(None)),
+    )
+    await ClockCycles(bench.dut.clk, bench.send(sent) + 2 * stall.patience)
+    bench.pause(never, never)
+    return await bench.receive(count)
 
 
 @cocotb.test()

@@ -75,6 +75,8 @@ def of_axi() -> tuple[Benches, Benches]:
         "any keep": partial(benches.takes_bytes_without_keep_as_zeros.func, idle="often", stall="bursts"),
         "every length": partial(benches.takes_packets_of_every_length.func, ends="often"),
     }
+    if DECOMPRESSES:
+        quick["no gap"] = benches.a_stall_leaves_no_gap.func
     return compared(benches, quick | resets(benches))
 
 
@@ -86,6 +88,7 @@ def of_runtime() -> tuple[Benches, Benches]:
         "switches": partial(benches.switches_from_each_format_to_each.func, ends="often"),
     }
     if DECOMPRESSES:
+        quick["no gap"] = benches.a_stall_leaves_no_gap.func
         quick["headers"] = partial(benches.invalid_headers_give_zeros_and_an_error.func, ends="often")
     return compared(benches, quick | resets(benches))
 

@@ -15,7 +15,7 @@ import numpy as np
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests import oracle, stimulus
-from cocotb_tests.bench_engines import TASK, number_of, words_of
+from cocotb_tests.bench_engines import TASK, number_of, received_behind_a_stall, words_of
 from cocotb_tests.coverage import Corner, Coverage, flows_of
 from cocotb_tests.streams import (
     AT_LENGTH,
@@ -331,6 +331,22 @@ async def sustains_its_throughput_and_latency(dut):
             )
     TASK.note(bytes_per_cycle=min(rates), bytes_per_cycle_stalled=min(stalled))
     TASK.note(latency_min=min(latencies), latency_mean=float(np.mean(latencies)), latency_max=max(latencies))
+
+
+@cocotb.test(skip=TASK.part != "decompressor")
+async def a_stall_leaves_no_gap(dut):
+    """In every format what arrives while the sink stalls follows word for word."""
+    bench = await started(27)
+    for number, fmt in enumerate(FORMATS):
+        stall = TASK.stall(fmt)
+        bench.pause(never, never)
+        await configure(config_of(number))
+        values = stimulus.blocks(fmt, "mixed", stall.blocks, TASK.rng(27, number), TASK.activations)
+        task = job(None, fmt, values.tobytes())
+        for taken in range(stall.places):
+            words = await received_behind_a_stall(bench, stall, taken, task.sent, words_of(task.expected))
+            assert is_answer(words, task)
+            stall.assert_no_gap([word.cycle for word in words[taken:]])
 
 
 @cocotb.test()
