@@ -103,7 +103,8 @@ def compared(benches: ModuleType, quick: Benches) -> tuple[Benches, Benches]:
     for idle, stall in [*PAUSES, ("never", "never")]:
         quick[f"idle {idle}, stalled {stall}"] = compare(idle, stall, TASK.blocks // 9)
     rare = partial(benches.matches_golden_in_rare_blocks.func, ends="never")
-    return quick, {"rare blocks": rare, "all blocks": compare(*CHANGING, TASK.blocks)}
+    of_all_kinds = compare(*CHANGING, TASK.blocks * len(bench_engines.KINDS))
+    return quick, {"rare blocks": rare, "all blocks": of_all_kinds}
 
 
 # Most mutants live no longer than some blocks: long ones are for those that survive the quick ones.

@@ -476,6 +476,18 @@ def _every_rank(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Block
     return _fields(fmt, sign & used[:, :1], 0, mantissa & mask)
 
 
+def _lone_exponents(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
+    """Two neighbouring exponents, one of them at a single place, at each in turn; they differ in any number
+    of bits."""
+    ft = fmt.float_type
+    _, sign, mantissa = _random_fields(fmt, count, rng)
+    carry = np.int64(1) << rng.integers(0, ft.exponent_bits, (count, 1))
+    upper = carry * (2 * rng.integers(0, ((ft.exponent_max - 1) // carry + 1) // 2) + 1)
+    turns = np.arange(count)[:, None] + rng.integers(fmt.block)
+    is_upper = (np.arange(fmt.block) == turns % fmt.block) ^ (rng.random((count, 1)) < 0.5)
+    return _fields(fmt, sign & rng.integers(0, 2, (count, 1)), upper - 1 + is_upper, mantissa)
+
+
 def _planes_that_barely_fit(fmt: PlaneFormat, count: int, rng: np.random.Generator) -> Blocks:
     """As many planes as have slots, or a few less or more, whichever they are; many mantissas of ones."""
     ft = fmt.float_type
@@ -539,7 +551,7 @@ def _whole_numbers(fmt: HadamardFormat, count: int, rng: np.random.Generator) ->
 
 # Those that only one format has a use for.
 _KINDS_OF: dict[type[Format], Kinds] = {
-    PlaneFormat: {"fits": _planes_that_barely_fit, "ranks": _every_rank},
+    PlaneFormat: {"fits": _planes_that_barely_fit, "ranks": _every_rank, "lone": _lone_exponents},
     HadamardFormat: {"mean": _around_a_mean, "whole": _whole_numbers},
 }
 
