@@ -180,7 +180,7 @@ def is_proven(model: Model, number: int, folder: Path, seconds: int) -> bool:
     return _is_never(both, 0)
 
 
-def judge(path: Path, mutant: Mutant, seconds: int = 60) -> Verdict:
+def judge(path: Path, mutant: Mutant, seconds: int = 30) -> Verdict:
     """Compare a mutant with its engine on every sequence of inputs that keeps the rules of rtl/stream.
 
     Both get the same inputs; compared are ``ready``, ``valid``, and payloads where they are valid. ABC tries
