@@ -161,6 +161,16 @@ async def send_all(bench: Bench, jobs: list[Job]) -> None:
             await waiting
 
 
+async def answers(bench: Bench, jobs: list[Job]) -> None:
+    """Send tensors back to back and fail unless each has its answer."""
+    sending = cocotb.start_soon(send_all(bench, jobs))
+    for number, task in enumerate(jobs):
+        words = await bench.receive(words_of(task.expected))
+        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
+    await sending
+    note_coverage(bench, jobs)
+
+
 def random_jobs(blocks: int, rng: np.random.Generator) -> list[Job]:
     """Tensors of all lengths: in each format, in bypass, and under the configuration before.
 
@@ -253,12 +263,7 @@ async def switches_from_each_format_to_each(dut, ends):
         for config, fmt in (first, second, (None, second[1])):
             size = int(rng.integers(4 * FORMATS[0].original_bytes, 8 * FORMATS[0].original_bytes))
             jobs.append(job(config, fmt, rng.bytes(size)))
-    sending = cocotb.start_soon(send_all(bench, jobs))
-    for number, task in enumerate(jobs):
-        words = await bench.receive(words_of(task.expected))
-        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
-    await sending
-    note_coverage(bench, jobs)
+    await answers(bench, jobs)
 
 
 @cocotb.test(skip=TASK.part != "decompressor")
@@ -268,12 +273,7 @@ async def invalid_headers_give_zeros_and_an_error(dut, ends):
     bench = await started(24)
     bench.pause(PATTERNS[ends], PATTERNS[ends])
     jobs = jobs_with_invalid_blocks()
-    sending = cocotb.start_soon(send_all(bench, jobs))
-    for number, task in enumerate(jobs):
-        words = await bench.receive(words_of(task.expected))
-        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
-    await sending
-    note_coverage(bench, jobs)
+    await answers(bench, jobs)
 
 
 @cocotb.test(skip=TASK.part != "compressor")
@@ -289,12 +289,7 @@ async def matches_golden_in_rare_blocks(dut, ends):
             for start in range(0, len(values), 20):
                 tensor = Tensor(values[start : start + 20].tobytes(), (first + start) % (1 << 32))
                 jobs.append(job(config_of(number), fmt, tensor))
-    sending = cocotb.start_soon(send_all(bench, jobs))
-    for number, task in enumerate(jobs):
-        words = await bench.receive(words_of(task.expected))
-        assert is_answer(words, task), f"wrong answer to tensor {number} (seed {TASK.seed})"
-    await sending
-    note_coverage(bench, jobs)
+    await answers(bench, jobs)
 
 
 @cocotb.test()

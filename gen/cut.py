@@ -50,7 +50,7 @@ def _model(path: Path, text: str) -> Model:
     )
     (module,) = re.findall(rf"^module {re.escape(top)}\n(.*?)^end", cut.read_text(), re.M | re.S)
     commands = [f"read_rtlil {cut}", f"rename {top} engine"]
-    return read_model(path.with_suffix(".gates"), _around(ports_of(module)), commands)
+    return read_model(path.with_suffix(".gates"), text, _around(ports_of(module)), commands)
 
 
 def _around(ports: Mapping[str, tuple[str, int]]) -> str:

@@ -125,15 +125,16 @@ def escaped(name: str) -> str:
     return f"\\{name} "
 
 
-def read_model(path: Path, around: str, commands: list[str]) -> Model:
+def read_model(path: Path, text: str, around: str, commands: list[str]) -> Model:
     """An engine with mutants as gates; a register without an initial value begins with 0.
 
     Args:
-        path: of the file that is made, unless there is one of the same parts.
+        path: of the file that is made, unless there is one of the same text, wrapper and commands.
+        text: of the engine.
         around: Verilog of what :func:`wrapper` gives.
         commands: of Yosys, which read the module "engine".
     """
-    key = _key(around, *commands, version("pyosys"))
+    key = _key(text, around, *commands, version("pyosys"))
     gates = path.with_name(f"{path.stem}-{key}.aig")
     names = gates.with_suffix(".names")
     if not names.exists():
@@ -206,12 +207,12 @@ def _key(*words: str) -> str:
 
 @lru_cache(maxsize=1)
 def _model_of_streams(path: Path, text: str) -> Model:
-    """An engine with streams; its text is given for the cache, and for the key."""
+    """An engine with streams, whose text is given for the cache and for the key."""
     parsed = path.with_suffix(".parsed.il")
     commands = [f"read_verilog {path}", "hierarchy -auto-top", "proc -norom", "rename -top engine"]
     run_yosys([*commands, f"write_rtlil {parsed}"], parsed.with_suffix(".log"))
-    around = f"// {_key(text)}\n{_around_streams(ports_of(parsed.read_text()))}"
-    return read_model(path.with_suffix(".gates"), around, [f"read_rtlil {parsed}"])
+    around = _around_streams(ports_of(parsed.read_text()))
+    return read_model(path.with_suffix(".gates"), text, around, [f"read_rtlil {parsed}"])
 
 
 def _is_never(graph: Path, seconds: int) -> bool:

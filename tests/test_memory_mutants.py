@@ -32,6 +32,15 @@ def test_what_changes_nothing_is_proven_equal(queue):
     assert cut.is_equivalent(queue.with_suffix(".mutants.il"), replace(first, number=0))
 
 
+def test_another_engine_in_the_same_place_is_compared_anew(queue):
+    """What was found of an engine says nothing of the next one of the same ports."""
+    path, (first, *_) = queue.with_suffix(".mutants.il"), netlist.read_mutants(queue)
+    before = cut._model(path, path.read_text()).key
+    path.write_text(path.read_text() + "\n")
+    assert cut._model(path, path.read_text()).key != before
+    assert cut.is_equivalent(path, replace(first, number=0))
+
+
 def test_a_fault_at_each_port_of_the_memory_is_seen(queue):
     inverting = [mutant for mutant in netlist.read_mutants(queue) if mutant.mode == "inv"]
     found = {mutant.port.partition("[")[0]: mutant for mutant in inverting}
