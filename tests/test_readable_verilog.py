@@ -111,7 +111,7 @@ def is_equal(one: str, other: str, top: str, folder: Path) -> bool:
     commands += ["opt", "dfflegalize -cell $_DFF_P_ 0", "setundef -zero", "aigmap", "opt_clean -purge"]
     run_yosys([*commands, f"write_aiger {aiger}"], folder / "miter.log")
     sweep = f"&r {aiger}; &put; lcorr; scorr; print_stats; pdr -T 60"
-    said = toolchain.run([str(netlist._ABC), "-q", sweep], folder / "abc.log")
+    said = toolchain.run([str(netlist.ABC), "-q", sweep], folder / "abc.log")
     # No gate is left if the sweep merged the two.
     return "Property proved" in said or re.search(r"and =\s+0\b", said) is not None
 
