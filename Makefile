@@ -53,7 +53,7 @@ netlist: setup ## The same benches on the engines' gates
 xsafety: setup ## The gates from unknown states: random bits, and X in Icarus
 	$(RUN) cocotb_tests xsafety
 
-mutate: setup ## Do the benches find each of three thousand faults? Hours (ARGS="--mutants 10 --engines small-merging")
+mutate: setup ## Do the benches find each of two thousand faults? Hours (ARGS="--mutants 10 --engines small-merging")
 	$(RUN) cocotb_tests mutate $(ARGS)
 
 verify: setup ## All of it in full depth: hours, goes on where it stopped; what fails ends none of the others; writes docs/verification.md

@@ -30,7 +30,7 @@ from .mutation import Finding
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 59  # for whose mutants no bench was written
 SIMULATED = [*configs.ALL, *configs.IN_MEMORIES]
-_MEMORY_SHARE = 5  # as many times more of a memory engine, which has more than a part of the others
+_MEMORY_SHARE = 2  # as many times more of a memory engine, which has more than a part of the others
 
 
 def _parser() -> argparse.ArgumentParser:

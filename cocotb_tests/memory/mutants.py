@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 
 from amaranth.back import rtlil
@@ -28,12 +29,14 @@ __all__ = ["MUTATED", "run"]
 
 MUTATED = ("small-merging", "small-narrow")  # of engines.ENGINES: all that there is, between them
 _LATENCIES = (2, 30)  # of the memory, in cycles: bursts one by one, and many at once
+_LONGER = 8
 
 
 def run(name: str, folder: Path, *, count: int, bursts: int, seed: int) -> list[Finding]:
     """Put mutants of an engine to the harness, one after the other, and judge those that survive.
 
-    What was found before of the same mutants, by the same harness, is kept.
+    Those that are not proven to be no fault get :data:`_LONGER` times the bursts. What was found before of
+    the same mutants, by the same harness, is kept.
 
     Args:
         name: of :data:`MUTATED`.
@@ -48,24 +51,20 @@ def run(name: str, folder: Path, *, count: int, bursts: int, seed: int) -> list[
     parameters = ENGINES[name]
     folder = folder / f"{name}-{count}-{seed}"
     library, mutants = _build(parameters, folder, count, seed)
-    notes = folder / f"{_key(folder, bursts)}.jsonl"
-    found = {} if not notes.exists() else dict(json.loads(line) for line in notes.read_text().splitlines())
-    tried = None
+    quick, long = (
+        _Tried(library, parameters, times * bursts, seed, folder / f"{_key(folder, times * bursts)}.jsonl")
+        for times in (1, _LONGER)
+    )
     findings = []
     for mutant in mutants:
-        if mutant.number not in found:
-            tried = tried or _Tried(library, parameters, bursts, seed)
-            found[mutant.number] = tried.find(mutant.number)
-            with notes.open("a") as file:
-                file.write(json.dumps([mutant.number, found[mutant.number]]) + "\n")
-        killer = found[mutant.number]
-        findings.append(Finding(name, "memory", mutant, killer, None if killer else _judge(folder, mutant)))
+        killer, verdict = quick.find(mutant.number), None
+        if not killer:
+            # No verdict but equivalence is certain: memories and codecs are left out.
+            is_proven = is_equivalent(folder / "engine.mutants.il", mutant)
+            killer = None if is_proven else long.find(mutant.number)
+            verdict = None if killer else Verdict(differs=False, cycles=None if is_proven else 0)
+        findings.append(Finding(name, "memory", mutant, killer, verdict))
     return findings
-
-
-def _judge(folder: Path, mutant: Mutant) -> Verdict:
-    """No verdict but equivalence is certain: memories and codecs are left out."""
-    return Verdict(differs=False, cycles=None if is_equivalent(folder / "engine.mutants.il", mutant) else 0)
 
 
 def _key(folder: Path, bursts: int) -> str:
@@ -88,7 +87,7 @@ def _build(parameters: MemoryParameters, folder: Path, count: int, seed: int) ->
         options = ["-CFLAGS", "-fPIC", "--prefix", "Vengine", "--output-split-cfuncs", "1000"]
         log = folder / "verilate.log"
         model = folder / "Vengine"
-        toolchain.verilate(before, module_name(parameters), model, optimise="-O1", options=options, log=log)
+        toolchain.verilate(before, module_name(parameters), model, optimise="-O2", options=options, log=log)
         stamp.write_text(made)
     path = folder / "libharness.so"
     system.link(SOURCES[0], folder, path)
@@ -123,34 +122,48 @@ class _Tried:
         path: of its library.
         bursts: for each mutant, with either latency of the memory.
         seed: of what is random.
-
-    Raises:
-        BenchError: the engine without a fault is not what the model says.
+        notes: a file with what was found before.
     """
 
-    def __init__(self, path: Path, parameters: MemoryParameters, bursts: int, seed: int) -> None:
+    def __init__(self, path: Path, parameters: MemoryParameters, bursts: int, seed: int, notes: Path) -> None:
         self._path, self._formats = path, parameters.formats
-        self._bursts, self._seed = bursts, seed
-        self._rates = self._measure(0)
-        if wrong := self.find(0):
-            raise BenchError(f"without a fault: {wrong}")
+        self._bursts, self._seed, self._notes = bursts, seed, notes
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        self._found: dict[int, str | None] = dict(json.loads(line) for line in lines)
 
     def find(self, mutant: int) -> str | None:
-        """What tells a mutant from the engine; None if nothing does."""
-        for latency in _LATENCIES:
-            try:
-                run = Harness(self._path, self._formats, self._seed, latency, mutant)
-                run.run(self._bursts // 2, self._bursts // 2)
-            except BenchError as error:
-                return str(error).splitlines()[0]
-            if run.message:
-                return run.message.splitlines()[0]
+        """What tells a mutant from the engine; None if nothing does.
+
+        Raises:
+            BenchError: the engine without a fault is not what the model says.
+        """
+        if mutant not in self._found:
+            self._found[mutant] = self._try(mutant)
+            with self._notes.open("a") as file:
+                file.write(json.dumps([mutant, self._found[mutant]]) + "\n")
+        return self._found[mutant]
+
+    def _try(self, mutant: int) -> str | None:
+        rates = self._rates
         try:
-            rates = self._measure(mutant)
+            measured = self._measured(mutant)
         except BenchError as error:
             return str(error).splitlines()[0]
-        return None if rates == self._rates else f"rates and latencies {rates}, not {self._rates}"
+        return None if measured == rates else f"rates and latencies {measured}, not {rates}"
 
-    def _measure(self, mutant: int) -> list[dict[str, float]]:
+    @cached_property
+    def _rates(self) -> list[dict[str, float]]:
+        try:
+            return self._measured(0)
+        except BenchError as error:
+            raise BenchError(f"without a fault: {error}") from None
+
+    def _measured(self, mutant: int) -> list[dict[str, float]]:
+        """Rates and latencies of a mutant that all bursts are right of."""
+        for latency in _LATENCIES:
+            run = Harness(self._path, self._formats, self._seed, latency, mutant)
+            run.run(self._bursts // 2, self._bursts // 2)
+            if run.message:
+                raise BenchError(run.message)
         run = Harness(self._path, self._formats, self._seed, LATENCY, mutant)
         return [run.measure(region) for region in range(len(self._formats) + 1)]
