@@ -35,8 +35,8 @@ class Reference {
     std::vector<Region> regions;
     Space memory;
     std::map<size_t, int> answers;       // of writes, by their tickets
-    std::map<int, uint64_t> errors;      // kinds, and the address of the first
-    bool evicts_any = false;             // whether those of what was evicted may be others'
+    std::map<int, std::vector<uint64_t>> errors;  // by kind, the addresses
+    bool evicts_any = false;                      // whether those of what was evicted may come in another order
     uint64_t stored = 0;                 // bursts in bypass, and blocks, that were written
     uint32_t blocks = 0;                 // of them, blocks
 
@@ -143,7 +143,7 @@ class Reference {
         bool told;  // whether a bufferable burst wrote to it
     };
 
-    void note(int kind, uint64_t address) { errors.emplace(kind, address); }
+    void note(int kind, uint64_t address) { errors[kind].push_back(address); }
 
     // The gravest of what the beats answer that have these bytes.
     int response(uint64_t place, uint64_t count) const {
