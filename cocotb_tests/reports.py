@@ -284,10 +284,12 @@ MUTATION = Report(
         "open": "differ",
     },
     "Single faults in operators and registers, spread evenly by Yosys' `mutate`, all in one model and "
-    "selected at run time. A survivor goes to ABC, with inputs that keep the streams' rules: it is proven"
-    " equivalent, or searched for a difference from reset on, for any input. One that is neither is "
-    "undecided and counts as not found: the search seldom goes farther than an engine's latency and a few "
-    "words, so that it says nothing of blocks behind the first, nor of stalls. "
+    "selected at run time. Short benches come first. ABC then tries to prove a survivor equivalent, with "
+    "inputs that keep the streams' rules; one that is not proven goes through long benches: of a memory "
+    "engine eight times the bursts. Of what survives these ABC searches for a difference from reset on, for "
+    "any input, but not in a memory engine. What is neither proven nor found is undecided and counts as not "
+    "found: the search seldom goes farther than an engine's latency and a few words, so that it says "
+    "nothing of blocks behind the first, nor of stalls. "
     "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
 )
 FORMAL = Report(
