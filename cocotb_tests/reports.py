@@ -285,8 +285,8 @@ MUTATION = Report(
     },
     "Single faults in operators and registers, spread evenly by Yosys' `mutate`, all in one model and "
     "selected at run time. Short benches come first. ABC then tries to prove a survivor equivalent, with "
-    "inputs that keep the streams' rules; one that is not proven goes through long benches: of a memory "
-    "engine eight times the bursts. Of what survives these ABC searches for a difference from reset on, for "
+    "inputs that keep the streams' rules; one that is not proven goes through long benches, in a memory "
+    "engine through more bursts. Of what survives these ABC searches for a difference from reset on, for "
     "any input, but not in a memory engine. What is neither proven nor found is undecided and counts as not "
     "found: the search seldom goes farther than an engine's latency and a few words, so that it says "
     "nothing of blocks behind the first, nor of stalls. "

@@ -918,7 +918,7 @@ class Harness {
             if (is_there != errors.empty() && is_right) continue;
             ++mismatches[kMost];
             message += std::string("ERRORS: ") + kErrorNames[kind] + " is " + (is_there ? "" : "not ") + "set, at " +
-                       hex(high << 32 | low) + "; the model's " + (errors.empty() ? "none" : hex(errors.front())) +
+                       hex(high << 32 | low) + "; it should be " + (places.empty() ? "none" : hex(places.front())) +
                        "\n";
         }
         for (const Region &region : model_.regions) expect_read(whole(region.base + kPage, 512), 0), settle();

@@ -29,7 +29,7 @@ __all__ = ["MUTATED", "run"]
 
 MUTATED = ("small-merging", "small-narrow")  # of engines.ENGINES: all that there is, between them
 _LATENCIES = (2, 30)  # of the memory, in cycles: bursts one by one, and many at once
-_LONGER = 8
+_LONGER = 8  # times as many bursts find what needs open blocks and slots to meet in a rare way
 
 
 def run(name: str, folder: Path, *, count: int, bursts: int, seed: int) -> list[Finding]:

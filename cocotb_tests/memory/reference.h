@@ -34,11 +34,11 @@ class Reference {
    public:
     std::vector<Region> regions;
     Space memory;
-    std::map<size_t, int> answers;       // of writes, by their tickets
+    std::map<size_t, int> answers;                // of writes, by their tickets
     std::map<int, std::vector<uint64_t>> errors;  // by kind, the addresses
     bool evicts_any = false;                      // whether those of what was evicted may come in another order
-    uint64_t stored = 0;                 // bursts in bypass, and blocks, that were written
-    uint32_t blocks = 0;                 // of them, blocks
+    uint64_t stored = 0;                          // bursts in bypass, and blocks, that were written
+    uint32_t blocks = 0;                          // of them, blocks
 
     // `fault` says what a beat of memory answers.
     Reference(std::vector<Codec> codecs, uint64_t bytes, std::function<int(uint64_t)> fault)
