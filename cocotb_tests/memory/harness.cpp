@@ -754,6 +754,7 @@ class Harness {
         check_order();
         check_order_at_length();
         check_evictions();
+        check_slots();
         set_pauses();
     }
 
@@ -777,6 +778,36 @@ class Harness {
             }
             settle();
             reopen(window.region, merges);
+        }
+    }
+
+    // Every slot waits for every buffer, whose block then gets more bytes. No block is ever complete, so that each
+    // answer says whether its slot still waited when the region was disabled.
+    void check_slots() {
+        for (unsigned times = 0; FORMATS && times < 2 * BUFFERS; ++times) {
+            const Window *window = &windows_[random_.below(windows_.size())];
+            while (!model_.regions[window->region].format) window = &windows_[random_.below(windows_.size())];
+            const unsigned raw = codecs_[model_.regions[window->region].format - 1].original;
+            const auto write = [&](unsigned block, bool is_bufferable) {
+                Burst burst;
+                burst.address = window->start + block * raw + random_.below(raw - 1);
+                burst.id = random_.below(16);
+                burst.cache = 2 + is_bufferable;
+                send_write(content_of(burst, 1), 0);
+            };
+            reopen(window->region, false);
+            quiet();
+            for (unsigned block = 0; block < BUFFERS; ++block) write(block, true), settle();
+            for (unsigned slot = 0; slot < SLOTS; ++slot) write((slot + times) % BUFFERS, false);
+            settle();
+            // A read of one block evicts it, and so makes room for more writes.
+            const unsigned evicted = (times + times / BUFFERS) % BUFFERS;
+            expect_read(whole(window->start + evicted * raw, BUS_BYTES), 0);
+            settle();
+            for (unsigned block = 0; block < BUFFERS; ++block) {
+                if (block != evicted) write(block, true), settle();
+            }
+            reopen(window->region, false);
         }
     }
 
