@@ -27,10 +27,10 @@ from torch_bridge.backends.dtypes import TORCH_DTYPES
 from ..runner import BenchError
 from .engines import ENGINES
 
-# Engines, and which share of the bursts each has: those of training are slow to simulate.
-SHARES = {"bypass-narrow": 0.1, "small": 0.2, "small-quarter": 0.1, "small-narrow": 0.3}
-SHARES |= dict.fromkeys(("small-merging", "wide-merging"), 0.1)
-SHARES |= dict.fromkeys(memory.PRESETS, 0.05)
+# Engines, and which share of the bursts each has.
+SHARES = {"small": 0.2, "small-narrow": 0.2}
+SHARES |= dict.fromkeys(("bypass-narrow", "small-quarter", "small-merging", "wide-merging"), 0.1)
+SHARES |= dict.fromkeys(memory.PRESETS, 0.1)
 
 _SOURCES_OF_ROWS = ("golden", "rtl", "gen", "cocotb_tests/memory", "torch_bridge/backends")
 SOURCES = [Path(__file__).with_name(name) for name in ("harness.cpp", "reference.h")]
