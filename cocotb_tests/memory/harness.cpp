@@ -360,6 +360,14 @@ class Harness {
         return !region ? kMost : region->format ? region->format - 1 : unsigned(codecs_.size());
     }
 
+    // One of a region of this kind.
+    const Window &window_of(unsigned kind) {
+        for (;;) {
+            const Window &window = windows_[random_.below(windows_.size())];
+            if (kind_of(&model_.regions[window.region]) == kind) return window;
+        }
+    }
+
     // Whether it lies in a page that refuses writes, or has beats that fail.
     bool may_fail(const Burst &burst) const {
         for (const Window &window : windows_) {
@@ -515,29 +523,41 @@ class Harness {
         clear_errors();
     }
 
-    // Two regions exchange their places in the accelerator's addresses; in memory they stay where they are.
+    // Two regions exchange their places in the accelerator's addresses; in memory they stay where they are. Perhaps
+    // their registers exchange all else.
     void exchange() {
-        const unsigned pair[] = {unsigned(random_.below(REGIONS)), unsigned(1 + random_.below(REGIONS - 1))};
-        Region *regions[] = {&model_.regions[pair[0]], &model_.regions[(pair[0] + pair[1]) % REGIONS]};
-        const uint64_t slices[] = {regions[1]->base / kPage / kSlice, regions[0]->base / kPage / kSlice};
-        for (Region *region : regions) {
-            const unsigned index = region - &model_.regions[0];
+        const unsigned one = random_.below(REGIONS), other = (one + 1 + random_.below(REGIONS - 1)) % REGIONS;
+        for (unsigned index : {one, other}) {
             remember("move region ", std::to_string(index));
-            model_.disable(*region);
+            model_.disable(model_.regions[index]);
             machine_.disable(index);
         }
-        for (unsigned i = 0; i < 2; ++i) {
-            const unsigned index = regions[i] - &model_.regions[0];
-            const uint64_t page = slices[i] * kSlice + random_.below(kSlice - regions[i]->size / kPage);
+        if (random_.chance(0.5)) {
+            std::swap(model_.regions[one], model_.regions[other]);
             for (Window &window : windows_) {
-                if (window.region == index) window.start += page * kPage - regions[i]->base;
+                if (window.region == one || window.region == other) window.region ^= one ^ other;
             }
-            regions[i]->base = page * kPage;
-            regions[i]->enabled = true;
-            expect(enable(index), "USABLE of region " + std::to_string(index));
         }
+        const uint64_t slices[] = {slice_of(other), slice_of(one)};
+        move(one, slices[0]);
+        move(other, slices[1]);
         settle();
         clear_errors();
+    }
+
+    // Of the accelerator's addresses.
+    uint64_t slice_of(unsigned index) const { return model_.regions[index].base / kPage / kSlice; }
+
+    // Enable a region somewhere in another slice.
+    void move(unsigned index, uint64_t slice) {
+        Region &region = model_.regions[index];
+        const uint64_t base = (slice * kSlice + random_.below(kSlice - region.size / kPage)) * kPage;
+        for (Window &window : windows_) {
+            if (window.region == index) window.start += base - region.base;
+        }
+        region.base = base;
+        region.enabled = true;
+        expect(enable(index), "USABLE of region " + std::to_string(index));
     }
 
     // Whether something is as it must be; what it is stands in `what`.
@@ -747,12 +767,14 @@ class Harness {
 
     // What random bursts seldom meet.
     void check_all() {
+        for (unsigned i = 0; i < REGIONS; ++i) exchange();
         check_registers();
         storm();
         check_failing_writes();
         stand_still();
         check_order();
         check_order_at_length();
+        check_shared_beats();
         check_evictions();
         check_slots();
         set_pauses();
@@ -785,29 +807,28 @@ class Harness {
     // answer says whether its slot still waited when the region was disabled.
     void check_slots() {
         for (unsigned times = 0; FORMATS && times < 2 * BUFFERS; ++times) {
-            const Window *window = &windows_[random_.below(windows_.size())];
-            while (!model_.regions[window->region].format) window = &windows_[random_.below(windows_.size())];
-            const unsigned raw = codecs_[model_.regions[window->region].format - 1].original;
+            const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
+            const Window &window = window_of(kind);
             const auto write = [&](unsigned block, bool is_bufferable) {
                 Burst burst;
-                burst.address = window->start + block * raw + random_.below(raw - 1);
+                burst.address = window.start + block * raw + random_.below(raw - 1);
                 burst.id = random_.below(16);
                 burst.cache = 2 + is_bufferable;
                 send_write(content_of(burst, 1), 0);
             };
-            reopen(window->region, false);
+            reopen(window.region, false);
             quiet();
             for (unsigned block = 0; block < BUFFERS; ++block) write(block, true), settle();
             for (unsigned slot = 0; slot < SLOTS; ++slot) write((slot + times) % BUFFERS, false);
             settle();
             // A read of one block evicts it, and so makes room for more writes.
             const unsigned evicted = (times + times / BUFFERS) % BUFFERS;
-            expect_read(whole(window->start + evicted * raw, BUS_BYTES), 0);
+            expect_read(whole(window.start + evicted * raw, BUS_BYTES), 0);
             settle();
             for (unsigned block = 0; block < BUFFERS; ++block) {
                 if (block != evicted) write(block, true), settle();
             }
-            reopen(window->region, false);
+            reopen(window.region, false);
         }
     }
 
@@ -815,7 +836,7 @@ class Harness {
     // itself, for none lies beside another.
     void storm() {
         for (unsigned kind = 0; kind <= codecs_.size(); ++kind) {
-            const Window &window = windows_[3 * kind + random_.below(3)];
+            const Window &window = window_of(kind);
             const Region &region = model_.regions[window.region];
             const unsigned bytes = region.format ? codecs_[region.format - 1].original : BUS_BYTES;
             quiet();
@@ -842,7 +863,7 @@ class Harness {
     // Blocks of a failing page, each after the answer of the one before, for else they share bursts of memory.
     void check_failing_writes() {
         for (unsigned kind = 0; kind <= codecs_.size(); ++kind) {
-            const Window &window = windows_[3 * kind + random_.below(3)];
+            const Window &window = window_of(kind);
             const Region &region = model_.regions[window.region];
             const unsigned bytes = region.format ? codecs_[region.format - 1].original : BUS_BYTES;
             quiet();
@@ -894,6 +915,38 @@ class Harness {
             for (const Burst &burst : written) expect_read(burst, 0);
             for (unsigned i = random_.below(400); i; --i) machine_.step();
             machine_.dram.pause = 0;
+            settle();
+        }
+    }
+
+    // Of blocks in a row two may share a beat of memory. It is read once, but anew if the second block was written
+    // since, be it while memory stands still.
+    void check_shared_beats() {
+        for (unsigned times = 0; FORMATS && times < 64; ++times) {
+            const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
+            const Window &window = window_of(kind);
+            const Region &region = model_.regions[window.region];
+            reopen(window.region, false);
+            expect_read(whole(window.start + 3 * kPage, raw), 0);  // what was read before is displaced
+            settle();
+            quiet();
+            const unsigned count = 1 + random_.below(8);
+            Burst burst = whole(window.start + random_.below(kPage / raw) * raw, raw);
+            const uint64_t first = model_.place(region, burst.address) / MEMORY_BYTES;
+            const uint64_t last = (model_.place(region, burst.address + count * raw) - 1) / MEMORY_BYTES;
+            const uint64_t before = machine_.dram.statistics().read_beats;
+            for (unsigned i = 0; i < count; ++i, burst.address += raw) expect_read(burst, 0), settle();
+            expect(machine_.dram.statistics().read_beats - before == last - first + 1, "beats of blocks in a row");
+
+            machine_.dram.pause = times % 2;
+            expect_read(burst, 0);
+            if (times % 2 == 0) settle();
+            burst.address += raw;
+            send_write(content_of(burst, 1), 0);
+            for (unsigned i = random_.below(400); i; --i) machine_.step();
+            machine_.dram.pause = 0;
+            settle();
+            expect_read(burst, 0);
             settle();
         }
     }
