@@ -712,6 +712,9 @@ class Harness {
         }
     }
 
+    // The page behind a region, which is in none.
+    uint64_t behind(unsigned index) const { return model_.regions[index].base + model_.regions[index].size; }
+
     // Counters that no pin shows, by bursts of which is known what they count.
     void check_directed_counters() {
         quiet();
@@ -725,11 +728,11 @@ class Harness {
         for (const Window &window : windows_) {
             const Region &region = model_.regions[window.region];
             start();
-            expect_read(whole(region.base + region.size, BUS_BYTES), 0);
+            expect_read(whole(behind(window.region), BUS_BYTES), 0);
             settle();
             expect(more(0) == 1, "ERRORS_SEEN of a read");
             start();
-            send_write(content_of(whole(region.base + region.size, BUS_BYTES), 1), 0);
+            send_write(content_of(whole(behind(window.region), BUS_BYTES), 1), 0);
             settle();
             expect(more(0) == 1, "ERRORS_SEEN of a write");
             for (unsigned times = 0; times < 2; ++times) {
@@ -777,6 +780,7 @@ class Harness {
         check_shared_beats();
         check_evictions();
         check_slots();
+        check_each_error();
         set_pauses();
     }
 
@@ -812,14 +816,22 @@ class Harness {
             const auto write = [&](unsigned block, bool is_bufferable) {
                 Burst burst;
                 burst.address = window.start + block * raw + random_.below(raw - 1);
-                burst.id = random_.below(16);
+                burst.id = random_.below(15);
                 burst.cache = 2 + is_bufferable;
                 send_write(content_of(burst, 1), 0);
             };
             reopen(window.region, false);
             quiet();
             for (unsigned block = 0; block < BUFFERS; ++block) write(block, true), settle();
-            for (unsigned slot = 0; slot < SLOTS; ++slot) write((slot + times) % BUFFERS, false);
+            for (unsigned slot = 0; slot < SLOTS; ++slot) {
+                if (random_.chance(0.5)) {  // what is refused at once leaves its slot to the next
+                    Burst burst = whole(behind(window.region), BUS_BYTES);
+                    burst.id = 15;
+                    send_write(content_of(burst, 1), 0);
+                    settle();
+                }
+                write((slot + times) % BUFFERS, false);
+            }
             settle();
             // A read of one block evicts it, and so makes room for more writes.
             const unsigned evicted = (times + times / BUFFERS) % BUFFERS;
@@ -979,6 +991,37 @@ class Harness {
                 *still = 0;
                 settle();
             }
+        }
+    }
+
+    // An error of each kind with each window, and its address.
+    void check_each_error() {
+        for (const Window &window : windows_) {
+            const Region &region = model_.regions[window.region];
+            const unsigned raw = region.format ? codecs_[region.format - 1].original : BUS_BYTES;
+            const auto any_block = [&] { return whole(window.start + random_.below(kPage / raw) * raw, raw); };
+            reopen(window.region, false);
+            expect_read(whole(behind(window.region) + random_.below(kPage / raw) * raw, raw), 0);
+            settle();
+            if (region.format) {
+                Burst burst = any_block();
+                burst.kind = kFixed, burst.beats = 1;
+                send_write(content_of(burst, 1), 0);
+                burst = any_block();
+                burst.beats = 1, burst.size = 0, burst.cache = 3;
+                send_write(content_of(burst, 1), 0);
+                settle();
+                expect_read(burst, 0);  // which evicts it
+                settle();
+            }
+            Burst failing = any_block();
+            failing.address += kFailing * kPage;
+            expect_read(failing, 0);
+            settle();
+            quiet();
+            send_write(content_of(failing, 1), 0);
+            settle();
+            check_errors();
         }
     }
 
