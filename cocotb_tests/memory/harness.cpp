@@ -216,7 +216,8 @@ class Harness {
     // room for; a page behind it is in no region.
     void place_region(uint64_t slice, uint64_t slice_of_memory, unsigned format) {
         const uint64_t least = 3 * kPages, most = kSlice - 1;
-        uint64_t size = least + random_.below(uint64_t{1} << random_.below(log2_of(kSlice)));
+        const unsigned bits = random_.chance(0.5) ? log2_of(kSlice) : random_.below(log2_of(kSlice));
+        uint64_t size = least + random_.below(uint64_t{1} << bits);
         if (size > most) size = least;
         const uint64_t base = slice * kSlice + random_.below(kSlice - size);
         const uint64_t stored = slice_of_memory * kSlice + random_.below(kSlice - size + 1);
@@ -800,7 +801,10 @@ class Harness {
                 burst.address = page + i % most * raw + random_.below(raw - 1);
                 burst.id = random_.below(16);
                 burst.cache = 2 + random_.chance(0.1);
-                send_write(content_of(burst, 1), 0);
+                Expected &expected = expected_[send_write(content_of(burst, 1), 0)];
+                if (!merges || burst.cache & 1) continue;
+                expected.place = model_.place(region, burst.address);
+                expected.count = codecs_[region.format - 1].target;
             }
             settle();
             reopen(window.region, merges);
@@ -1015,9 +1019,13 @@ class Harness {
                 settle();
             }
             Burst failing = any_block();
-            failing.address += kFailing * kPage;
-            expect_read(failing, 0);
-            settle();
+            const auto has_both = [&] { return model_.errors.count(kRead) && model_.errors.count(kInvalid); };
+            for (unsigned at = 0; at < kPage && !has_both(); at += raw) {
+                failing.address = window.start + kFailing * kPage + at;
+                expect_read(failing, 0);
+                settle();
+            }
+            failing.address = any_block().address + kFailing * kPage;
             quiet();
             send_write(content_of(failing, 1), 0);
             settle();
