@@ -216,8 +216,7 @@ class Harness {
     // room for; a page behind it is in no region.
     void place_region(uint64_t slice, uint64_t slice_of_memory, unsigned format) {
         const uint64_t least = 3 * kPages, most = kSlice - 1;
-        const unsigned bits = random_.chance(0.5) ? log2_of(kSlice) : random_.below(log2_of(kSlice));
-        uint64_t size = least + random_.below(uint64_t{1} << bits);
+        uint64_t size = least + some_pages();
         if (size > most) size = least;
         const uint64_t base = slice * kSlice + random_.below(kSlice - size);
         const uint64_t stored = slice_of_memory * kSlice + random_.below(kSlice - size + 1);
@@ -225,6 +224,12 @@ class Harness {
         model_.regions.push_back({base * kPage, size * kPage, stored * kPage, format, true});
         const uint64_t between = kPages + (random_.chance(0.3) ? 0 : random_.below(size - least + 1));
         for (uint64_t page : {uint64_t{0}, between, size - kPages}) windows_.push_back({region, (base + page) * kPage});
+    }
+
+    // Fewer than a slice has: half of the time any number, else one of any order of magnitude.
+    uint64_t some_pages() {
+        const unsigned most = log2_of(kSlice);
+        return random_.below(uint64_t{1} << (random_.chance(0.5) ? most : random_.below(most)));
     }
 
     // Blocks of random values; where reads fail, also some that no encoder makes.
@@ -598,7 +603,8 @@ class Harness {
             expect(machine_.has(offset) == is_mapped(offset), "what is read at " + hex(offset));
             const bool is_writable = offset == TIMEOUT || offset == ERRORS || offset == INTERRUPTS ||
                                      (is_mapped(offset) && offset >= REGION_BASE);
-            if (!is_writable) expect(machine_.set(offset, ~0u) == kSlvErr, "the answer to a write at " + hex(offset));
+            const unsigned other = is_writable ? offset + 1 + random_.below(3) : offset;
+            expect(machine_.set(other, ~0u) == kSlvErr, "the answer to a write at " + hex(other));
         }
         expect_register(IDENTITY, 0x6273746D);
         expect_register(PARAMETERS, FORMATS | REGIONS << 8 | BUFFERS << 16 | log2_of(BUS_BYTES) << 24 |
@@ -697,7 +703,7 @@ class Harness {
             Region &region = model_.regions[index];
             const Region before = region;
             machine_.disable(index);
-            region.size = kPage * (1 + random_.below(uint64_t{1} << random_.below(log2_of(kSlice))));
+            region.size = kPage * (1 + some_pages());
             const uint64_t pages = stored_pages(region), begin = other.stored / kPage;
             const uint64_t end = begin + stored_pages(other), last = kSpace / kPage - pages;
             const uint64_t places[] = {begin - pages, begin - pages + 1, end - 1, end, last, last + 1};
@@ -781,6 +787,8 @@ class Harness {
         check_shared_beats();
         check_evictions();
         check_slots();
+        check_completions();
+        check_timeouts();
         check_each_error();
         set_pauses();
     }
@@ -848,6 +856,77 @@ class Harness {
         }
     }
 
+    // Slots that wait for any of several blocks, which are completed one after the other. Memory refuses some; it has
+    // the others when their writes are answered.
+    void check_completions() {
+        for (unsigned times = 0; FORMATS && times < 32; ++times) {
+            const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
+            const Window &window = window_of(kind);
+            const Region &region = model_.regions[window.region];
+            reopen(window.region, false);
+            const bool fails = random_.chance(0.5);
+            std::vector<uint64_t> blocks(std::max(1u, BUFFERS - 1));
+            for (unsigned i = 0; i < blocks.size(); ++i) {
+                const unsigned page = fails && random_.chance(0.5) ? kFailing : 0;
+                blocks[i] = window.start + page * kPage + (2 * i + random_.below(2)) * raw;
+            }
+            for (unsigned slot = 0; slot + 1 < SLOTS; ++slot) {
+                const uint64_t block = blocks[random_.below(blocks.size())];
+                Burst burst;
+                burst.address = block + random_.below(raw - 1);
+                burst.id = random_.below(16);
+                Expected &expected = expected_[send_write(content_of(burst, 1), 0)];
+                expected.place = model_.place(region, block);
+                expected.count = codecs_[kind].target;
+            }
+            settle();
+            machine_.dram.pause = random_.chance(0.5) ? 0.9 : 0;
+            for (const uint64_t block : blocks) {
+                Burst burst = whole(block, raw);
+                burst.cache = 3;
+                send_write(content_of(burst, 1), 0);
+                if (fails) settle(), quiet();  // else it would share a burst of memory with the next one
+            }
+            machine_.dram.pause = 0;
+            settle();
+        }
+    }
+
+    // An incomplete block is evicted once it was the oldest for as long as TIMEOUT says, and not before.
+    void check_timeouts() {
+        constexpr unsigned kSoon = 100;  // cycles in which an eviction is answered
+        for (unsigned times = 0; FORMATS && times < 8; ++times) {
+            const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
+            const Window &window = window_of(kind);
+            const unsigned timeout = 4 * kSoon + random_.below(1u << (times ? 10 : 17));
+            reopen(window.region, false);
+            quiet();
+            machine_.set(TIMEOUT, timeout);
+            Burst older = whole(window.start, raw), newer = older;
+            newer.address += 2 * raw;
+            older.size = newer.size = 0, older.beats = newer.beats = 1;
+            const bool has_older = random_.chance(0.5);
+            if (has_older) send_write(content_of(older, 1), 0);
+            send_write(content_of(newer, 1), 0);
+            machine_.until([&] { return machine_.master.sent_all(); });
+            if (has_older) {
+                for (unsigned i = timeout / 2; i; --i) machine_.step();
+                send_write(content_of(whole(window.start, raw), 1), 0);
+                settle();
+            }
+            const uint64_t start = machine_.cycles();
+            for (unsigned i = kSoon; i < timeout; ++i) machine_.step();
+            compare([](const Expected &) {});  // nothing is answered yet
+            model_.disable(model_.regions[window.region]);
+            model_.regions[window.region].enabled = true;
+            settle();
+            const uint64_t took = machine_.cycles() - start;
+            expect(took <= timeout + kSoon, "a timeout of " + std::to_string(timeout) + " cycles");
+            machine_.set(TIMEOUT, kPatience);
+            clear_errors();
+        }
+    }
+
     // More writes at once than there are slots and bursts of memory, of which some are refused: each is answered for
     // itself, for none lies beside another.
     void storm() {
@@ -891,6 +970,20 @@ class Harness {
         }
     }
 
+    // A block of a window's open pages, whole; often one behind which another page of memory begins, or in it.
+    Burst any_block_of(const Window &window) {
+        const Region &region = model_.regions[window.region];
+        const unsigned raw = codecs_[region.format - 1].original, count = kOpen * kPage / raw;
+        const auto page_behind = [&](unsigned block) {
+            return model_.place(region, window.start + (block + 1) * raw) / kPage;
+        };
+        unsigned block = random_.below(count);
+        if (random_.chance(0.3)) {
+            while (block + 1 < count && page_behind(block) == page_behind(block - 1)) ++block;
+        }
+        return whole(window.start + block * raw, raw);
+    }
+
     // Blocks that are read as soon as their write was answered, while they are still on their way to memory.
     void check_order() {
         quiet();
@@ -899,8 +992,7 @@ class Harness {
             const Window &window = windows_[random_.below(windows_.size())];
             const Region &region = model_.regions[window.region];
             if (!region.format) continue;
-            const unsigned original = codecs_[region.format - 1].original;
-            Burst burst = whole(window.start + random_.below(kOpen * kPage / original) * original, original);
+            Burst burst = any_block_of(window);
             burst.cache = 3;
             if (burst.address == last) settle();  // else that read might see this write
             last = burst.address;
@@ -922,8 +1014,7 @@ class Harness {
                 const Window &window = windows_[random_.below(windows_.size())];
                 const Region &region = model_.regions[window.region];
                 if (!region.format) continue;
-                const unsigned raw = codecs_[region.format - 1].original;
-                written.push_back(whole(window.start + random_.below(kOpen * kPage / raw) * raw, raw));
+                written.push_back(any_block_of(window));
                 written.back().cache = 3;
                 send_write(content_of(written.back(), 1), 0);
                 settle();
@@ -1011,12 +1102,13 @@ class Harness {
                 Burst burst = any_block();
                 burst.kind = kFixed, burst.beats = 1;
                 send_write(content_of(burst, 1), 0);
-                burst = any_block();
-                burst.beats = 1, burst.size = 0, burst.cache = 3;
+                // Bytes of two blocks, of which each is evicted by a read.
+                burst = whole(window.start + random_.below(kPage / raw) * raw + raw - 1, BUS_BYTES);
+                burst.beats = 2, burst.size = 0, burst.cache = 3;
                 send_write(content_of(burst, 1), 0);
                 settle();
-                expect_read(burst, 0);  // which evicts it
-                settle();
+                burst.beats = 1;
+                for (unsigned i = 0; i < 2; ++i, ++burst.address) expect_read(burst, 0), settle();
             }
             Burst failing = any_block();
             const auto has_both = [&] { return model_.errors.count(kRead) && model_.errors.count(kInvalid); };
