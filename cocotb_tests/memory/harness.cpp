@@ -603,8 +603,9 @@ class Harness {
             expect(machine_.has(offset) == is_mapped(offset), "what is read at " + hex(offset));
             const bool is_writable = offset == TIMEOUT || offset == ERRORS || offset == INTERRUPTS ||
                                      (is_mapped(offset) && offset >= REGION_BASE);
-            const unsigned other = is_writable ? offset + 1 + random_.below(3) : offset;
-            expect(machine_.set(other, ~0u) == kSlvErr, "the answer to a write at " + hex(other));
+            for (unsigned other = offset + is_writable; other < offset + (is_writable ? 4 : 1); ++other) {
+                expect(machine_.set(other, ~0u) == kSlvErr, "the answer to a write at " + hex(other));
+            }
         }
         expect_register(IDENTITY, 0x6273746D);
         expect_register(PARAMETERS, FORMATS | REGIONS << 8 | BUFFERS << 16 | log2_of(BUS_BYTES) << 24 |
@@ -703,7 +704,8 @@ class Harness {
             Region &region = model_.regions[index];
             const Region before = region;
             machine_.disable(index);
-            region.size = kPage * (1 + some_pages());
+            const uint64_t most = random_.chance(0.5) ? 1 + some_pages() : (kSpace - region.base) / kPage;
+            region.size = kPage * (1 + random_.below(most));
             const uint64_t pages = stored_pages(region), begin = other.stored / kPage;
             const uint64_t end = begin + stored_pages(other), last = kSpace / kPage - pages;
             const uint64_t places[] = {begin - pages, begin - pages + 1, end - 1, end, last, last + 1};
@@ -787,14 +789,15 @@ class Harness {
         check_shared_beats();
         check_evictions();
         check_slots();
+        check_told_blocks();
         check_completions();
         check_timeouts();
         check_each_error();
         set_pauses();
     }
 
-    // Bytes of several open blocks, each by a burst of its own that waits in a slot, until the region is disabled. Where
-    // it merges, of some blocks that are invalid or cannot be read.
+    // Bytes of several open blocks, each by a burst of its own that waits in a slot, until the region is disabled.
+    // Where it merges, of some blocks that are invalid or cannot be read.
     void check_evictions() {
         for (unsigned times = 0; FORMATS && times < 32; ++times) {
             const Window &window = windows_[random_.below(windows_.size())];
@@ -867,10 +870,11 @@ class Harness {
             const bool fails = random_.chance(0.5);
             std::vector<uint64_t> blocks(std::max(1u, BUFFERS - 1));
             for (unsigned i = 0; i < blocks.size(); ++i) {
-                const unsigned page = fails && random_.chance(0.5) ? kFailing : 0;
+                const unsigned page = !fails ? 0 : random_.below(2) * (random_.chance(0.5) ? kFailing : kRefusing);
                 blocks[i] = window.start + page * kPage + (2 * i + random_.below(2)) * raw;
             }
-            for (unsigned slot = 0; slot + 1 < SLOTS; ++slot) {
+            // Where all slots wait, the first burst to complete a block evicts another one.
+            for (unsigned slot = random_.below(2); slot < SLOTS; ++slot) {
                 const uint64_t block = blocks[random_.below(blocks.size())];
                 Burst burst;
                 burst.address = block + random_.below(raw - 1);
@@ -889,6 +893,26 @@ class Harness {
             }
             machine_.dram.pause = 0;
             settle();
+        }
+    }
+
+    // A read evicts an open block in any buffer if a bufferable write to it was answered, and no other.
+    void check_told_blocks() {
+        for (unsigned times = 0; FORMATS && times < 16; ++times) {
+            const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
+            const Window &window = window_of(kind);
+            reopen(window.region, MERGING && random_.chance(0.5));
+            quiet();
+            Burst burst;
+            for (burst.address = window.start; burst.address < window.start + BUFFERS * raw; burst.address += raw) {
+                burst.cache = 2;
+                send_write(content_of(burst, 1), 0);
+                burst.cache = 3;
+                if (random_.chance(0.5)) send_write(content_of(burst, 1), 0);
+                settle();
+            }
+            for (unsigned i : shuffled(BUFFERS)) expect_read(whole(window.start + i * raw, BUS_BYTES), 0), settle();
+            reopen(window.region, false);
         }
     }
 
