@@ -704,7 +704,8 @@ class Harness {
             Region &region = model_.regions[index];
             const Region before = region;
             machine_.disable(index);
-            const uint64_t most = random_.chance(0.5) ? 1 + some_pages() : (kSpace - region.base) / kPage;
+            region.base = 0;
+            const uint64_t most = random_.chance(0.5) ? 1 + some_pages() : kSpace / kPage;
             region.size = kPage * (1 + random_.below(most));
             const uint64_t pages = stored_pages(region), begin = other.stored / kPage;
             const uint64_t end = begin + stored_pages(other), last = kSpace / kPage - pages;
