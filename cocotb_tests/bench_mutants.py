@@ -87,6 +87,7 @@ def of_runtime() -> tuple[Benches, Benches]:
     quick: Benches = {
         "latency": benches.sustains_its_throughput_and_latency.func,
         "bypass": benches.a_bypassed_word_takes_no_cycle.func,
+        "configuration": benches.takes_a_configuration_at_once_while_empty.func,
         "switches": partial(benches.switches_from_each_format_to_each.func, ends="often"),
     }
     if DECOMPRESSES:

@@ -357,6 +357,21 @@ async def a_bypassed_word_takes_no_cycle(dut):
 
 
 @cocotb.test()
+async def takes_a_configuration_at_once_while_empty(dut):
+    """In any cycle after the last word of all tensors was given, however many there were."""
+    bench, rng = await started(28), TASK.rng(28)
+    for count in range(20):
+        jobs = [job(None, FORMATS[0], rng.bytes(FORMATS[0].original_bytes)) for _ in range(count)]
+        for task in jobs:
+            bench.send(task.sent)
+        for task in jobs:
+            assert is_answer(await bench.receive(words_of(task.expected)), task)
+        for _ in range(20):
+            await RisingEdge(dut.clk)
+            assert dut.config_ready.value, f"no configuration is taken after {count} tensors"
+
+
+@cocotb.test()
 @cocotb.parametrize(ends=["never", "often"])
 async def reset_leaves_no_trace(dut, ends):
     """A reset in any cycle: the engine holds nothing and has its first format again."""

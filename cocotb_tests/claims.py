@@ -80,6 +80,7 @@ CLAIMS = (
             "takes_its_latency",
             "sustains_its_throughput_and_latency",
             "a_bypassed_word_takes_no_cycle",
+            "takes_a_configuration_at_once_while_empty",
         ),
         proofs=("number, latency",),
         gaps=(

@@ -100,7 +100,8 @@ class RuntimeCompressor(_RuntimeEngine):
     cycle as the bus holds of the shortest type, :attr:`latency` cycles in the format that takes longest; none
     in bypass.
     A configuration is taken at the block boundary between two tensors: when the last one has left the engine,
-    before the next one begins, which waits for it. It holds until the next configuration.
+    before the next one begins, which waits for it; at once while the engine is empty. It holds until the
+    next configuration.
     After reset the engine holds nothing and has its first format.
 
     Args:
