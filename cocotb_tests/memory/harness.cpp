@@ -794,6 +794,8 @@ class Harness {
         check_completions();
         check_timeouts();
         check_each_error();
+        check_errors_at_once();
+        check_room();
         set_pauses();
     }
 
@@ -1148,6 +1150,48 @@ class Harness {
             send_write(content_of(failing, 1), 0);
             settle();
             check_errors();
+        }
+    }
+
+    // Errors of several kinds in the same cycle are all counted.
+    void check_errors_at_once() {
+        constexpr unsigned kTimes = 1000;
+        const Window &window = window_of(codecs_.size());
+        Burst burst;
+        burst.size = log2_of(MEMORY_BYTES);
+        clear_errors();
+        const uint32_t before = machine_.get(ERRORS_SEEN);
+        for (unsigned i = 0; i < kTimes; ++i) {
+            const uint64_t failing = window.start + kFailing * kPage + 3 * MEMORY_BYTES;
+            burst.address = random_.chance(0.5) ? behind(window.region) : failing;
+            expect_read(burst, 0);
+            // Every second beat, for those in a row share a burst of memory.
+            const uint64_t refusing = window.start + kRefusing * kPage + 2 * i * MEMORY_BYTES % kPage;
+            burst.address = random_.chance(0.5) ? behind(window.region) : refusing;
+            send_write(content_of(burst, 1), 0);
+        }
+        settle();
+        expect(machine_.get(ERRORS_SEEN) - before == 2 * kTimes, "ERRORS_SEEN of many at once");
+        clear_errors();
+    }
+
+    // Reads of as many beats of memory as there is room for where R stands still, and of some more: all that come
+    // are kept.
+    void check_room() {
+        constexpr unsigned kRoom = std::max<unsigned>(128, kPage / MEMORY_BYTES), kLast = 64;
+        const Window &window = window_of(codecs_.size());
+        Burst burst;
+        burst.size = log2_of(MEMORY_BYTES);
+        for (unsigned more = 0; MERGING && more < kLast / 2; ++more) {
+            machine_.master.pauses.r = 1;
+            for (unsigned left = kRoom + more; left; left -= burst.beats) {
+                burst.address = window.start + random_.below(kOpen) * kPage;
+                burst.beats = left > kLast ? std::min<unsigned>({left - kLast, 256, kPage / MEMORY_BYTES}) : left;
+                expect_read(burst, 0);
+            }
+            for (unsigned i = 0; i < 2 * kRoom; ++i) machine_.step();
+            machine_.master.pauses.r = 0;
+            settle();
         }
     }
 
