@@ -796,6 +796,7 @@ class Harness {
         check_timeouts();
         check_each_error();
         check_errors_at_once();
+        check_merges_and_reads();
         check_room();
         set_pauses();
     }
@@ -1195,6 +1196,29 @@ class Harness {
         settle();
         expect(machine_.get(ERRORS_SEEN) - before == 2 * kTimes, "ERRORS_SEEN of many at once");
         clear_errors();
+    }
+
+    // Blocks that are read are counted, and those that are merged, also in the same cycle.
+    void check_merges_and_reads() {
+        if (!MERGING) return;
+        const Window &window = window_of(0);
+        const unsigned raw = codecs_[0].original, count = kPage / raw;
+        reopen(window.region, true);
+        expect_read(whole(window.start + 3 * kPage, raw), 0);  // what was read before is displaced
+        settle();
+        quiet();
+        machine_.master.pauses.r = 0.5;  // else each ends with its last beat, of which memory gives one in a cycle
+        const uint32_t before = machine_.get(BLOCKS_READ);
+        for (unsigned i = 0; i < count; ++i) {
+            Burst burst;
+            burst.address = window.start + i * raw + random_.below(raw);
+            send_write(content_of(burst, 1), 0);
+            expect_read(whole(window.start + 2 * kPage + i * raw, raw), 0);
+        }
+        settle();
+        machine_.master.pauses.r = 0;
+        reopen(window.region, true);
+        expect(machine_.get(BLOCKS_READ) - before == 2 * count, "BLOCKS_READ of merges and reads at once");
     }
 
     // Reads of as many beats of memory as there is room for where R stands still, and of some more: all that come
