@@ -1221,20 +1221,26 @@ class Harness {
         expect(machine_.get(BLOCKS_READ) - before == 2 * count, "BLOCKS_READ of merges and reads at once");
     }
 
-    // Reads of as many beats of memory as there is room for where R stands still, and of some more: all that come
-    // are kept.
+    // Reads of as many beats of memory as there is room for where R stands still, of some more, and of many more: all
+    // that come are kept.
     void check_room() {
         constexpr unsigned kRoom = std::max<unsigned>(128, kPage / MEMORY_BYTES), kLast = 64;
+        constexpr unsigned kLongest = std::min<unsigned>(256, kPage / MEMORY_BYTES);
         const Window &window = window_of(codecs_.size());
         Burst burst;
         burst.size = log2_of(MEMORY_BYTES);
         for (unsigned more = 0; MERGING && more < kLast / 2; ++more) {
             machine_.master.pauses.r = 1;
+            // Some blocks first, of any number of beats, so that it may be full to the last one.
+            const unsigned raw = codecs_[0].original;
+            expect_read(whole(window_of(0).start, (1 + random_.below(8)) * raw), 0);
             for (unsigned left = kRoom + more; left; left -= burst.beats) {
                 burst.address = window.start + random_.below(kOpen) * kPage;
-                burst.beats = left > kLast ? std::min<unsigned>({left - kLast, 256, kPage / MEMORY_BYTES}) : left;
+                burst.beats = left > kLast ? std::min(left - kLast, kLongest) : left;
                 expect_read(burst, 0);
             }
+            burst.beats = kLongest;
+            expect_read(burst, 0);
             for (unsigned i = 0; i < 2 * kRoom; ++i) machine_.step();
             machine_.master.pauses.r = 0;
             settle();
