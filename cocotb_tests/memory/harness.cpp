@@ -812,11 +812,12 @@ class Harness {
             const bool merges = MERGING && random_.chance(0.7);
             reopen(window.region, merges);
             const uint64_t page = window.start + (merges && random_.chance(0.7) ? kFailing : 0) * kPage;
-            for (unsigned i = random_.below(SLOTS); i < SLOTS; ++i) {
+            const bool fills = random_.chance(0.5);  // all slots, of which told writes leave theirs
+            for (unsigned i = fills ? 0 : random_.below(SLOTS); i < SLOTS; ++i) {
                 Burst burst;
-                burst.address = page + i % most * raw + random_.below(raw - 1);
+                burst.address = page + random_.below(most) * raw + random_.below(raw - 1);
                 burst.id = random_.below(16);
-                burst.cache = 2 + random_.chance(0.1);
+                burst.cache = 2 + (!fills && random_.chance(0.1));
                 Expected &expected = expected_[send_write(content_of(burst, 1), 0)];
                 if (!merges || burst.cache & 1) continue;
                 expected.place = model_.place(region, burst.address);
