@@ -594,6 +594,9 @@ class Harness {
             model_.disable(model_.regions[i]);
             machine_.disable(i);
             write_region(i);
+            refuse(i, false);
+            expect(machine_.set(REGION_SIZE + i * REGION_STRIDE, 0) == kOkay, "the answer to no pages");
+            expect(machine_.set(REGION_CONTROL + i * REGION_STRIDE, ENABLE) == kSlvErr, "ENABLE of no pages");
             model_.regions[i].enabled = enable(i);
             read_meanwhile(i);
         }
@@ -625,11 +628,35 @@ class Harness {
             for (unsigned offset : {REGION_BASE, REGION_SIZE, REGION_STORED}) {
                 expect(machine_.set(offset + at, 1) == kSlvErr, "the answer of an enabled region");
             }
+            refuse(i, true);
             expect_region(i, true);
         }
         check_overlaps();
         check_directed_counters();
         clear_errors();
+    }
+
+    // A format that there is not, and merging where there is none, cannot be; an enabled region keeps what it has of
+    // both. Bits without a name are ignored.
+    void refuse(unsigned index, bool is_enabled) {
+        constexpr unsigned kFormats = 16;  // that its field can name
+        const Region &region = model_.regions[index];
+        const unsigned control = REGION_CONTROL + index * REGION_STRIDE;
+        for (unsigned format = 0; format < kFormats; ++format) {
+            for (const bool merges : {false, true}) {
+                const uint32_t value = (merges ? MERGE : 0) | format << FORMAT_LOW;
+                const bool can_be = format <= FORMATS && (MERGING || !merges);
+                const bool is_same = format == region.format && merges == region.merge;
+                if (!can_be) expect(machine_.set(control, value) == kSlvErr, "the answer to " + hex(value));
+                if (!can_be || (is_enabled && !is_same)) {
+                    expect(machine_.set(control, value | ENABLE) == kSlvErr, "the answer to " + hex(value | ENABLE));
+                } else if (is_enabled) {
+                    const uint32_t named = ENABLE | LOCK | MERGE | (kFormats - 1) << FORMAT_LOW;
+                    const uint32_t more = value | ENABLE | (random_.next() & ~named);
+                    expect(machine_.set(control, more) == kOkay, "the answer to " + hex(more));
+                }
+            }
+        }
     }
 
     // Registers are read while the one that enables a region is written, which takes a while.
