@@ -618,7 +618,7 @@ class Harness {
             const uint32_t mask = offset == TIMEOUT ? ~0u : (1u << ERROR_KINDS) - 1, value = random_.next() & mask;
             for (const uint32_t one : {value, ~value & mask}) {
                 expect(machine_.set(offset, one) == kOkay, "the answer of " + hex(offset));
-                expect(machine_.set(offset, ~one, 1 + random_.below(14)) == kSlvErr, "the answer to a part");
+                expect(machine_.set(offset, ~one, a_part()) == kSlvErr, "the answer to a part");
                 expect_register(offset, one);
             }
         }
@@ -629,6 +629,7 @@ class Harness {
                 expect(machine_.set(offset + at, 1) == kSlvErr, "the answer of an enabled region");
             }
             refuse(i, true);
+            expect(machine_.set(REGION_CONTROL + at, 0, a_part()) == kSlvErr, "the answer to a part");
             expect_region(i, true);
         }
         check_overlaps();
@@ -678,6 +679,9 @@ class Harness {
         }
     }
 
+    // Strobes of a register, but not all.
+    unsigned a_part() { return random_.below(15); }
+
     void expect_region(unsigned index, bool is_enabled) {
         const Region &region = model_.regions[index];
         const unsigned at = index * REGION_STRIDE;
@@ -697,6 +701,7 @@ class Harness {
             const uint32_t value = random_.next() & pages;
             for (uint32_t one : {value, ~value & pages}) {
                 expect(machine_.set(offset + at, one) == kOkay, "the answer of a disabled region");
+                expect(machine_.set(offset + at, ~one & pages, a_part()) == kSlvErr, "the answer to a part");
                 expect_register(offset + at, one);
             }
             if (pages != ~0u) {
