@@ -826,6 +826,7 @@ class Harness {
         check_told_blocks();
         check_completions();
         check_timeouts();
+        check_ages();
         check_each_error();
         check_errors_at_once();
         check_merges_and_reads();
@@ -1005,6 +1006,44 @@ class Harness {
             settle();
             const uint64_t took = machine_.cycles() - start;
             expect(took <= timeout + kSoon, "a timeout of " + std::to_string(timeout) + " cycles");
+            machine_.set(TIMEOUT, kPatience);
+            clear_errors();
+        }
+    }
+
+    // Blocks are evicted in the order in which they were opened, in whatever buffers they and others are.
+    void check_ages() {
+        for (unsigned times = 0; FORMATS && times < 8; ++times) {
+            const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
+            const Window &window = window_of(kind);
+            std::vector<unsigned> open, evicted;
+            const auto begin = [&](unsigned block) {
+                Burst burst;
+                burst.address = window.start + block * raw;
+                burst.id = block % BUFFERS;
+                expected_[send_write(content_of(burst, 1), 0)].master = block;
+                settle();
+                open.push_back(block);
+            };
+            reopen(window.region, false);
+            for (unsigned block = 0; block < BUFFERS; ++block) begin(block);
+            for (unsigned block : shuffled(BUFFERS)) {
+                if (random_.chance(0.4)) continue;
+                Burst burst = whole(window.start + block * raw, raw);
+                burst.id = block;
+                send_write(content_of(burst, 1), 0);
+                settle();
+                open.erase(std::find(open.begin(), open.end(), block));
+                if (random_.chance(0.5)) begin(BUFFERS + block);
+            }
+            model_.disable(model_.regions[window.region]);
+            model_.regions[window.region].enabled = true;
+            machine_.set(TIMEOUT, 100);
+            machine_.until([&] {
+                compare([&](const Expected &one) { evicted.push_back(one.master); });
+                return evicted.size() == open.size();
+            });
+            expect(evicted == open, "the order of evictions");
             machine_.set(TIMEOUT, kPatience);
             clear_errors();
         }
