@@ -163,7 +163,8 @@ GAPS = (
     "of each format.",
     "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "
     "without memories and codecs: what would take knowing which states cannot be reached stays undecided, as "
-    "does what only makes a read or a write wait longer than it must.",
+    "do what only makes a read or a write wait longer than it must, and the high bits of counters, which no "
+    "simulation reaches.",
     "What coverage gives a reason for is named by signal: other bits of it may be missed as well.",
     "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",
     "Gates are simulated without delays. There is no timing simulation, and no equivalence check of gates "
