@@ -256,7 +256,7 @@ class Harness {
         }
         const auto place = [&](unsigned page) { return model_.place(region, window.start + page * kPage); };
         auto &faults = machine_.dram.faults;
-        faults.push_back({place(kRefusing), place(kRefusing + 1), kSlvErr});
+        faults.push_back({place(kRefusing), place(kRefusing + 1), random_.chance(0.5) ? kSlvErr : kDecErr});
         // Two beats of the page, not where it begins or ends; Hadamard at 16x has four in all.
         const uint64_t failing = place(kFailing), beats = (place(kFailing + 1) - failing) / MEMORY_BYTES;
         const uint64_t first_beat = failing + std::min<uint64_t>(3, beats / 2) * MEMORY_BYTES;
@@ -972,15 +972,20 @@ class Harness {
             const Window &window = window_of(kind);
             reopen(window.region, MERGING && random_.chance(0.5));
             quiet();
-            Burst burst;
-            for (burst.address = window.start; burst.address < window.start + BUFFERS * raw; burst.address += raw) {
-                burst.cache = 2;
+            std::vector<unsigned> blocks = shuffled(kPage / raw);
+            blocks.resize(std::min<size_t>(blocks.size(), BUFFERS));
+            for (unsigned block : blocks) {
+                Burst burst;
+                burst.address = window.start + block * raw;
                 send_write(content_of(burst, 1), 0);
                 burst.cache = 3;
                 if (random_.chance(0.5)) send_write(content_of(burst, 1), 0);
                 settle();
             }
-            for (unsigned i : shuffled(BUFFERS)) expect_read(whole(window.start + i * raw, BUS_BYTES), 0), settle();
+            for (unsigned i : shuffled(blocks.size())) {
+                expect_read(whole(window.start + blocks[i] * raw, BUS_BYTES), 0);
+                settle();
+            }
             reopen(window.region, false);
         }
     }
