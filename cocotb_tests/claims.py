@@ -162,8 +162,8 @@ GAPS = (
     "Mutants are a hundred of an engine: of small engines with each kind of ports and of one 64-byte engine "
     "of each format.",
     "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "
-    "without memories and codecs: what would take knowing which states cannot be reached stays undecided, as "
-    "do what only makes a read or a write wait longer than it must, and the high bits of counters, which no "
+    "without memories and codecs. Three kinds stay undecided: those of states that cannot be reached, those "
+    "that only make a read or a write wait longer, and those in the high bits of counters, which no "
     "simulation reaches.",
     "What coverage gives a reason for is named by signal: other bits of it may be missed as well.",
     "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",

@@ -96,15 +96,16 @@ def header(parameters: MemoryParameters) -> str:
             names = [entry.name]
         constants |= {name: address_of(name) for name in names}
     fields = {
-        field.name: field.low
+        field.name: field
         for entry in REGISTERS
         if isinstance(entry, Group)
         for register in entry.registers
         if register.name == "CONTROL"
         for field in register.fields
     }
-    constants |= {name: 1 << fields[name] for name in ("ENABLE", "LOCK", "USABLE", "MERGE")} | {
-        "FORMAT_LOW": fields["FORMAT"]
+    constants |= {name: 1 << fields[name].low for name in ("ENABLE", "LOCK", "USABLE", "MERGE")} | {
+        "FORMAT_LOW": fields["FORMAT"].low,
+        "FORMAT_BITS": fields["FORMAT"].width,
     }
     lines = ["#pragma once"]
     lines += [f"constexpr unsigned {name} = {value:#x};" for name, value in constants.items()]

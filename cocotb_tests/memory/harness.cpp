@@ -649,7 +649,7 @@ class Harness {
     // A format that there is not, and merging where there is none, cannot be; an enabled region keeps what it has of
     // both. Bits without a name are ignored.
     void refuse(unsigned index, bool is_enabled) {
-        constexpr unsigned kFormats = 16;  // that its field can name
+        constexpr unsigned kFormats = 1u << FORMAT_BITS;  // that its field can name
         const Region &region = model_.regions[index];
         const unsigned control = REGION_CONTROL + index * REGION_STRIDE;
         for (unsigned format = 0; format < kFormats; ++format) {
@@ -854,7 +854,7 @@ class Harness {
             const bool merges = MERGING && random_.chance(0.7);
             reopen(window.region, merges);
             const uint64_t page = window.start + (merges && random_.chance(0.7) ? kFailing : 0) * kPage;
-            const bool fills = random_.chance(0.5);  // all slots, of which told writes leave theirs
+            const bool fills = random_.chance(0.5);  // all slots; a told write would leave its own
             for (unsigned i = fills ? 0 : random_.below(SLOTS); i < SLOTS; ++i) {
                 Burst burst;
                 burst.address = page + random_.below(most) * raw + random_.below(raw - 1);
@@ -982,8 +982,20 @@ class Harness {
                 if (random_.chance(0.5)) send_write(content_of(burst, 1), 0);
                 settle();
             }
+            std::vector<uint64_t> unread;
             for (unsigned i : shuffled(blocks.size())) {
-                expect_read(whole(window.start + blocks[i] * raw, BUS_BYTES), 0);
+                const uint64_t block = window.start + blocks[i] * raw;
+                if (random_.chance(0.5)) {
+                    expect_read(whole(block, BUS_BYTES), 0);
+                    settle();
+                } else {
+                    unread.push_back(block);
+                }
+            }
+            for (uint64_t block : unread) {  // still has its first byte, and needs the others
+                Write others = content_of(whole(block, raw), 1);
+                others.strobes[0] &= ~uint64_t{1};
+                send_write(others, 0);
                 settle();
             }
             reopen(window.region, false);
