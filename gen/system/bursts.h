@@ -66,20 +66,22 @@ struct Broken : std::runtime_error {
 };
 
 // Bits that are as random as a test needs them; the same for the same seed everywhere.
-class Random {
+class Random {  // splitmix64
    public:
-    explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15 + 1) {}
+    // Mixed, or the numbers of one seed would be those of another a few draws later.
+    explicit Random(uint64_t seed) : state_(mixed(seed)) {}
 
-    uint64_t next() {  // splitmix64
-        uint64_t word = state_ += 0x9E3779B97F4A7C15;
-        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9;
-        word = (word ^ word >> 27) * 0x94D049BB133111EB;
-        return word ^ word >> 31;
-    }
+    uint64_t next() { return mixed(state_ += 0x9E3779B97F4A7C15); }
 
     uint64_t below(uint64_t count) { return next() % count; }
     bool chance(double share) { return share > 0 && (next() >> 11) * 0x1p-53 < share; }
 
    private:
+    static uint64_t mixed(uint64_t word) {
+        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9;
+        word = (word ^ word >> 27) * 0x94D049BB133111EB;
+        return word ^ word >> 31;
+    }
+
     uint64_t state_;
 };
