@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     mutate.add_argument("--mutants", type=at_least(1), default=MUTANTS, help=text)
     text = "take reports into docs/verification.json; write verification.md and tables of hardware.md"
     document = commands.add_parser("document", help=text)
-    text = "fail unless all rows are of one commit, and of these sources"
+    text = "fail unless all rows are of the sources of this commit"
     document.add_argument("--one-commit", action="store_true", help=text)
     document.set_defaults(run=_document)
     return parser
@@ -267,7 +267,7 @@ def _document(arguments: argparse.Namespace) -> None:
     (reports.DOCS / "verification.md").write_text(plan.page())
     (reports.DOCS / "hardware.md").write_text(reports.datasheet())
     if arguments.one_commit and (mixed := plan.mixed()):
-        sys.exit("\n".join(["the record is not of one commit:", *mixed]))
+        sys.exit("\n".join(["the record is not of this commit:", *mixed]))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -28,7 +28,6 @@ from .reports import (
     Report,
     Row,
     as_markdown,
-    is_older,
 )
 from .runner import BENCHES, STREAM_BENCH
 
@@ -54,9 +53,10 @@ _RUN = """## What was run
 
 `make verify` runs all of it, in hours, goes on where it was stopped, and writes this page;
 `python -m cocotb_tests sim --engines NAME` and its like run some engines. The figures are those of each
-engine's last run, in [verification.json](verification.json), with a hash of the sources that were verified
-(`rtl/`, `golden/`, `gen/formal/`, what makes Verilog, gates and mutants in `gen/`, and `cocotb_tests/`
-without what writes this page). Where the sources have changed since, the table says "older".
+engine's last run, in [verification.json](verification.json), with hashes of what they depend on: of `rtl/`,
+`golden/`, what makes Verilog, gates and mutants in `gen/`, and either `gen/formal/` or the benches in
+`cocotb_tests/`; rows of codecs do not depend on `rtl/memory/` and its benches. Where it is the same as here,
+the table says "these", and the row holds for what is here, whatever the commit of the run; else "older".
 
 {made}
 
@@ -105,7 +105,7 @@ def _made() -> str:
             tools = ", ".join(f"{name} {version}" for name, version in made.get("tools", {}).items())
             commit = f"`{made['commit']}`" if made else "not recorded"
             of = f"{len(run['rows'])} of {len(report.rows())}"
-            sources = "older" if is_older(run) else "these"
+            sources = "older" if report.is_older(run) else "these"
             made_by = [commit, sources, str(made.get("seed", "")), tools]
             rows.append([f"`{report.command}`", report.name, of, *made_by])
         if not report.rows():
@@ -322,18 +322,21 @@ def unmutated() -> Iterator[str]:
 
 
 def mixed() -> list[str]:
-    """Why the record is not of one commit and of these sources: a line for each command, none if it is."""
+    """Why the record is not of the commit that is here: a line for each command, none if it is.
+
+    Rows that were made earlier are of this commit if nothing that they depend on has changed since.
+    """
     found = []
-    commits = {run["made"].get("commit") for report in _COMMANDS for run in report.runs()}
     for report in _COMMANDS:
         what = f"{report.command}, {report.name}"
-        its = sorted({run["made"].get("commit", "unknown") for run in report.runs()})
-        if not its:
+        if not report.runs():
             found.append(f"{what}: not run")
-        elif report.stale_rows():
-            found.append(f"{what}: of older sources, {', '.join(its)}")
-        elif len(commits) > 1 or its[0].endswith("-dirty"):
-            found.append(f"{what}: of {', '.join(its)}, not of the one commit of all")
+        for run in report.runs():
+            commit = run["made"].get("commit", "unknown")
+            if report.is_older(run):
+                found.append(f"{what}: of older sources, {commit}")
+            elif commit == "unknown" or commit.endswith("-dirty"):
+                found.append(f"{what}: of {commit}, which is no commit")
     return found
 
 

