@@ -28,6 +28,7 @@ from .reports import (
     Report,
     Row,
     as_markdown,
+    older_rows,
 )
 from .runner import BENCHES, STREAM_BENCH
 
@@ -105,7 +106,7 @@ def _made() -> str:
             tools = ", ".join(f"{name} {version}" for name, version in made.get("tools", {}).items())
             commit = f"`{made['commit']}`" if made else "not recorded"
             of = f"{len(run['rows'])} of {len(report.rows())}"
-            sources = "older" if report.is_older(run) else "these"
+            sources = "older" if older_rows(run) else "these"
             made_by = [commit, sources, str(made.get("seed", "")), tools]
             rows.append([f"`{report.command}`", report.name, of, *made_by])
         if not report.rows():
@@ -333,7 +334,7 @@ def mixed() -> list[str]:
             found.append(f"{what}: not run")
         for run in report.runs():
             commit = run["made"].get("commit", "unknown")
-            if report.is_older(run):
+            if older_rows(run):
                 found.append(f"{what}: of older sources, {commit}")
             elif commit == "unknown" or commit.endswith("-dirty"):
                 found.append(f"{what}: of {commit}, which is no commit")

@@ -38,7 +38,6 @@ class Report:
         columns: members of a row to show, with their headings.
         about: what to know of the figures.
         key: members of a row that say what was run.
-        verified: of which sources rows are, a key of :func:`gen.provenance.sources`.
     """
 
     name: str
@@ -48,12 +47,6 @@ class Report:
     columns: dict[str, str]
     about: str
     key: tuple[str, ...] = ("config", "part")
-    verified: str = "codecs"
-
-    def is_older(self, run: Row) -> bool:
-        """Whether a run was of other sources than those that are here."""
-        made = run["made"].get("sources", {})
-        return bool(made.get(self.verified) != provenance.sources()[self.verified])
 
     def write(self, rows: Sequence[Row], **further: Any) -> None:
         """Write the rows, and beside them what they were made with, and print their table.
@@ -92,7 +85,7 @@ class Report:
 
     def stale_rows(self) -> list[Row]:
         """Those that were made from other sources than those that are here."""
-        return [row for run in self.runs() if self.is_older(run) for row in run["rows"]]
+        return [row for run in self.runs() for row in older_rows(run)]
 
     def take(self) -> list[Row]:
         """The runs with the one that has left its rows, without lists, in build/.
@@ -141,6 +134,19 @@ class Report:
             for row in self.rows()
         ]
         return as_markdown(list(self.columns.values()), cells)
+
+
+def older_rows(run: Row) -> list[Row]:
+    """Rows of a run of which what they depend on was not what it is here."""
+    made, now = run["made"].get("sources", {}), provenance.sources()
+    return [row for row in run["rows"] if made.get(_verified(row)) != now[_verified(row)]]
+
+
+def _verified(row: Row) -> str:
+    """On which of :func:`gen.provenance.sources` a row depends."""
+    if "part" not in row:
+        return "proofs"
+    return "memory engines" if row["part"] == "memory" else "codecs"
 
 
 def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -197,7 +203,6 @@ MEMORY = Report(
     "reads and writes of 1 KiB at once, behind a memory of 100 cycles; the excess is the share of memory's "
     "beats beyond the stored bytes; the latency is what a read of a word adds, in cycles.",
     key=("config", "region"),
-    verified="memory engines",
 )
 BINS = Report(
     "corners",
@@ -294,7 +299,6 @@ MUTATION = Report(
     "found: the search seldom goes farther than an engine's latency and a few words, so that it says "
     "nothing of blocks behind the first, nor of stalls. "
     "`build/mutate/report.json` lists them all with the lines of `rtl/` they come from.",
-    verified="memory engines",
 )
 FORMAL = Report(
     "proofs",
@@ -312,7 +316,6 @@ FORMAL = Report(
     "With SymbiYosys. A component with a fault must be disproven (FAIL): it shows that the claim can be. The "
     "tiny floats, and blocks of 8 values, exist for proofs only.",
     key=("claim", "component", "parameters", "extent"),
-    verified="proofs",
 )
 SYNTH = Report(
     "area",

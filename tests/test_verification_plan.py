@@ -62,6 +62,11 @@ def proof(claim, component, parameters, status="PASS", expected="PASS"):
     return row | {"expected": expected, "extent": "inductive, k = 2", "engine": "smtbmc z3"}
 
 
+def some_row(report):
+    of_memory = {"part": "memory"} if report in (reports.MEMORY, reports.MUTATION) else {}
+    return dict.fromkeys(report.columns, 0) | of_memory
+
+
 def write(report, rows, **made):
     report.path.parent.mkdir(parents=True, exist_ok=True)
     report.path.write_text(json.dumps(rows))
@@ -140,18 +145,18 @@ def test_a_record_of_no_commit_or_of_older_sources_is_refused(reported, monkeypa
     monkeypatch.setattr(plan, "page", str)
     for report in plan._COMMANDS:
         same = [one for one in plan._COMMANDS if one.path == report.path]
-        write(report, [dict.fromkeys(one.columns, 0) for one in same])
+        write(report, [some_row(one) for one in same])
     reports.take()
     assert plan.mixed() == []
     commands.main(["document", "--one-commit"])
 
     monkeypatch.setattr(provenance, "_commit", lambda: "another-dirty")
-    write(reports.MUTATION, [dict.fromkeys(reports.MUTATION.columns, 0)])
+    write(reports.MUTATION, [some_row(reports.MUTATION)])
     reports.take()
     assert plan.mixed() == ["make mutate, mutants: of another-dirty, which is no commit"]
 
     monkeypatch.setattr(provenance, "_commit", lambda: "another")
-    write(reports.MUTATION, [dict.fromkeys(reports.MUTATION.columns, 0)])
+    write(reports.MUTATION, [some_row(reports.MUTATION)])
     reports.take()
     assert plan.mixed() == [], "what it depends on has not changed"
 

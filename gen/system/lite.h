@@ -31,10 +31,11 @@ class Lite {
         for (State *channel : {&aw_, &w_, &ar_}) {
             if (*channel == kWaits && !random_.chance(pause)) *channel = kOffered;
         }
-        m.s_axil_awaddr = write_offset_;
-        m.s_axil_araddr = read_offset_;
-        m.s_axil_wdata = value_;
-        m.s_axil_wstrb = strobes_;
+        // What is not offered says nothing.
+        m.s_axil_awaddr = aw_ == kOffered ? write_offset_ : ~write_offset_;
+        m.s_axil_araddr = ar_ == kOffered ? read_offset_ : ~read_offset_;
+        m.s_axil_wdata = w_ == kOffered ? value_ : ~value_;
+        m.s_axil_wstrb = w_ == kOffered ? strobes_ : ~strobes_;
         m.s_axil_awvalid = aw_ == kOffered;
         m.s_axil_wvalid = w_ == kOffered;
         m.s_axil_arvalid = ar_ == kOffered;
@@ -44,6 +45,7 @@ class Lite {
 
     void sample(const Vengine &m) {
         hold(b_, m.s_axil_bvalid, m.s_axil_bready, m.s_axil_bresp, 0, "B");
+        if (m.s_axil_bvalid && (aw_ != kIdle || w_ != kIdle)) throw Broken("B of a register before its AW and W");
         hold(r_, m.s_axil_rvalid, m.s_axil_rready, m.s_axil_rresp, m.s_axil_rdata, "R");
         if (m.s_axil_awready && m.s_axil_awvalid) aw_ = kIdle;
         if (m.s_axil_wready && m.s_axil_wvalid) w_ = kIdle;

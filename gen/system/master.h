@@ -31,7 +31,7 @@ class Master {
 
     // Send a write burst; `words` are BUS_BYTES for each beat, `strobes` a bit for each of these.
     size_t write(const Burst &burst, std::vector<uint8_t> words, std::vector<uint64_t> strobes) {
-        const size_t ticket = tickets_++;
+        const size_t ticket = ticket_of(burst);
         aw_.push_back(burst);
         w_.push_back({std::move(words), std::move(strobes)});
         writing_[burst.id].push_back({ticket, {burst, false, {}, {}}});
@@ -40,7 +40,7 @@ class Master {
     }
 
     size_t read(const Burst &burst) {
-        const size_t ticket = tickets_++;
+        const size_t ticket = ticket_of(burst);
         ar_.push_back(burst);
         reading_[burst.id].push_back({ticket, {burst, true, {}, {}}});
         ++reads_;
@@ -108,6 +108,11 @@ class Master {
         std::vector<uint64_t> strobes;
     };
     using Queue = std::deque<std::pair<size_t, Outcome>>;
+
+    size_t ticket_of(const Burst &burst) {
+        if (burst.at(burst.beats - 1) / kPage != burst.address / kPage) throw Broken("a burst crosses a page");
+        return tickets_++;
+    }
 
     // A payload that was offered and not taken has to stay.
     template <class Payload>
