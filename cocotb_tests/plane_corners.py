@@ -207,6 +207,8 @@ def _header_corners(fmt: PlaneFormat, stored: np.ndarray, whole: np.ndarray) -> 
     yield Corner("header", "base too large", invalid & contiguous & (width > 0) & (base > highest))
     too_wide = contiguous & (signs[:, 0] + width > fmt.slots)
     yield Corner("header", "no room for exponents", invalid & too_wide, fmt.slots < 1 + ft.exponent_bits)
+    met = invalid & too_wide & (width == ft.exponent_bits)
+    yield Corner("header", "no room for exponents, all planes", met, fmt.slots < ft.exponent_bits)
     yield Corner("header", "no room for mantissas", invalid & (total > kept), kept < fmt.planes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -272,7 +273,7 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
     The valid ones are, of the Hadamard format, the smallest and the largest, some of those between, and often
     those of zeros and of specials. Of planes they are those of cleared memory, of blocks without mantissas,
     of each width of deltas, with and without signs, and of blocks with a NaN or an infinity, also with the
-    largest base for each width.
+    largest base for each width; and these as if there were room for more planes.
     """
     if isinstance(fmt, HadamardFormat):
         numbers = [*range(-64, 64), *range(64, 1 << HEADER_BITS, 37), *[ZEROS, SPECIALS] * 50]
@@ -293,7 +294,9 @@ def nearly_valid_headers(fmt: Format) -> np.ndarray:
     ]
     values = np.stack(patterns).astype(ft.bits).view(ft.array)
     cleared = np.zeros((1, fmt.header_bytes), np.uint8)
-    valid = np.unique([*cleared, *fmt.compress(values)[:, : fmt.header_bytes]], axis=0)
+    roomy = replace(fmt, target=fmt.original_bytes)
+    headers = [one.compress(values)[:, : fmt.header_bytes] for one in (fmt, roomy)]
+    valid = np.unique([*cleared, *np.concatenate(headers)], axis=0)
     flips = np.packbits(np.eye(8 * fmt.header_bytes, dtype=np.uint8), axis=1)
     headers = np.concatenate([valid, (valid[:, None] ^ flips).reshape(-1, fmt.header_bytes)])
     return np.pad(headers, ((0, 0), (0, fmt.target - fmt.header_bytes)))
