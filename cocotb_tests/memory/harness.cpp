@@ -1170,7 +1170,10 @@ class Harness {
                 for (unsigned i = 0; i < 200; ++i) machine_.step();
                 compare([](const Expected &) {});
                 if (!machine_.master.writes()) continue;
-                written.pop_back();  // there is no room for it
+                // There is no room for it: a read of this block may see it, or not.
+                const uint64_t last = written.back().address;
+                const auto is_it = [&](const Burst &one) { return one.address == last; };
+                written.erase(std::remove_if(written.begin(), written.end(), is_it), written.end());
                 break;
             }
             for (unsigned i : shuffled(written.size())) expect_read(written[i], 0);
