@@ -16,7 +16,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge, with_timeout
 from cocotbext.axi import AxiStreamBus, AxiStreamFrame, AxiStreamMonitor, AxiStreamSink, AxiStreamSource
 
-from cocotb_tests import oracle, stimulus
+from cocotb_tests import hadamard_stimulus, oracle, stimulus
 from cocotb_tests.beats import Port, beat_coverage
 from cocotb_tests.bench_engines import TASK, number_of
 from cocotb_tests.streams import AT_LENGTH, PATTERNS, Tensor
@@ -138,7 +138,7 @@ def tensors(count: int, rng: np.random.Generator) -> list[bytes]:
         else:
             stored = fmt.compress(np.frombuffer(values[start:stop], fmt.float_type.array))
             if isinstance(fmt, HadamardFormat) and rng.random() < 0.2:
-                stored = stimulus.with_chosen_sums(fmt, len(stored), rng)
+                stored = hadamard_stimulus.with_chosen_sums(fmt, len(stored), rng)
             is_broken = rng.random() < 0.5
             made.append((stimulus.with_broken_headers(fmt, stored, rng) if is_broken else stored).tobytes())
         start = stop

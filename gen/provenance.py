@@ -26,7 +26,7 @@ _PACKAGES = {
 }
 _OF_PAGES = {f"cocotb_tests/{name}.py" for name in ("claims", "plan", "reports")}
 # Makes Verilog, gates and mutants.
-_MAKERS = ("aiger", "cut", "equivalence", "netlist", "system", "verilog", "yosys")
+_MAKERS = ("aiger", "config", "cut", "equivalence", "memory", "netlist", "system", "verilog", "yosys")
 # Folders, and what of them does not count.
 _VERIFIED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "codecs": (("rtl", "golden", "cocotb_tests"), ("rtl/memory", "cocotb_tests/memory")),
