@@ -1,7 +1,7 @@
 """``python -m cocotb_tests.memory.harness``: random bursts on Verilated memory engines, by the million.
 
-They are made and checked in C++: harness.cpp draws them, reference.h says what must come of them. What
-becomes of a block is golden's word, by the backend ``cpu``.
+They are made and checked in C++: harness.cpp draws them at random, the other files what random ones seldom meet;
+reference.h says what must come of them, and what becomes of a block is golden's word, by the backend ``cpu``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SHARES |= dict.fromkeys(("bypass-narrow", "small-quarter", "small-merging", "wid
 SHARES |= dict.fromkeys(memory.PRESETS, 0.1)
 
 _SOURCES_OF_ROWS = ("golden", "rtl", "gen", "cocotb_tests/memory", "torch_bridge/backends")
-SOURCES = [Path(__file__).with_name(name) for name in ("harness.cpp", "reference.h")]
+HARNESS = Path(__file__).with_name("harness.cpp")
+SOURCES = [HARNESS, *sorted(HARNESS.parent.glob("*.h"))]
 LATENCY = 100  # of the memory, in cycles, when rates are measured
 BURST = 1024  # bytes, likewise
 
@@ -90,7 +91,7 @@ def build(parameters: MemoryParameters, folder: Path) -> Path:
     texts = [(folder / "model.digest").read_text(), *(source.read_text() for source in sources)]
     made = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     if not path.exists() or not stamp.exists() or stamp.read_text() != made:
-        system.link(SOURCES[0], folder, path)
+        system.link(HARNESS, folder, path)
         stamp.write_text(made)
     return path
 

@@ -23,7 +23,7 @@ from rtl.memory import MemoryEngine, MemoryParameters
 from ..mutation import Finding
 from ..runner import BenchError
 from .engines import ENGINES
-from .harness import LATENCY, SOURCES, Harness
+from .harness import HARNESS, LATENCY, SOURCES, Harness
 
 __all__ = ["MUTATED", "run"]
 
@@ -91,7 +91,7 @@ def _build(parameters: MemoryParameters, folder: Path, count: int, seed: int) ->
         toolchain.verilate(before, top, model, optimise="-O2", options=options, log=log)
         stamp.write_text(made)
     path = folder / "libharness.so"
-    system.link(SOURCES[0], folder, path)
+    system.link(HARNESS, folder, path)
     return path, netlist.read_mutants(before)
 
 
