@@ -1,7 +1,8 @@
 """``python -m cocotb_tests.memory.harness``: random bursts on Verilated memory engines, by the million.
 
-They are made and checked in C++: harness.cpp draws them at random, the other files what random ones seldom meet;
-reference.h says what must come of them, and what becomes of a block is golden's word, by the backend ``cpu``.
+They are made and checked in C++: harness.cpp draws them at random, the other files what random ones seldom
+meet, and reference.h says what must come of them. What becomes of a block is golden's word, by the backend
+``cpu``.
 """
 
 from __future__ import annotations
