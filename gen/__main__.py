@@ -20,12 +20,13 @@ from .board import command as board_command
 from .board.link import LinkError
 from .config import INTERFACES, PRESETS, Config
 from .formal import command as formal_command
+from .sizes import SIZES, add_sizes, sizes
 from .synth import command as synth_command
 from .toolchain import ToolError
 
 OF_FORMAT = ("dtype", "block", "target", "rounding")
 _OF_ENGINE = {"scheme", *OF_FORMAT, "bus_bytes", "interface", "further"}
-_OF_MEMORY = {"memory_bytes", "merging"}
+_OF_MEMORY = {"memory_bytes", "merging", *SIZES}
 _OF_PART = {"part", "width", "depth"}
 _BUS_BYTES = 64
 
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument(
         "-o", "--output", type=Path, help="file.v (default: build/verilog/NAME.v; all presets: all of them)"
     )
+
+    add_sizes(make)
 
     build = commands.add_parser(
         "library", parents=[of_format, of_bus], help="build the library of the verilated backend"
@@ -176,6 +179,7 @@ def _memory(arguments: argparse.Namespace) -> MemoryParameters:
         bus_bytes=bus,
         memory_bytes=bus if narrow is None else narrow,
         merging=bool(arguments.merging),
+        **sizes(arguments),
     )
 
 

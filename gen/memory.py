@@ -13,6 +13,7 @@ from rtl.memory import MemoryEngine, MemoryParameters
 
 from . import project, verilog
 from .config import format_slugs
+from .sizes import SIZES, default
 
 _GPT2 = (PlaneFormat("fp32", block=64, target=80), HadamardFormat("fp32", block=128, target=32))
 
@@ -27,9 +28,12 @@ _BYPASS_LATENCY, _FORMAT_LATENCY = 3, 4
 
 
 def slug(parameters: MemoryParameters) -> str:
-    """The parameters as part of a Verilog or file name."""
+    """The parameters as part of a Verilog or file name; sizes if they are not those by default."""
     widths = [f"b{parameters.bus_bytes}", f"m{parameters.memory_bytes}"]
-    return "_".join(["memory", *format_slugs(parameters.formats), *widths, *["merging"] * parameters.merging])
+    sizes = {name: getattr(parameters, name) for name in SIZES}
+    others = [f"{name}{size}" for name, size in sizes.items() if size != default(name)]
+    merging = ["merging"] * parameters.merging
+    return "_".join(["memory", *format_slugs(parameters.formats), *widths, *others, *merging])
 
 
 def name_of(parameters: MemoryParameters) -> str:

@@ -165,9 +165,10 @@ def test_several_formats_share_a_memory_engine(tmp_path, capsys, monkeypatch):
     assert made == [(MemoryParameters(formats=formats, bus_bytes=32, memory_bytes=16), path)]
     names = "bf16_n32_t24_nearest_or_n64_t9_hadamard_or_fp16_n64_t70_truncate"
     assert memory.module_name(made[0][0]) == f"bitstash_memory_{names}_b32_m16"
-    main(["verilog", *options.split(), "--merging", "-o", str(path)])
-    assert made[1][0].merging
-    assert memory.module_name(made[1][0]).endswith("_m16_merging")
+    main(["verilog", *options.split(), "--merging", "--regions", "4", "--reads=8", "-o", str(path)])
+    ((merging, _),) = made[1:]
+    assert (merging.merging, merging.regions, merging.reads) == (True, 4, 8)
+    assert memory.module_name(merging).endswith("_m16_regions4_reads8_merging")
 
 
 def test_a_memory_engine_has_its_files_and_its_place_in_the_manifest(tmp_path):
@@ -297,6 +298,8 @@ def test_several_formats_need_the_interface_that_chooses_between_them():
         (["--memory-bytes", "16"], "--memory-bytes is of --interface memory, not stream"),
         (["--memory-bytes", "8", "--interface", "memory"], r"memory_bytes must be one of .*, not 8"),
         (["--memory-bytes", "0", "--interface", "memory"], r"memory_bytes must be one of .*, not 0"),
+        (["--regions", "9", "--interface", "memory"], "regions must be from 1 to 8, not 9"),
+        (["--regions", "4"], "--regions is of --interface memory, not stream"),
         (["--bus-bytes", "0"], r"bus_bytes must be one of \(16, 32, 64, 128\), not 0"),
         (["--part", "FullSlice", "--width", "0"], "width must be at least one bit, not 0"),
         (

@@ -178,6 +178,8 @@ SOURCES = {
     "gen/formal/f.py": {"proofs"},
     "gen/system/g.h": {"memory engines"},
     "gen/netlist.py": {"codecs", "memory engines", "proofs"},
+    "gen/config.py": {"codecs", "memory engines", "proofs"},
+    "gen/memory.py": {"memory engines", "proofs"},
     "gen/board/h.py": set(),
     "gen/release.py": set(),
     "cocotb_tests/plan.py": set(),

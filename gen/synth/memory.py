@@ -1,8 +1,8 @@
 """``python -m gen.synth.memory``: the area of a memory engine beyond its codecs and its memories.
 
-In the codecs' stead are some that only count words. Memories are not counted: they buffer blocks and beats.
-The codecs of a memory engine have no gearboxes, as those by themselves have: what that saves of them is
-subtracted.
+It has blocks of 256 bytes in 80, and buses of 64 bytes. In the codecs' stead are some that only count words.
+Memories are not counted: they buffer blocks and beats. The codecs of a memory engine have no gearboxes, as
+those by themselves have: what that saves of them is subtracted.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from rtl.memory import MemoryEngine, MemoryParameters
 from rtl.ports import COMPRESSORS, DECOMPRESSORS, core_of
 
 from ..formal.paths import without_codecs
+from ..sizes import add_sizes, sizes
 from ..yosys import run_yosys
 from .gates import kilogates
 
 FOLDER = Path("build/synth/memory")
-_FULL = MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),))
-# As it is by default, and with half of the regions and a quarter of the bursts each way.
-ENGINES = {
-    "full": _FULL,
-    "smaller": replace(_FULL, regions=4, buffers=4, least_slots=8, reads=8, bursts=8),
-}
+_ENGINE = MemoryParameters(formats=(PlaneFormat("fp32", 64, 80),))
 _TOP = "memory"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gen.synth.memory", description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, default="full", help="default: full")
-    parameters = ENGINES[parser.parse_args().engine]
+    add_sizes(parser)
+    try:
+        parameters = replace(_ENGINE, **sizes(parser.parse_args()))
+    except ValueError as error:
+        parser.error(str(error))
     FOLDER.mkdir(parents=True, exist_ok=True)
     engine = MemoryEngine(parameters)
     areas = _areas(without_codecs(engine, None), engine)
