@@ -24,6 +24,7 @@ from .reports import (
     NETLIST,
     SIM,
     STREAMS,
+    SYNTH,
     XSAFETY,
     Report,
     Row,
@@ -35,7 +36,14 @@ from .runner import BENCHES, STREAM_BENCH
 _PORTS = dict(zip(INTERFACES, ("streams", "AXI4-Stream", "runtime-configurable"), strict=True))
 _SOLVERS = {"smtbmc z3": "z3", "abc pdr": "ABC", "abc bmc3": "ABC"}
 _COMPARISONS = {"matches_golden", "gives_every_word_in_its_turn"}
-_COMMANDS = (SIM, MEMORY, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
+_COMMANDS = (SIM, MEMORY, CODE, NETLIST, XSAFETY, MUTATION, FORMAL, SYNTH)
+# What a proof says has a meaning for these alone.
+_ONLY_OF = {
+    "every x": "planes",
+    "every block": "hadamard",
+    "no invalid header": "hadamard",
+    "block boundary": _PORTS["runtime"],
+}
 PARTS = "parts of the streams"
 STAGES = "stages and parts"
 
@@ -55,9 +63,10 @@ _RUN = """## What was run
 `make verify` runs all of it, in hours, goes on where it was stopped, and writes this page;
 `python -m cocotb_tests sim --engines NAME` and its like run some engines. The figures are those of each
 engine's last run, in [verification.json](verification.json), with hashes of what they depend on: of `rtl/`,
-`golden/`, what makes Verilog, gates and mutants in `gen/`, and either `gen/formal/` or the benches in
-`cocotb_tests/`; rows of codecs do not depend on `rtl/memory/` and its benches. Where it is the same as here,
-the table says "these", and the row holds for what is here, whatever the commit of the run; else "older".
+`golden/`, what makes Verilog, gates and mutants in `gen/`, and of `gen/formal/`, `gen/synth/` or the benches
+in `cocotb_tests/`; rows of codecs do not depend on `rtl/memory/` and its benches. Where it is the same as
+here, the table says "these", and the row holds for what is here, whatever the commit of the run; else
+"older".
 
 {made}
 
@@ -66,7 +75,8 @@ the table says "these", and the row holds for what is here, whatever the commit 
 _CLAIMS = """## Claims
 
 *Simulated* is random stimulus and the corners of the format, compared with golden/, under every pattern of
-idling and stalling at either end. A seed makes all of it again (`python -m cocotb_tests sim --seed 7`).
+idling and stalling at either end. `python -m cocotb_tests sim --seed N` makes all of it again, with the seed
+of the row.
 *Inductive* proofs hold for all time, *bounded* ones for all behaviours of the cycles stated after reset.
 *Reached* shows that what a claim is about occurs.
 
@@ -115,7 +125,7 @@ def _made() -> str:
 
 
 def _section(number: int, claim: Claim) -> str:
-    rows = _merged([*_simulated(claim), *_proven(claim)])
+    rows = _merged([*_simulated(claim), *_proven(claim), *(_bursts() if claim.bursts else [])])
     table = as_markdown(["of", "evidence", "how far", "result"], rows)
     return f"### {number}. {claim.name}\n\n{claim.text}\n\n{table}\n"
 
@@ -176,6 +186,16 @@ def _simulated(claim: Claim) -> Iterator[list[str]]:
         report = {"gates": NETLIST, "unknown": XSAFETY}[claim.gates]
         for kind, rows in _by_engine(report.rows()).items():
             yield [kind, "all benches on gates", *_ran(report, rows, list(_COMPARISONS))]
+
+
+def _bursts() -> Iterator[list[str]]:
+    """A row for each memory engine."""
+    seeds = _seeds({run["made"].get("seed") for run in MEMORY.runs()})
+    for name in dict.fromkeys(row["config"] for row in MEMORY.rows()):
+        rows = [row for row in MEMORY.rows() if row["config"] == name]
+        bursts, wrong = (sum(row[what] for row in rows) for what in ("bursts", "mismatches"))
+        result = f"**{wrong:,} mismatches**" if wrong else "holds"
+        yield [f"memory engine `{name}`", "random bursts and checks", f"{bursts:,} bursts, {seeds}", result]
 
 
 def _benches(claim: Claim, module: str, part: str) -> list[str]:
@@ -290,21 +310,30 @@ def _configs(rows: Sequence[Row]) -> str:
 # Gaps
 
 
-def unproven() -> Iterator[str]:
-    """Kinds of engines that are simulated, by the proofs that others have and they have not."""
+def _unproven() -> str:
+    """Which proofs some kinds of engines have and others have not, as a table; "" if all have all."""
     simulated = _by_engine(SIM.rows())
-    for name in (name for claim in CLAIMS for name in claim.proofs):
-        proven = set()
-        for row in FORMAL.rows():
-            kind = proven_engine(row["component"], row["parameters"]) if row["claim"] == name else None
-            if kind is not None:
-                proven |= {kind.replace("both", part) for part in ("compressor", "decompressor")}
-        parts = {kind.rpartition(" ")[2] for kind in proven}
-        missing = [kind for kind in simulated if kind not in proven and kind.rpartition(" ")[2] in parts]
-        if name == "block boundary":
-            missing = [kind for kind in missing if _PORTS["runtime"] in kind]
-        if missing:
-            yield f"No proof *{name}* of {'; '.join(missing)}."
+    proofs = [name for claim in CLAIMS for name in claim.proofs]
+    proven: dict[str, set[str]] = {name: set() for name in proofs}
+    for row in FORMAL.rows():
+        kind = proven_engine(row["component"], row["parameters"])
+        if kind is not None and row["claim"] in proven:
+            proven[row["claim"]] |= {kind.replace("both", part) for part in ("compressor", "decompressor")}
+    shown = [name for name in proofs if proven[name]]
+    rows = [[kind, *(_has(kind, name, proven[name]) for name in shown)] for kind in simulated]
+    missing = [row for row in rows if "no" in row]
+    if not missing:
+        return ""
+    table = as_markdown(["simulated, and proven", *(f"*{name}*" for name in shown)], missing)
+    return f"\nProofs that some kinds of engines have and others have not:\n\n{table}\n"
+
+
+def _has(kind: str, name: str, proven: set[str]) -> str:
+    """Whether a kind of engine has a proof; "" if that is of others by what it says."""
+    if kind in proven:
+        return "yes"
+    is_of_it = kind.rpartition(" ")[2] in {other.rpartition(" ")[2] for other in proven}
+    return "no" if is_of_it and _ONLY_OF.get(name, "") in kind else ""
 
 
 def unreached() -> Iterator[str]:
@@ -353,8 +382,7 @@ def _all_gaps() -> str:
     listed += [
         *(gap for claim in CLAIMS for gap in claim.gaps),
         *GAPS,
-        *unproven(),
         *unreached(),
         *unmutated(),
     ]
-    return "## Gaps\n\n" + "\n".join(f"- {gap}" for gap in listed) + "\n"
+    return "## Gaps\n\n" + "\n".join(f"- {gap}" for gap in listed) + "\n" + _unproven()

@@ -136,6 +136,54 @@ class Report:
         return as_markdown(list(self.columns.values()), cells)
 
 
+class _Areas(Report):
+    """Of presets with streams alone, and without memories: others are in other tables."""
+
+    def take(self) -> list[Row]:
+        """``make synth`` may have been about some presets, or have placed nothing."""
+        presets = list(PRESETS)
+        runs = super().take()
+        for run in runs:
+            rows = [row for row in run["rows"] if row["preset"] in presets]
+            run["rows"] = sorted(
+                rows, key=lambda row: (presets.index(row["preset"]), row["bus_bytes"], row["part"])
+            )
+        return [run for run in runs if run["rows"]]
+
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        """What was placed stays with gates that are the same."""
+        old, found = {self._key(row): row for row in self.rows()}, []
+        for row in rows:
+            if row["preset"] not in PRESETS or row["memory_bits"]:
+                continue
+            row = {name: row[name] for name in self.columns}
+            digits = {"kge": 1, "kge_per_byte_per_cycle": 2}
+            row |= {name: round(row[name], places) for name, places in digits.items()}
+            before = old.get(self._key(row), {})
+            if row["ecp5_mhz"] is None and before.get("kge") == row["kge"]:
+                row |= {name: before[name] for name in ("ecp5_luts", "ecp5_mhz")}
+            found.append(row)
+        return found
+
+
+class _Submodules(Report):
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of the 64-byte fp32 engines."""
+        engines = [row for row in rows if (row["preset"], row["bus_bytes"]) == ("gpt2-fp32-3.2x", 64)]
+        return [
+            {
+                "part": row["part"],
+                "submodule": name,
+                "kge": round(kge, 1),
+                "percent": round(100 * kge / total, 1),
+            }
+            for row in engines
+            for total in [sum(row["modules"].values())]
+            for name, kge in sorted(row["modules"].items(), key=lambda item: -item[1])
+            if kge
+        ]
+
+
 def older_rows(run: Row) -> list[Row]:
     """Rows of a run of which what they depend on was not what it is here."""
     made, now = run["made"].get("sources", {}), provenance.sources()
@@ -144,6 +192,8 @@ def older_rows(run: Row) -> list[Row]:
 
 def _verified(row: Row) -> str:
     """On which of :func:`gen.provenance.sources` a row depends."""
+    if "kge" in row:
+        return "areas"
     if "part" not in row:
         return "proofs"
     return "memory engines" if row["part"] == "memory" else "codecs"
@@ -317,7 +367,7 @@ FORMAL = Report(
     "tiny floats, and blocks of 8 values, exist for proofs only.",
     key=("claim", "component", "parameters", "extent"),
 )
-SYNTH = Report(
+SYNTH = _Areas(
     "area",
     "make synth",
     Path("build/synth/report.json"),
@@ -334,14 +384,16 @@ SYNTH = Report(
         "ecp5_mhz": "ECP5 MHz",
     },
     "NAND 1, NOT 0.67, flip-flop 6.",
+    key=("preset", "bus_bytes", "part"),
 )
-SUBMODULES = Report(
+SUBMODULES = _Submodules(
     "submodules",
     "make synth",
     Path("build/synth/details.json"),
     "Submodules",
     {"part": "part", "submodule": "submodule", "kge": "kGE", "percent": "%"},
     "Of the 64-byte fp32 engines, each submodule by itself.",
+    key=("part", "submodule"),
 )
 
 
@@ -383,12 +435,20 @@ def take() -> None:
     """Put what runs have left in build/ into docs/verification.json, in place of earlier rows."""
     records = {
         report.name: report.take()
-        for report in (SIM, MEMORY, BINS, STREAMS, CODE, NETLIST, XSAFETY, MUTATION, FORMAL)
+        for report in (
+            SIM,
+            MEMORY,
+            BINS,
+            STREAMS,
+            CODE,
+            NETLIST,
+            XSAFETY,
+            MUTATION,
+            FORMAL,
+            SYNTH,
+            SUBMODULES,
+        )
     }
-    measured = json.loads(SYNTH.path.read_text()) if SYNTH.path.exists() else []
-    areas = _with_newer(SYNTH.rows(), measured)
-    records[SYNTH.name] = [{"made": {}, "rows": areas}]
-    records[SUBMODULES.name] = [{"made": {}, "rows": _submodules() or SUBMODULES.rows()}]
     RECORDS.write_text(
         _as_json({name: runs for name, runs in records.items() if any(run["rows"] for run in runs)})
     )
@@ -411,52 +471,13 @@ def _as_json(records: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _with_newer(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """Rows of :data:`SYNTH`: ``make synth`` may have been about some presets, or have placed nothing.
-
-    What was placed stays with gates that are the same. Engines with memories are another table's.
-    """
-    found = {_engine_of(row): row for row in old if row["preset"] in PRESETS}
-    for row in new:
-        if row["preset"] in PRESETS and not row["memory_bits"]:
-            row = {name: row[name] for name in SYNTH.columns}
-            before = found.get(_engine_of(row), {})
-            if row["ecp5_mhz"] is None and before.get("kge") == round(row["kge"], 1):
-                row |= {name: before[name] for name in ("ecp5_luts", "ecp5_mhz")}
-            digits = {"kge": 1, "kge_per_byte_per_cycle": 2}
-            found[_engine_of(row)] = row | {name: round(row[name], places) for name, places in digits.items()}
-    presets = list(PRESETS)
-    return sorted(
-        found.values(), key=lambda row: (presets.index(row["preset"]), row["bus_bytes"], row["part"])
-    )
-
-
-def _engine_of(row: Row) -> tuple[str, int, str]:
-    return row["preset"], row["bus_bytes"], row["part"]
-
-
-def _submodules() -> list[Row]:
-    """Rows of :data:`SUBMODULES`, of the 64-byte fp32 engines if ``make synth`` was about them."""
-    if not SUBMODULES.path.exists():
-        return []
-    details = json.loads(SUBMODULES.path.read_text())
-    engines = [row for row in details if (row["preset"], row["bus_bytes"]) == ("gpt2-fp32-3.2x", 64)]
-    return [
-        {"part": row["part"], "submodule": name, "kge": round(kge, 1), "percent": round(100 * kge / total, 1)}
-        for row in engines
-        for total in [sum(row["modules"].values())]
-        for name, kge in sorted(row["modules"].items(), key=lambda item: -item[1])
-        if kge
-    ]
-
-
 def datasheet() -> str:
     """docs/hardware.md with the tables that were recorded."""
     path = DOCS / "hardware.md"
     text = path.read_text()
     reports = {"sim": SIM, "memory": MEMORY, "synth": SYNTH, "submodules": SUBMODULES}
     tables = {name: report.table() for name, report in reports.items() if report.rows()}
-    for name in ("sim", "memory"):  # the others have no hash of what was measured
+    for name in tables:
         if reports[name].stale_rows():
             tables[name] = f"**{STALE}**\n\n{tables[name]}"
     measured = {row["preset"] for row in SYNTH.rows()}

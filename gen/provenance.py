@@ -32,6 +32,7 @@ _MEMORY_MAKERS = (*_MAKERS, "memory", "system")
 _VERIFIED: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "codecs": (("rtl", "golden", "cocotb_tests"), ("rtl/memory", "cocotb_tests/memory"), _MAKERS),
     "memory engines": (("rtl", "golden", "cocotb_tests", "gen/system"), (), _MEMORY_MAKERS),
+    "areas": (("rtl", "golden", "gen/synth"), ("rtl/memory",), ("config", "verilog", "yosys")),
     "proofs": (("rtl", "golden", "gen/formal"), (), _MEMORY_MAKERS),
 }
 _ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +52,8 @@ def read(report: Path) -> dict[str, Any]:
 
 @cache
 def sources() -> dict[str, str]:
-    """A hash of what is verified and of what verifies it: one for each of codecs, memory engines and proofs.
+    """A hash of what is verified and of what verifies it: one for each of codecs, memory engines,
+    areas and proofs.
 
     Not of what only writes pages of what they found.
     """

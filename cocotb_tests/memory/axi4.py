@@ -217,6 +217,7 @@ class SlowMemory:
         jitter: how many more cycles that takes, at random, at most.
         beats_written: so far.
         times: when each read was asked for, and its last beat could be taken.
+        written_at: when the last beat was written.
     """
 
     def __init__(self, dut, dram: Dram, latency: int = 8):
@@ -232,6 +233,7 @@ class SlowMemory:
         self.b = ChannelSource(dut, "m_axi_b", ("resp", "id"))
         self.channels = (self.ar, self.aw, self.w, self.r, self.b)
         self.beats_written = 0
+        self.written_at = -1
         self.times: list[tuple[int, int]] = []
         self._size = size
         self._writes: deque[Beat] = deque()
@@ -251,7 +253,8 @@ class SlowMemory:
         while self.aw.received:
             self._writes.append(self.aw.received.popleft()[1])
         while self.w.received:
-            self._data.append(self.w.received.popleft()[1])
+            self.written_at, beat = self.w.received.popleft()
+            self._data.append(beat)
             self.beats_written += 1
         while self._writes and len(self._data) > self._writes[0]["len"]:
             address = self._writes.popleft()

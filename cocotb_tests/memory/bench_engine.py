@@ -82,6 +82,23 @@ async def single_reads_add_little(_):
     TASK.note(latency=figures)
 
 
+@cocotb.test()
+async def single_writes_are_answered_soon(_):
+    """Cycles of a write of a block, or of a word in bypass: from its last W to memory's, and from B to B."""
+    tb = await TB.started("latency of writes", latency=20)
+    figures = {}
+    for region in tb.regions:
+        burst = Burst(region.base + PAGE, (region.fmt.original_bytes if region.fmt else BUS) // BUS, BUS)
+        words = np.ones((burst.beats, BUS), np.uint8)
+        ticket = tb.accelerator.write(burst, words, words > 0)
+        await tb.until(lambda ticket=ticket: ticket in tb.accelerator.responses)
+        there = tb.memory.written_at - tb.accelerator.w.taken_at
+        back = tb.accelerator.ended[ticket] - tb.memory.b.taken_at
+        assert back == 2, f"{back} cycles from B to B"
+        figures[region.fmt.scheme if region.fmt else "bypass"] = {"there": there, "back": back}
+    TASK.note(write_latency=figures)
+
+
 @cocotb.test(skip=not FORMATS_HERE)
 async def small_reads_in_a_row_use_the_block_that_is_there(_):
     """Single words, one behind the other; nor is a beat of memory read twice that two blocks share."""

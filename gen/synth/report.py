@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .. import provenance
 from ..config import Config
 from ..verilog import bytes_per_cycle, parts
 from . import jobs, liberty
@@ -73,8 +74,10 @@ def synthesise(
         rows.append(_row(config, part, gates, ecp5) | (cells or {}))
         details.append(_detail(config, part, gates, ecp5))
     out.mkdir(parents=True, exist_ok=True)
-    for name, content in (("report.json", rows), ("details.json", details)):
+    only = list(dict.fromkeys(config.name for config in configs))
+    for name, content, further in (("report.json", rows, {"only": only}), ("details.json", details, {})):
         (out / name).write_text(json.dumps(content, indent=2, default=vars) + "\n")
+        provenance.note(out / name, sources=provenance.sources(), **further)
 
     table = _table(rows)
     console = Console(width=max(Console().width, 132, Console(width=_WIDEST).measure(table).maximum))
