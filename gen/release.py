@@ -21,7 +21,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 # Beside the Verilog, by their places in the archive.
 _DOCUMENTS = (
     *("LICENSE", "CHANGELOG.md"),
-    *(f"docs/{name}.md" for name in ("hardware", "memory", "format", "verification", "board")),
+    *(f"docs/{name}.md" for name in ("integration", "hardware", "memory", "format", "verification", "dram", "board", "glossary")),
 )
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -102,6 +102,7 @@ Begin with [docs/hardware.md](docs/hardware.md), the engines' datasheet: ports, 
 | | `x.core`, for FuseSoC; `x_tb.sv`, a self-checking bench, which memory engines have not |
 | [verilog/manifest.json](verilog/manifest.json) | every module's ports, parameters, latency and rate |
 | [registers/](registers) | the memory engine's registers: SystemRDL, C header |
+| [docs/integration.md](docs/integration.md) | from the archive to an engine, step by step |
 | [docs/format.md](docs/format.md) | what the compressed bytes mean |
 | [docs/verification.md](docs/verification.md) | what was verified, and how |
 | [CHANGELOG.md](CHANGELOG.md), [VERSION](VERSION) | what changed, and which version this is |
