@@ -40,7 +40,7 @@ __all__ = [
 
 # Of a page's tag: all that is compared of a page by who asks whether something of it is on its way. Where two
 # pages have the same, a read may wait for a write that does not concern it, and no write for a read.
-TAG_BITS = 10
+TAG_BITS = 6
 
 
 def format_number_bits(parameters: MemoryParameters) -> int:

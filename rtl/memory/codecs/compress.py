@@ -40,6 +40,8 @@ class Compressors(wiring.Component):
             is stored, ``address``; its ``place``; and the slots that are ``waiting`` for it.
         o: words of compressed blocks, see :func:`rtl.memory.layouts.stored_layout`, with ``last``.
         probe, probed: whether one of some blocks is here, or one of another page with the same tag.
+        probe_anew: from the next cycle on of others.
+        to_come: one of them has yet to come; what comes meanwhile counts, and nothing else that comes.
         held: slots that wait for one.
         idle: none is here.
     """
@@ -60,6 +62,8 @@ class Compressors(wiring.Component):
                 "i": In(stream.Signature(data.StructLayout(word | about))),
                 "o": Out(stream.Signature(stored)),
                 "probe": In(probe_layout(parameters)),
+                "probe_anew": In(1),
+                "to_come": In(1),
                 "probed": Out(1),
                 "held": Out(parameters.slots),
                 "idle": Out(1),
@@ -78,7 +82,7 @@ class Compressors(wiring.Component):
             for i in range(count)
         ]
         probe = Signal(data.StructLayout({"page": TAG_BITS, "first": unit, "last": unit}))
-        live = Signal(count)
+        live, is_late = Signal(count), Signal(count)
         newest, oldest = Signal(range(count)), Signal(range(count))
 
         passes, first = Signal(), Signal(init=1)
@@ -133,7 +137,11 @@ class Compressors(wiring.Component):
                 ]
             with m.Elif(ends & (oldest == i)):
                 m.d.sync += live[i].eq(0)
-            with m.If(live[i] & probes(probe, place)):
+            with m.If(self.probe_anew):
+                m.d.sync += is_late[i].eq(0)
+            with m.Elif(begins & (newest == i)):
+                m.d.sync += is_late[i].eq(~self.to_come)
+            with m.If(live[i] & ~is_late[i] & probes(probe, place)):
                 m.d.comb += self.probed.eq(1)
         return m
 

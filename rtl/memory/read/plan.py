@@ -22,6 +22,8 @@ from ..registers.regions import Lookup, Mapper, RegionMap
 
 __all__ = ["Plan"]
 
+_COMPARED = 6  # bits of a page
+
 
 class Plan(wiring.Component):
     """Asks memory for the blocks and words of read bursts, in the order of the bursts.
@@ -73,24 +75,23 @@ class Plan(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         parameters = self._parameters
+        following, has_following, takes = self._following(m)
         m.submodules.lookup = lookup = Lookup(parameters)
         m.d.comb += [
             lookup.regions.eq(self.map.regions),
-            lookup.page.eq(self.ar.p.addr[PAGE_BITS:]),
-            self.map.takes.eq(self.ar.valid & self.ar.ready & lookup.found.hit),
+            lookup.page.eq(following.addr[PAGE_BITS:]),
+            self.map.takes.eq(has_following & takes & lookup.found.hit),
             self.map.number.eq(lookup.found.region),
         ]
 
         # A burst, and whether its first range was dealt with.
         valid, second = Signal(), Signal()
-        burst = Signal(self.ar.p.shape(), reset_less=True)
+        burst = Signal(following.shape(), reset_less=True)
         found = Signal(found_layout(parameters), reset_less=True)
         finishes = Signal()
-        m.d.comb += self.ar.ready.eq((~valid | finishes) & ~self.drain)
-        with m.If(self.ar.ready | finishes):
-            m.d.sync += valid.eq(self.ar.valid & self.ar.ready)
-        with m.If(self.ar.ready):
-            m.d.sync += [burst.eq(self.ar.payload), found.eq(lookup.found)]
+        m.d.comb += takes.eq(~valid | finishes)
+        with m.If(takes):
+            m.d.sync += [valid.eq(has_following), burst.eq(following), found.eq(lookup.found)]
 
         low, page = burst.addr[:PAGE_BITS], burst.addr[PAGE_BITS:]
         blocks = found.hit & (found.format != 0)
@@ -98,7 +99,7 @@ class Plan(wiring.Component):
         first, last, is_final = self._range(m, burst, low, blocks, unit_mask, second)
 
         # As blocks: which of them, and whether the first is at hand.
-        start, end = Signal(PAGE_BITS), Signal(PAGE_BITS)
+        goes, start, end = Signal(), Signal(PAGE_BITS), Signal(PAGE_BITS)
         first_place, last_place = (Signal(place_layout(parameters), name=name) for name in ("begins", "ends"))
         last_planned, has_planned = Signal(place_layout(parameters)), Signal()
         is_kept = has_planned & (last_planned == first_place) & ~second
@@ -113,6 +114,7 @@ class Plan(wiring.Component):
             self.hazards.blocks.first.eq(first_place.unit),
             self.hazards.blocks.last.eq(last_place.unit),
             self.hazards.evicts.eq(valid & blocks),
+            self.hazards.blocks_anew.eq(takes | goes),
         ]
         asks = ~is_kept | (start != end)  # for anything at all
 
@@ -121,7 +123,6 @@ class Plan(wiring.Component):
         fetch, has_fetch = self._fetch(m, is_kept, found, page, start, end)
         can_begin = self.bursts.ready | second
         fetch_free = ~has_fetch | self._fetch_ends
-        goes = Signal()
         self._bypass_begins, self._bypass_goes, self._bypass_ends = Signal(), Signal(), Signal()
         m.d.comb += [
             goes.eq(
@@ -145,16 +146,19 @@ class Plan(wiring.Component):
             self.bursts.p.about.kept.eq(is_kept),
             self.undecoded.valid.eq(finishes & ~found.hit),
             self.undecoded.address.eq(burst.addr),
-            self.idle.eq(~valid & ~has_fetch),
+            self.idle.eq(~valid & ~has_following & ~has_fetch),
         ]
+        # What is planned may be written while it waits, or as it is planned, and memory is asked later.
+        completed, is_written, was_written = self.hazards.completed, Signal(), Signal()
+        m.d.comb += is_written.eq(completed.valid & _may_be(completed.place, last_place))
+        m.d.sync += was_written.eq((was_written | is_written) & ~self.hazards.blocks_anew)
         with m.If(goes):
             m.d.sync += second.eq(~is_final)
-            with m.If(blocks):
-                m.d.sync += [last_planned.eq(last_place), has_planned.eq(1)]
-        # Also what is planned in this very cycle may be written before memory is asked.
-        new_place = Mux(goes & blocks, last_place, last_planned)
-        completed = self.hazards.completed
-        with m.If(self.forget | (completed.valid & (Value.cast(completed.place) == new_place))):
+        with m.If(goes & blocks):
+            m.d.sync += [last_planned.eq(last_place), has_planned.eq(~was_written & ~is_written)]
+        with m.Elif(completed.valid & (completed.place == last_planned)):
+            m.d.sync += has_planned.eq(0)
+        with m.If(self.forget):
             m.d.sync += has_planned.eq(0)
         with m.If(self._fetch_ends):
             m.d.sync += has_fetch.eq(0)
@@ -162,6 +166,24 @@ class Plan(wiring.Component):
         with m.If(goes & blocks & asks):
             m.d.sync += [has_fetch.eq(1), fetch.eq(self._fetch_next)]
         return m
+
+    def _following(self, m):
+        """The burst that comes next, whether there is one, and a signal that says that it is taken.
+
+        No path leads from there to the accelerator: a burst that is not taken at once is kept.
+        """
+        layout = {name: field.shape for name, field in self.ar.p.shape() if name != "cache"}
+        kept = Signal(data.StructLayout(layout), reset_less=True)
+        burst, has_kept, takes = Signal(kept.shape()), Signal(), Signal()
+        m.d.comb += [
+            self.ar.ready.eq(~has_kept & ~self.drain),
+            *(burst[name].eq(Mux(has_kept, kept[name], self.ar.p[name])) for name in layout),
+        ]
+        has_one = has_kept | (self.ar.valid & ~self.drain)
+        m.d.sync += has_kept.eq(has_one & ~takes)
+        with m.If(~has_kept):
+            m.d.sync += kept.eq(burst)
+        return burst, has_one, takes
 
     def _range(self, m, burst, low, blocks, unit_mask, second):
         """First and last address of what is needed, and whether the burst needs nothing more."""
@@ -278,6 +300,8 @@ class Plan(wiring.Component):
         ]
         with m.If(has_fetch & ~self.hazards.has_beat):
             m.d.sync += fetch.checked.eq(1)
+        is_another = ~fetch.checked & ~self.hazards.has_beat
+        m.d.comb += self.hazards.beats_anew.eq(~has_fetch | self._fetch_ends | is_another)
         clear = Signal()
         m.d.comb += clear.eq(fetch.cleared | (is_last & ~self.hazards.has_beat))
         return clear
@@ -309,7 +333,7 @@ class Plan(wiring.Component):
         ]
         packed = self.hazards.packed
         writes_last = packed.valid & (packed.beat == fetch.last)
-        with m.If(has_fetch & clear & writes_last):
+        with m.If(has_fetch & writes_last):
             m.d.sync += fetch.is_old.eq(1)
         with m.If(packed.valid & (packed.beat == rest_beat)):
             m.d.sync += has_rest.eq(0)
@@ -358,6 +382,11 @@ class Plan(wiring.Component):
         for i in range(len(self._parameters.formats)):
             mask = Mux(number == i + 1, C((1 << self._parameters.original_bits(i)) - 1, PAGE_BITS), mask)
         return mask
+
+
+def _may_be(place: Value, other: Value) -> Value:
+    """Whether they may be the same place: they are not if low bits differ."""
+    return Cat(place.unit, place.page[:_COMPARED]) == Cat(other.unit, other.page[:_COMPARED])
 
 
 def _piece_bits(parameters: MemoryParameters) -> int:

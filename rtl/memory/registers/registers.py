@@ -36,13 +36,13 @@ def counts_layout(parameters: MemoryParameters) -> data.StructLayout:
 class Registers(wiring.Component):
     """The map of :mod:`rtl.memory.registers.map`.
 
-    A read is answered in the cycle after it was taken, and one of a counter or a region is taken a cycle
-    later than others. A write is answered in the second cycle after both address and data were; one that
-    enables a region one cycle later and one more for each region there is, for its stored bytes are compared
-    with one region's in a cycle; one that disables a region when that is drained. In the 17 cycles after
-    a reset, while memories are cleared, nothing is taken. Whatever cannot be done is answered SLVERR and
-    changes nothing: a register that is not there, one that cannot be written, or not now, a part of one, a
-    value that this engine has not.
+    A read is answered in the second cycle after it was taken, and one of a counter or a region in the third.
+    A write is answered in the second cycle after both address and data were; one that enables a region one
+    cycle later and one more for each region there is, for its stored bytes are compared with one region's in
+    a cycle; one that disables a region when that is drained. In the 17 cycles after a reset, while memories
+    are cleared, nothing is written or answered. Whatever cannot be done is answered SLVERR and changes
+    nothing: a register that is not there, one that cannot be written, or not now, a part of one, a value that
+    this engine has not.
 
     Members:
         aw, w, b, ar, r: of AXI4-Lite.
@@ -83,22 +83,26 @@ class Registers(wiring.Component):
         places = [Signal(parameters.address_bits, name=f"place{i}") for i in range(len(ERRORS))]
         m.d.comb += self.irq.eq((seen & raises).any())
 
-        # A write: address and data are taken together once the one before is answered.
+        # A write: address and data are taken, each by itself, once the one before is answered.
         taken, is_done, accepted = Signal(), Signal(), Signal()
+        has_address, has_word = Signal(), Signal()
         address, word, is_whole = Signal(MAP_BITS), Signal(32), Signal()
+        self._asked = Signal(MAP_BITS)  # the address of a read
         is_fresh = Signal(init=1)  # since a reset, until the memories are cleared
-        both = self.aw.valid & self.w.valid & ~taken & ~self.b.valid & ~is_fresh
-        m.d.comb += [self.aw.ready.eq(both), self.w.ready.eq(both), is_done.eq(taken)]
-        with m.If(both):
-            m.d.sync += [
-                taken.eq(1),
-                address.eq(self.aw.p.addr),
-                word.eq(self.w.p.data),
-                is_whole.eq(self.w.p.strb.all()),
-            ]
+        m.d.comb += [
+            self.aw.ready.eq(~has_address & ~self.b.valid & ~is_fresh),
+            self.w.ready.eq(~has_word & ~self.b.valid & ~is_fresh),
+            taken.eq(has_address & has_word),
+            is_done.eq(taken),
+        ]
+        with m.If(self.aw.valid & self.aw.ready):
+            m.d.sync += [has_address.eq(1), address.eq(self.aw.p.addr)]
+        with m.If(self.w.valid & self.w.ready):
+            m.d.sync += [has_word.eq(1), word.eq(self.w.p.data), is_whole.eq(self.w.p.strb.all())]
         with m.If(taken & is_done):
             m.d.sync += [
-                taken.eq(0),
+                has_address.eq(0),
+                has_word.eq(0),
                 self.b.valid.eq(1),
                 self.b.p.resp.eq(Mux(accepted, Response.OKAY, Response.SLVERR)),
             ]
@@ -124,13 +128,18 @@ class Registers(wiring.Component):
                 m.d.sync += seen[i].eq(0)
         table, is_region = self._regions(m, taken & is_whole, address, word, accepted, is_done)
 
-        # A read, in no more than every other cycle.
-        takes = self.ar.valid & self.ar.ready
-        count, waits = self._count(m, self.ar.valid & ~self.r.valid, is_fresh, table)
+        # A read: its address is taken once the one before is answered.
+        reads, asked = Signal(), self._asked
+        m.d.comb += self.ar.ready.eq(~reads & ~self.r.valid)
+        with m.If(self.ar.valid & self.ar.ready):
+            m.d.sync += [reads.eq(1), asked.eq(self.ar.p.addr)]
+        takes = Signal()
+        count, waits = self._count(m, reads, is_fresh, table)
         place = Signal(parameters.address_bits)
         m.d.comb += [
-            place.eq(Array(places)[self.ar.p.addr[3:6]]),
-            self.ar.ready.eq(~self.r.valid & ~waits & (~is_region | table.is_read)),
+            place.eq(Array(places)[asked[3:6]]),
+            takes.eq(reads & ~waits & (~is_region | table.is_read)),
+            table.asks.eq(is_region & reads),
         ]
         values = {
             address_of("IDENTITY"): C(IDENTITY, 32),
@@ -146,8 +155,13 @@ class Registers(wiring.Component):
         with m.If(self.r.ready):
             m.d.sync += self.r.valid.eq(0)
         with m.If(takes):
-            m.d.sync += [self.r.valid.eq(1), self.r.p.resp.eq(Response.SLVERR), self.r.p.data.eq(0)]
-            with m.Switch(self.ar.p.addr):
+            m.d.sync += [
+                reads.eq(0),
+                self.r.valid.eq(1),
+                self.r.p.resp.eq(Response.SLVERR),
+                self.r.p.data.eq(0),
+            ]
+            with m.Switch(asked):
                 for at, value in values.items():
                     with m.Case(*(at if isinstance(at, tuple) else (at,))):
                         m.d.sync += [self.r.p.data.eq(value), self.r.p.resp.eq(Response.OKAY)]
@@ -164,14 +178,13 @@ class Registers(wiring.Component):
             table.number.eq(address[4:]),
             table.field.eq(address[2:]),
             table.word.eq(word),
-            table.asks.eq(is_region & self.ar.valid & ~self.r.valid),
-            table.read_number.eq(self.ar.p.addr[4:]),
-            table.read_field.eq(self.ar.p.addr[2:]),
+            table.read_number.eq(self._asked[4:]),
+            table.read_field.eq(self._asked[2:]),
             self.drain.eq(table.drain),
             self.region.eq(table.region),
             table.drained.eq(self.drained),
         ]
-        with m.Switch(self.ar.p.addr), m.Case(*registers):
+        with m.Switch(self._asked), m.Case(*registers):
             m.d.comb += is_region.eq(1)
         with m.If(writes), m.Switch(address), m.Case(*registers):
             m.d.comb += [table.begins.eq(1), is_done.eq(table.done), accepted.eq(table.accepted)]
@@ -190,7 +203,7 @@ class Registers(wiring.Component):
         clears = Signal()
         writes, asked, is_old = Signal(), Signal(), Signal()
         first = address_of(COUNTERS[0][0])  # a multiple of 64
-        is_about_one = self.ar.p.addr[6:] == first >> 6
+        is_about_one = self._asked[6:] == first >> 6
         asks = may_ask & is_about_one & ~is_fresh & ~asked
         waiting = []
         for i, (name, _) in enumerate(COUNTERS):
@@ -201,7 +214,7 @@ class Registers(wiring.Component):
         total = Signal(32)
         m.d.comb += [table.clears.eq(is_fresh & (turn < self._parameters.regions)), table.cleared.eq(turn)]
         m.d.comb += [
-            index.eq(Mux(asks, self.ar.p.addr[2:], turn)),
+            index.eq(Mux(asks, self._asked[2:], turn)),
             is_old.eq(writes & (index == chosen)),  # for it is written in this cycle
             total.eq(Mux(clears, 0, counters.read_data) + Array(waiting)[chosen]),
             counters.read.eq(1),

@@ -43,6 +43,7 @@ class Gather(wiring.Component):
         o: words of blocks: ``data``, ``first``, ``last``, about the block :func:`block_layout`, and the
             ``origin`` of its region; that of the block that is merged once nothing else was read for a cycle.
         probe: blocks that someone asks for.
+        probe_anew: from the next cycle on others; none counts that is opened later.
         probe_evicts: evict those of them that are open and have bytes that were answered.
         probed: one of them is full, or has yet to be evicted.
         timeout: cycles that a block may be the one that has been open for longest.
@@ -95,6 +96,7 @@ class Gather(wiring.Component):
                 "i": In(stream.Signature(beat)),
                 "o": Out(stream.Signature(word)),
                 "probe": In(probe_layout(parameters)),
+                "probe_anew": In(1),
                 "probe_evicts": In(1),
                 "probed": Out(1),
                 "timeout": In(32),
@@ -153,10 +155,14 @@ class Gather(wiring.Component):
         has_bytes = beat.strb.any()
         room = Mux(hits.any(), ~(marks & may_complete & (index == marked)), has_free)
         takes = Signal()
+        # Whether the beat stood here in the cycle before, with bytes or without: so W has no path to WREADY.
+        stands, stands_empty = Signal(), Signal()
         m.d.comb += [
-            self.i.ready.eq(~evicts & ~self.merged.valid & (~has_bytes | room)),
+            self.i.ready.eq(~evicts & ~self.merged.valid & (stands_empty | room)),
             takes.eq(self.i.valid & self.i.ready & has_bytes),
         ]
+        waits = self.i.valid & ~self.i.ready
+        m.d.sync += [stands.eq(waits & has_bytes), stands_empty.eq(waits & ~has_bytes)]
 
         m.submodules.content = content = memory.Memory(shape=8 * size, depth=count * words, init=[])
         content_write = content.write_port(granularity=8)
@@ -264,12 +270,25 @@ class Gather(wiring.Component):
             ]
             m.d.comb += oldest[i].eq(is_open[i] & ~Cat(before).any())
         victim = self._evict(
-            m, is_open, is_full, frees, oldest, blocks, answered, one, evicts, marks, marked, completes
+            m,
+            is_open,
+            is_full,
+            frees,
+            oldest,
+            blocks,
+            answered,
+            one,
+            evicts,
+            marks,
+            marked,
+            completes,
+            opens,
+            index,
         )
         m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
         if parameters.merging:
             self._merge(m, victim, one, frees, Array(touched), reading, complete, content_write, strobes)
-        stuck = self.i.valid & has_bytes & ~hits.any() & is_open.all() & ~marks
+        stuck = stands & ~hits.any() & is_open.all() & ~marks
         m.d.comb += self._for_space.eq(stuck)
         self._feed(m, reading, complete, content_read, frees, words)
         # Of a block that is read, else of the one that is merged; what is offered stays.
@@ -290,16 +309,34 @@ class Gather(wiring.Component):
         return m
 
     def _evict(
-        self, m, is_open, is_full, frees, oldest, blocks, answered, one, evicts, marks, marked, completes
+        self,
+        m,
+        is_open,
+        is_full,
+        frees,
+        oldest,
+        blocks,
+        answered,
+        one,
+        evicts,
+        marks,
+        marked,
+        completes,
+        opens,
+        index,
     ) -> Value:
         """Choose a block to evict, and do so unless the beat before may still complete one."""
         parameters = self._parameters
         count = parameters.buffers
         asked, of_region = Signal(count), Signal(count)
         for i, block in enumerate(blocks):
-            probed = Signal(name=f"probed{i}")
+            probed, is_late = Signal(name=f"probed{i}"), Signal(name=f"is_late{i}")
+            with m.If(self.probe_anew):
+                m.d.sync += is_late.eq(0)
+            with m.Elif(opens & (index == i)):
+                m.d.sync += is_late.eq(1)
             m.d.comb += [
-                probed.eq(probes(self.probe, block.place)),
+                probed.eq(probes(self.probe, block.place) & ~is_late),
                 asked[i].eq(probed & is_open[i] & answered[i]),
                 of_region[i].eq(is_open[i] & (block.region == self.region)),
             ]

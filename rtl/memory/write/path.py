@@ -27,7 +27,7 @@ from ..registers.regions import Lookup, Mapper, RegionMap, page_of_memory
 from .gather import Gather
 from .merge import Merger
 from .slots import Slots
-from .writeout import Cutter, Packer, WriteOut
+from .writeout import MOST_BEATS, Cutter, Packer, WriteOut
 
 __all__ = ["WritePath"]
 
@@ -194,6 +194,7 @@ class WritePath(wiring.Component):
                 gather.i.p.strb.eq(self.w.p.strb),
                 passes.eq(Mux(about.refused, 1, Mux(bypass, cutter.i.ready, gather.i.ready)) & ~merging),
                 gather.probe.eq(self.hazards.blocks),
+                gather.probe_anew.eq(self.hazards.blocks_anew),
                 gather.probe_evicts.eq(self.hazards.evicts),
                 gather.timeout.eq(self.timeout),
                 gather.evict_region.eq(self.drain & ~waits_for_beats),
@@ -228,7 +229,10 @@ class WritePath(wiring.Component):
             packer.hurry.eq(hurry),
             out.hurry.eq(hurry & packer.idle & (merging | ~waits_for_beats)),
             packer.probe.eq(self.hazards.beats),
+            packer.probe_anew.eq(self.hazards.beats_anew),
             out.probe.eq(self.hazards.beats),
+            out.probe_anew.eq(self.hazards.beats_anew),
+            out.is_late.eq(packer.is_late),
             self.hazards.has_beat.eq(packer.probed | out.probed),
             self.hazards.packed.valid.eq(packer.o.valid & packer.o.ready),
             self.hazards.packed.beat.eq(packer.o.p.beat),
@@ -258,6 +262,8 @@ class WritePath(wiring.Component):
             compressors.i.p.number.eq(mapper.number),
             compressors.i.p.address.eq(mapper.address),
             compressors.probe.eq(self.hazards.blocks),
+            compressors.probe_anew.eq(self.hazards.blocks_anew),
+            compressors.to_come.eq(gather.probed),
             packer.i.valid.eq(compressors.o.valid),
             packer.i.payload.eq(compressors.o.p.word),
             compressors.o.ready.eq(packer.i.ready),
@@ -288,8 +294,9 @@ class WritePath(wiring.Component):
         return Mux(gather.spoiled, block.waiting, 0)
 
     def _merge(self, m, packer, cutter, out) -> None:
-        """Beats of blocks and those in bypass to memory: as long as one has more, up to a burst."""
-        turn, chosen = Signal(), Signal()
+        """Beats of blocks and those in bypass to memory: as long as one has more, up to a burst's number."""
+        turn, chosen, ends = Signal(), Signal(), Signal()
+        count = Signal(range(MOST_BEATS))  # of this turn's beats
         m.d.comb += chosen.eq(Mux(turn, cutter.o.valid | ~packer.o.valid, cutter.o.valid & ~packer.o.valid))
         m.d.comb += [
             out.i.valid.eq(packer.o.valid | cutter.o.valid),
@@ -297,5 +304,8 @@ class WritePath(wiring.Component):
             packer.o.ready.eq(out.i.ready & ~chosen),
             cutter.o.ready.eq(out.i.ready & chosen),
         ]
+        m.d.comb += ends.eq(out.ends | (count == MOST_BEATS - 1))
         with m.If(out.i.valid):
-            m.d.sync += turn.eq(Mux(out.i.ready & out.ends, ~chosen, chosen))
+            m.d.sync += turn.eq(Mux(out.i.ready & ends, ~chosen, chosen))
+        with m.If(out.i.valid & out.i.ready):
+            m.d.sync += count.eq(Mux(ends, 0, Mux(chosen == turn, count, 0) + 1))

@@ -37,7 +37,7 @@ class Slots(wiring.Component):
     A burst has a slot from when its first beat may be taken until it is answered. Whoever has bytes of it
     that are not yet in memory names its slot in ``held``; the bits of a slot may change hands only without a
     cycle between. Throughput: an answer a cycle; latency: it is offered in the second cycle after the burst
-    was let go.
+    was let go, behind those of as many others as there are slots at most.
 
     Members:
         open: take the slot ``free``, if there is one, for a burst with this ``id``.
@@ -88,13 +88,19 @@ class Slots(wiring.Component):
             self.idle.eq(~may_go.any() & ~self.b.valid),
             same.eq(Cat(live[i] & is_newest[i] & (ids[i] == self.id) for i in range(count))),
         ]
+        # The first that may, or in turn each one, so that none waits for ever.
+        turn = Signal(range(count))
         for i in reversed(range(count)):
             with m.If(~live[i]):
                 m.d.comb += self.free.eq(i)
             with m.If(may_go[i]):
                 m.d.comb += going.eq(i)
+        with m.If(may_go.bit_select(turn, 1)):
+            m.d.comb += going.eq(turn)
+        with m.If(can_go):
+            m.d.sync += turn.eq(Mux(turn == count - 1, 0, turn + 1))
         goes = Signal(count)
-        m.d.comb += goes.eq(Mux(can_go, may_go & -may_go, 0))
+        m.d.comb += goes.eq(can_go << going)
 
         m.d.sync += [slverr.eq(slverr | self.slverr), decerr.eq(decerr | self.decerr)]
         with m.If(self.taken):

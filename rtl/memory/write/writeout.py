@@ -21,14 +21,12 @@ from ..parameters import PAGE_BITS, MemoryParameters
 from ..queue import Queue
 from .slots import hold
 
-__all__ = ["Cutter", "Packer", "WriteOut"]
+__all__ = ["MOST_BEATS", "Cutter", "Packer", "WriteOut"]
 
 # Cycles without more to do after which what waits for more goes out.
 _PATIENCE = 15
-
-
-# Beats of a burst, and of those that wait to be sent.
-_BURST, _WAITING_BEATS = 16, 32
+MOST_BEATS = 16  # of a burst
+_WAITING_BEATS = 32  # to be sent
 
 
 class Packer(wiring.Component):
@@ -42,7 +40,9 @@ class Packer(wiring.Component):
         o: beats.
         hurry: nothing more is on its way.
         probe: beats that someone asks for.
+        probe_anew: from the next cycle on others; what comes later does not count.
         probed: bytes of one of them are kept.
+        is_late: what is given does not count, nor what will be.
         held: slots that wait for bytes that are kept.
         idle: nothing is kept.
     """
@@ -55,7 +55,9 @@ class Packer(wiring.Component):
                 "o": Out(stream.Signature(beat_layout(parameters))),
                 "hurry": In(1),
                 "probe": In(range_layout(parameters)),
+                "probe_anew": In(1),
                 "probed": Out(1),
+                "is_late": Out(1),
                 "held": Out(parameters.slots),
                 "idle": Out(1),
             }
@@ -138,8 +140,16 @@ class Packer(wiring.Component):
         m.d.comb += [
             self.held.eq(waiting),
             self.idle.eq(~has_rest),
-            self.probed.eq(has_rest & self._probes(beat, ((level - 1) >> exact_log2(grains))[:2], is_wide)),
+            self.probed.eq(
+                has_rest
+                & ~self.is_late
+                & self._probes(beat, ((level - 1) >> exact_log2(grains))[:2], is_wide)
+            ),
         ]
+        with m.If(self.probe_anew):
+            m.d.sync += self.is_late.eq(0)
+        with m.Elif(~has_rest | (self.o.valid & self.o.ready & ~drains)):  # what was kept is gone
+            m.d.sync += self.is_late.eq(1)
         return m
 
     def _probes(self, beat: Value, more: Value, has_more: bool) -> Value:
@@ -246,6 +256,8 @@ class WriteOut(wiring.Component):
         hurry: nothing more is on its way.
         aw, w, b: of AXI.
         probe: beats that someone asks for.
+        probe_anew: from the next cycle on others.
+        is_late: what comes does not count, but for what continues a burst.
         probed: one of them is here, or unanswered; or one of another page with the same tag.
         held: slots that wait for a burst that is here or unanswered.
         slverr, decerr: slots of which a burst has had this answer.
@@ -265,6 +277,8 @@ class WriteOut(wiring.Component):
                 "w": Out(stream.Signature(channels["w"])),
                 "b": In(stream.Signature(channels["b"])),
                 "probe": In(range_layout(parameters)),
+                "probe_anew": In(1),
+                "is_late": In(1),
                 "probed": Out(1),
                 "held": Out(parameters.slots),
                 "slverr": Out(parameters.slots),
@@ -286,7 +300,7 @@ class WriteOut(wiring.Component):
         begun, answered = (Signal(range(2 * count), name=name) for name in ("begun", "answered"))
         # The burst that is being formed, and whether it has all the beats that it can have.
         burst = data.StructLayout(
-            {"first": len(self.i.p.beat), "more": range(_BURST), "waiting": parameters.slots}
+            {"first": len(self.i.p.beat), "more": range(MOST_BEATS), "waiting": parameters.slots}
         )
         forms, is_full, forming, following = Signal(), Signal(), Signal(burst), Signal(burst)
         last = Signal(page_bits)
@@ -305,7 +319,7 @@ class WriteOut(wiring.Component):
             to.eq(begun - continues),
             self.i.ready.eq(beats.i.ready & (continues | (begun != (answered ^ count)))),
             takes.eq(self.i.valid & self.i.ready),
-            fills.eq(low.all() | (following.more == _BURST - 1)),
+            fills.eq(low.all() | (following.more == MOST_BEATS - 1)),
             self.ends.eq(fills),
             closes.eq(forms & (is_full | Mux(self.i.valid, ~is_next, self.hurry | (patience == _PATIENCE)))),
             following.first.eq(Mux(continues, forming.first, self.i.p.beat)),
@@ -357,6 +371,11 @@ class WriteOut(wiring.Component):
         m.d.comb += tag.eq(page_tag(self.probe.page))
         for i in range(self._parameters.bursts):
             live, beats = Signal(name=f"live{i}"), Signal(layout, name=f"beats{i}", reset_less=True)
+            is_late = Signal(name=f"is_late{i}")
+            with m.If(self.probe_anew):
+                m.d.sync += is_late.eq(0)
+            with m.Elif(takes & ~continues & (to == i)):
+                m.d.sync += is_late.eq(self.is_late)
             with m.If(takes & (to == i)):
                 m.d.sync += [live.eq(1), beats.last.eq(low)]
                 with m.If(~continues):
@@ -364,7 +383,7 @@ class WriteOut(wiring.Component):
             with m.Elif(answers & (oldest == i)):
                 m.d.sync += live.eq(0)
             meets = (beats.first <= self.probe.last) & (beats.last >= self.probe.first)
-            with m.If(live & (beats.tag == tag) & meets):
+            with m.If(live & ~is_late & (beats.tag == tag) & meets):
                 m.d.comb += self.probed.eq(1)
 
     def _send(self, m: Module, closes, burst, beats) -> Queue:
@@ -374,7 +393,7 @@ class WriteOut(wiring.Component):
             What memory has yet to answer: the first beat, and who waits.
         """
         parameters, count = self._parameters, self._parameters.bursts
-        first, more = len(burst.first), range(_BURST)
+        first, more = len(burst.first), range(MOST_BEATS)
         of_aw = data.StructLayout({"first": first, "more": more})
         of_b = data.StructLayout({"first": first, "waiting": parameters.slots})
         m.submodules.addresses = addresses = Queue(of_aw, count)
@@ -383,7 +402,7 @@ class WriteOut(wiring.Component):
         for queue in (addresses, lengths, unanswered):
             m.d.comb += queue.i.valid.eq(closes)
             m.d.comb += (queue.i.p[name].eq(burst[name]) for name, _ in queue.i.p.shape())
-        index = Signal(range(_BURST))
+        index = Signal(range(MOST_BEATS))
         w_last = index == lengths.o.p.more
         sends, ends = Signal(), Signal()
         m.d.comb += [
