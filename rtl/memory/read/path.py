@@ -170,15 +170,16 @@ class ReadPath(wiring.Component):
         asks, uses = mar.valid & mar.ready, passed.valid & passed.ready
         m.d.sync += open_beats.eq(open_beats + Mux(asks, mar.p.len + 1, 0) - uses)
 
-        is_merge = self.mr.p.id == MERGE_ID
+        is_merge, comes = self.mr.p.id == MERGE_ID, Signal()
         m.d.comb += [
             Value.cast(self.merge_r.payload).eq(self.mr.payload),
             self.merge_r.valid.eq(self.mr.valid & is_merge),
-            self.mr.ready.eq(~is_merge | self.merge_r.ready),
+            self.mr.ready.eq(self.merge_r.ready),  # RID has no path to RREADY
+            comes.eq(self.mr.valid & self.mr.ready & ~is_merge),
             Value.cast(beats.i.payload).eq(self.mr.payload),
-            beats.i.valid.eq(self.mr.valid & ~is_merge & ~(beats.empty & passed.ready)),
+            beats.i.valid.eq(comes & ~(beats.empty & passed.ready)),
             Value.cast(passed.payload).eq(Mux(beats.empty, self.mr.payload, beats.o.payload)),
-            passed.valid.eq(Mux(beats.empty, self.mr.valid & ~is_merge, beats.o.valid)),
+            passed.valid.eq(Mux(beats.empty, comes, beats.o.valid)),
             beats.o.ready.eq(passed.ready & ~beats.empty),
         ]
         return passed

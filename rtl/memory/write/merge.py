@@ -102,7 +102,8 @@ class Merger(wiring.Component):
             unpacker.i.p.data.eq(self.r.p.data),
             unpacker.i.p.resp.eq(self.r.p.resp),
             unpacker.i.valid.eq(self.r.valid),
-            self.r.ready.eq(unpacker.i.ready),
+            # Whatever comes while nothing is awaited is not for here, and must not be kept waiting.
+            self.r.ready.eq(unpacker.i.ready | ~(unpacker.expects | (is_begun & ~is_run))),
         ]
         with m.If(run.valid & run.ready):
             m.d.sync += is_run.eq(1)

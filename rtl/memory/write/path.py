@@ -294,18 +294,26 @@ class WritePath(wiring.Component):
         return Mux(gather.spoiled, block.waiting, 0)
 
     def _merge(self, m, packer, cutter, out) -> None:
-        """Beats of blocks and those in bypass to memory: as long as one has more, up to a burst's number."""
-        turn, chosen, ends = Signal(), Signal(), Signal()
+        """Beats of blocks and those in bypass to memory: as long as one has more, up to a burst's number.
+
+        Whose turn it is does not depend on whether W has a word in this cycle: so it has no path to WREADY.
+        """
+        is_turn, taken, ends = Signal(), Signal(), Signal()  # of words in bypass
         count = Signal(range(MOST_BEATS))  # of this turn's beats
-        m.d.comb += chosen.eq(Mux(turn, cutter.o.valid | ~packer.o.valid, cutter.o.valid & ~packer.o.valid))
+        in_bypass = is_turn | ~packer.o.valid
         m.d.comb += [
-            out.i.valid.eq(packer.o.valid | cutter.o.valid),
-            out.i.payload.eq(Mux(chosen, cutter.o.payload, packer.o.payload)),
-            packer.o.ready.eq(out.i.ready & ~chosen),
-            cutter.o.ready.eq(out.i.ready & chosen),
+            out.i.valid.eq(Mux(in_bypass, cutter.o.valid, packer.o.valid)),
+            out.i.payload.eq(Mux(in_bypass, cutter.o.payload, packer.o.payload)),
+            packer.o.ready.eq(out.i.ready & ~in_bypass),
+            cutter.o.ready.eq(out.i.ready & in_bypass),
+            taken.eq(out.i.ready & Mux(in_bypass, cutter.i.valid, packer.o.valid)),
+            ends.eq(out.ends | (count == MOST_BEATS - 1)),
         ]
-        m.d.comb += ends.eq(out.ends | (count == MOST_BEATS - 1))
-        with m.If(out.i.valid):
-            m.d.sync += turn.eq(Mux(out.i.ready & ends, ~chosen, chosen))
-        with m.If(out.i.valid & out.i.ready):
-            m.d.sync += count.eq(Mux(ends, 0, Mux(chosen == turn, count, 0) + 1))
+        with m.If(taken):
+            m.d.sync += count.eq(Mux(ends, 0, count + 1))
+        with m.If(in_bypass & ~cutter.i.valid):
+            m.d.sync += [is_turn.eq(0), count.eq(0)]
+        with m.Elif(taken & in_bypass):
+            m.d.sync += is_turn.eq(~ends)
+        with m.Elif(taken & ends):
+            m.d.sync += is_turn.eq(cutter.i.valid)

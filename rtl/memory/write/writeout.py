@@ -201,7 +201,7 @@ class Packer(wiring.Component):
 
 
 class Cutter(wiring.Component):
-    """Cuts words into beats of memory; a beat without strobes is left out.
+    """Cuts words into beats of memory; a beat without strobes is left out when it could be taken.
 
     Members:
         i: words, each at a multiple of its size.
@@ -229,16 +229,15 @@ class Cutter(wiring.Component):
         pieces = parameters.bus_bytes // size
         index = Signal(range(max(pieces, 2)))
         strb = self.i.p.strb.word_select(index, size)
-        passes = self.o.ready | ~strb.any()
         m.d.comb += [
             self.o.valid.eq(self.i.valid & strb.any()),
             self.o.p.beat.eq(Cat(index[: exact_log2(pieces)], self.i.p.address[parameters.word_bits :])),
             self.o.p.data.eq(self.i.p.data.word_select(index, 8 * size)),
             self.o.p.strb.eq(strb),
             self.o.p.waiting.eq(self.i.p.waiting),
-            self.i.ready.eq(passes & (index == pieces - 1)),
+            self.i.ready.eq(self.o.ready & (index == pieces - 1)),
         ]
-        with m.If(self.i.valid & passes):
+        with m.If(self.i.valid & self.o.ready):
             m.d.sync += index.eq(Mux(index == pieces - 1, 0, index + 1))
         return m
 
