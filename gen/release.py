@@ -21,7 +21,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 # Beside the Verilog, by their places in the archive.
 _DOCUMENTS = (
     *("LICENSE", "CHANGELOG.md"),
-    *(f"docs/{name}.md" for name in ("integration", "hardware", "memory", "format", "verification", "dram", "board", "glossary")),
+    *(f"docs/{name}.md" for name in ("integration", "hardware", "memory", "format", "verification")),
+    *(f"docs/{name}.md" for name in ("dram", "board", "glossary")),
 )
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 

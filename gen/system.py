@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rtl.memory import MemoryParameters
+from rtl.memory.layouts import TAG_BITS
 from rtl.memory.registers.map import COUNTERS, ERRORS, REGISTERS, Group, address_of
 
 from . import toolchain
@@ -87,6 +88,7 @@ def header(parameters: MemoryParameters) -> str:
         "COUNTERS": len(COUNTERS),
         "MERGING": int(parameters.merging),
         "ERROR_KINDS": len(ERRORS),
+        "TAG_BITS": TAG_BITS,
     }
     for entry in REGISTERS:
         if isinstance(entry, Group):

@@ -177,6 +177,11 @@ class Bench {
         machine_.dram.most_reads = most[random_.below(4)];
     }
 
+    void no_pauses() {
+        machine_.master.pauses = {};
+        machine_.dram.pause = 0;
+    }
+
     static Burst whole(uint64_t address, unsigned bytes) {
         Burst burst;
         burst.address = address;

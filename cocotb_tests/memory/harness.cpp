@@ -114,6 +114,9 @@ class Harness : public ReadChecks {
         stand_still();
         check_order();
         check_order_at_length();
+        check_reads_among_writes();
+        check_tags();
+        check_turns();
         check_shared_beats();
         check_evictions();
         check_slots();

@@ -72,6 +72,67 @@ class ReadChecks : public WriteChecks {
         return whole(window.start + block * raw, raw);
     }
 
+    // Blocks that are read as soon as their write was answered, while others are written: a read waits for what was
+    // there before it.
+    void check_reads_among_writes() {
+        const double pauses[] = {0, 0.3, 0.9};
+        for (unsigned times = 0; FORMATS && times < 24; ++times) {
+            const Window &window = window_of(random_.below(codecs_.size()));
+            const unsigned raw = raw_bytes(model_.regions[window.region]);
+            reopen(window.region, false);
+            quiet();
+            no_pauses();
+            machine_.dram.pause = pauses[times % 3];
+            std::vector<unsigned> blocks = shuffled(kOpen * kPage / raw);
+            if (times % 2) std::sort(blocks.begin(), blocks.end());  // they share beats, then
+            blocks.resize(std::min<size_t>(blocks.size(), 64));
+            for (unsigned block : blocks) {
+                Burst burst = whole(window.start + block * raw, raw);
+                burst.cache = 3;
+                burst.id = random_.below(4);
+                send_write(content_of(burst, 1), 0);
+                machine_.until([&] {
+                    compare([](const Expected &) {});
+                    return machine_.master.sent_all() && machine_.master.writes() <= model_.unanswered();
+                });
+                expect_read(burst, 0);
+            }
+            settle();
+            machine_.dram.pause = 0;
+        }
+    }
+
+    // A read does not wait for all of the words in bypass that are written to a page of memory of the same tag.
+    void check_tags() {
+        const auto tag = [](uint64_t page) {
+            uint64_t folded = 0;
+            for (; page; page >>= TAG_BITS) folded ^= page & ((1u << TAG_BITS) - 1);
+            return folded;
+        };
+        for (const Window &window : windows_) {
+            const Region &region = model_.regions[window.region];
+            const Window &other = window_of(codecs_.size());
+            const Region &bypass = model_.regions[other.region];
+            const uint64_t place = model_.place(region, window.start);
+            uint64_t page = bypass.stored / kPage;
+            const uint64_t end = (bypass.stored + bypass.size) / kPage;
+            while (page < end && (page == place / kPage || tag(page) != tag(place / kPage))) ++page;
+            const uint64_t there = page * kPage + place % kPage / BUS_BYTES * BUS_BYTES;
+            if (!region.format || page == end || machine_.dram.response(there) != kOkay) continue;
+            reopen(window.region, false);
+            quiet();
+            no_pauses();
+            for (unsigned i = 0; i < 1000; ++i) {
+                send_write(content_of(whole(bypass.base + there - bypass.stored, BUS_BYTES), 1), 0);
+            }
+            for (unsigned i = 0; i < 100; ++i) machine_.step();
+            expect_read(whole(window.start, BUS_BYTES), 0);
+            machine_.until([&] { return !machine_.master.reads(); });
+            expect(machine_.master.writes() > 500, "a read behind " + std::to_string(machine_.master.writes()));
+            settle();
+        }
+    }
+
     // Of blocks in a row two may share a beat of memory. It is read once, but anew if the second block was written
     // since, be it while memory stands still.
     void check_shared_beats() {

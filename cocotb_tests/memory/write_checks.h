@@ -270,6 +270,49 @@ class WriteChecks : public RegisterChecks {
         machine_.dram.pause = 0;
     }
 
+    // A block comes to memory among words in bypass that never stop, and an answer among those of bursts that are
+    // refused, which have slots before its own.
+    void check_turns() {
+        constexpr unsigned kOne = 1, kOthers = 2, kMany = 1000;
+        for (unsigned times = 0; FORMATS && times < 8; ++times) {
+            const Window &window = window_of(random_.below(codecs_.size())), &bypass = window_of(codecs_.size());
+            const unsigned raw = raw_bytes(model_.regions[window.region]);
+            Burst all = whole(window.start, raw);
+            reopen(window.region, false);
+            quiet();
+            no_pauses();
+            if (times % 2) {
+                Burst other = whole(window.start + 2 * raw, raw), byte = other;
+                byte.beats = 1, byte.size = 0;
+                for (unsigned i = 1 + random_.below(SLOTS - 1); i; --i) send_write(content_of(byte, 1), 0);
+                byte.address = window.start, byte.id = 1;
+                expected_[send_write(content_of(byte, 1), 0)].master = kOne;
+                all.cache = other.cache = 3;
+                all.id = other.id = 2;
+                send_write(content_of(other, 1), 0);
+                settle();
+            }
+            const size_t ticket = send_write(content_of(all, 1), 0);
+            if (times % 2 == 0) expected_[ticket].master = kOne;
+            for (unsigned i = 0; i < kMany; ++i) {
+                const uint64_t place = bypass.start + i * 2 * BUS_BYTES % (kOpen * kPage);
+                Burst more = whole(times % 2 ? behind(window.region) : place, BUS_BYTES);
+                more.id = 3;
+                expected_[send_write(content_of(more, 1), 0)].master = kOthers;
+            }
+            unsigned before = 0, seen = 0;
+            machine_.until([&] {
+                compare([&](const Expected &answered) {
+                    if (answered.master == kOne) before = seen;
+                    seen += answered.master == kOthers;
+                });
+                return !machine_.master.writes();
+            });
+            expect(before < 300 + 4 * latency_, "an answer behind " + std::to_string(before) + " others");
+            clear_errors();
+        }
+    }
+
     // Blocks of a failing page, each after the answer of the one before, for else they share bursts of memory.
     void check_failing_writes() {
         for (unsigned kind = 0; kind <= codecs_.size(); ++kind) {

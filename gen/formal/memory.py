@@ -214,6 +214,7 @@ class ReadsApart(_Writes):
         page = Cat(C(1, 1), self.which)
         blocks, beats = path.hazards.blocks, path.hazards.beats
         m.d.comb += [blocks.page.eq(page), blocks.first.eq(0), blocks.last.eq(~0)]
+        m.d.comb += [path.hazards.blocks_anew.eq(1), path.hazards.beats_anew.eq(1)]  # whatever is here counts
         # What a page takes in memory is whole beats, in one of memory's pages or in two.
         takes = parameters.page_stored(-1) if parameters.formats else PAGE
         takes //= parameters.memory_bytes
