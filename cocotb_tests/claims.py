@@ -158,8 +158,9 @@ CLAIMS = (
         "and are answered in their turn, writes of one ID in their order; blocks of usable regions are "
         "stored apart, each within its region. If nobody keeps it waiting for more than a cycle, something "
         "moves on a channel at least every so many cycles while a burst has no answer, also if memory takes "
-        "all of AW before W, or of W before AW; no read waits for writes of other pages. Its benches are in "
-        "[memory.md](memory.md).",
+        "all of AW before W, or of W before AW; no read waits for writes of other pages, but for those under "
+        "way to one of the same tag. No path leads from an input to an output without a register "
+        "(tests/test_memory_paths.py). Its benches are in [memory.md](memory.md).",
         proofs=(
             "rules of AXI4",
             "order of an ID",
