@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <string>
@@ -17,7 +18,8 @@ constexpr uint64_t kSpace = uint64_t{1} << ADDRESS_BITS;
 constexpr uint64_t kSlice = kSpace / REGIONS / kPage;  // pages in which a region lies, and in which it is stored
 constexpr uint32_t kPatience = 1u << 30;  // cycles of a timeout that does not come
 constexpr unsigned kRecent = 8;          // bursts to tell of when one went wrong
-constexpr unsigned kMasters = BUFFERS < 8 ? BUFFERS : 8;
+constexpr unsigned kPieces = std::min(3u, SLOTS);  // bursts that fill blocks, each of which waits for the others
+constexpr unsigned kMasters = std::max(1u, std::min({8u, BUFFERS, SLOTS / kPieces}));
 
 inline unsigned log2_of(unsigned number) {
     unsigned power = 0;

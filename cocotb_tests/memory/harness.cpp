@@ -252,7 +252,7 @@ class Harness : public ReadChecks {
         const unsigned original = raw_bytes(region);
         const unsigned most = kOwn / original, first = random_.below(most);
         const uint64_t start = low + first * original, end = start + (1 + random_.below(most - first)) * original;
-        const unsigned pieces = 1 + random_.below(3);
+        const unsigned pieces = 1 + random_.below(kPieces);
         Burst burst;
         burst.id = number;
         burst.cache = 2 + random_.chance(0.5);

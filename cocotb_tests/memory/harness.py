@@ -20,7 +20,7 @@ import torch
 from gen import memory, system
 from gen.arguments import at_least, interruptible
 from gen.verilog import digest
-from golden import Format
+from golden import Format, HadamardFormat, PlaneFormat
 from rtl.memory import MemoryParameters
 from torch_bridge import backends
 from torch_bridge.backends.dtypes import TORCH_DTYPES
@@ -28,8 +28,37 @@ from torch_bridge.backends.dtypes import TORCH_DTYPES
 from ..runner import BenchError
 from .engines import ENGINES
 
+# Besides those of the benches in cocotb: the least of most sizes, and odd ones.
+HERE = {
+    "tiny": MemoryParameters(
+        formats=(PlaneFormat("bf16", 16, 12),),
+        bus_bytes=16,
+        memory_bytes=16,
+        address_bits=20,
+        regions=2,
+        buffers=1,
+        least_slots=1,
+        reads=1,
+        bursts=2,
+    ),
+    "odd-merging": MemoryParameters(
+        formats=(PlaneFormat("bf16", 16, 9), HadamardFormat("fp32", 64, 17)),
+        bus_bytes=16,
+        memory_bytes=4,
+        address_bits=25,
+        regions=5,
+        buffers=3,
+        least_slots=3,
+        reads=3,
+        bursts=2,
+        merging=True,
+    ),
+}
+_ALL = ENGINES | HERE
+
 # Engines, and which share of the bursts each has.
 SHARES = {"small": 0.2, "small-narrow": 0.2}
+SHARES |= dict.fromkeys(HERE, 0.05)
 SHARES |= dict.fromkeys(("bypass-narrow", "small-quarter", "small-merging", "wide-merging"), 0.1)
 SHARES |= dict.fromkeys(memory.PRESETS, 0.1)
 
@@ -177,12 +206,12 @@ def run(name: str, folder: Path, *, bursts: int, seed: int) -> list[dict[str, An
     Raises:
         BenchError: a burst became something else than it must, the engine hangs, or breaks a rule of AXI.
     """
-    formats = ENGINES[name].formats
+    formats = _ALL[name].formats
     place = folder / "harness" / name
-    kept = place / f"rows-{digest((ENGINES[name], bursts, seed), _SOURCES_OF_ROWS)[:16]}.json"
+    kept = place / f"rows-{digest((_ALL[name], bursts, seed), _SOURCES_OF_ROWS)[:16]}.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    path = build(ENGINES[name], place)
+    path = build(_ALL[name], place)
     harness = Harness(path, formats, seed, latency=12)
     counted, wrong = harness.run(bursts // 2, bursts - bursts // 2)
     if any(wrong):
