@@ -7,6 +7,8 @@
 A buffer is free, open (some bytes were written), or full (its words wait to go out, or do).
 """
 
+from dataclasses import dataclass
+
 from amaranth import Array, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -29,6 +31,30 @@ from ..parameters import PAGE_BITS, MemoryParameters
 from ..queue import Queue
 
 __all__ = ["Gather"]
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """What is known of the buffers.
+
+    Attributes:
+        is_open, is_full: each one's state; free if neither.
+        answered: it has bytes of a bufferable burst that was answered.
+        is_late: it was opened after what is probed.
+        blocks: that they hold.
+    """
+
+    is_open: Signal
+    is_full: Signal
+    answered: Signal
+    is_late: Signal
+    blocks: list[Signal]
+
+    @classmethod
+    def of(cls, parameters: MemoryParameters) -> "_Buffers":
+        count = parameters.buffers
+        bits = [Signal(count, name=name) for name in ("is_open", "is_full", "answered", "is_late")]
+        return cls(*bits, [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)])
 
 
 class Gather(wiring.Component):
@@ -122,12 +148,17 @@ class Gather(wiring.Component):
         count, words, size = parameters.buffers, parameters.most_words, parameters.bus_bytes
         index_shape = range(count)
 
-        is_open, is_full, frees = Signal(count), Signal(count), Signal(count)
-        blocks = [Signal(block_layout(parameters), name=f"block{i}") for i in range(count)]
-        answered, in_burst = (
+        buffers = _Buffers.of(parameters)
+        is_open, is_full, answered, blocks = (
+            buffers.is_open,
+            buffers.is_full,
+            buffers.answered,
+            buffers.blocks,
+        )
+        frees, in_burst = (
             Signal(count),
             Signal(count),
-        )  # bytes of bufferable bursts: that ended, that did not
+        )  # whether it has bytes of a bufferable burst that has not ended
         touched, whole = ([Signal(words, name=f"{n}{i}") for i in range(count)] for n in ("touched", "whole"))
         opened_before = {(i, j): Signal(name=f"opened{i}_before{j}") for j in range(count) for i in range(j)}
 
@@ -185,6 +216,7 @@ class Gather(wiring.Component):
                 with m.If(opens):
                     m.d.sync += [
                         is_open[i].eq(1),
+                        buffers.is_late[i].eq(1),
                         blocks[i].place.eq(place),
                         blocks[i].region.eq(beat.region),
                         blocks[i].format.eq(beat.format),
@@ -269,22 +301,7 @@ class Gather(wiring.Component):
                 if i in pair
             ]
             m.d.comb += oldest[i].eq(is_open[i] & ~Cat(before).any())
-        victim = self._evict(
-            m,
-            is_open,
-            is_full,
-            frees,
-            oldest,
-            blocks,
-            answered,
-            one,
-            evicts,
-            marks,
-            marked,
-            completes,
-            opens,
-            index,
-        )
+        victim = self._evict(m, buffers, frees, oldest, one, evicts, marks, marked, completes)
         m.d.comb += one.eq(Array(blocks)[Mux(marks, marked, victim)])
         if parameters.merging:
             self._merge(m, victim, one, frees, Array(touched), reading, complete, content_write, strobes)
@@ -308,39 +325,21 @@ class Gather(wiring.Component):
         ]
         return m
 
-    def _evict(
-        self,
-        m,
-        is_open,
-        is_full,
-        frees,
-        oldest,
-        blocks,
-        answered,
-        one,
-        evicts,
-        marks,
-        marked,
-        completes,
-        opens,
-        index,
-    ) -> Value:
+    def _evict(self, m, buffers, frees, oldest, one, evicts, marks, marked, completes) -> Value:
         """Choose a block to evict, and do so unless the beat before may still complete one."""
         parameters = self._parameters
-        count = parameters.buffers
+        count, is_open, is_full = parameters.buffers, buffers.is_open, buffers.is_full
         asked, of_region = Signal(count), Signal(count)
-        for i, block in enumerate(blocks):
-            probed, is_late = Signal(name=f"probed{i}"), Signal(name=f"is_late{i}")
-            with m.If(self.probe_anew):
-                m.d.sync += is_late.eq(0)
-            with m.Elif(opens & (index == i)):
-                m.d.sync += is_late.eq(1)
+        with m.If(self.probe_anew):
+            m.d.sync += buffers.is_late.eq(0)
+        for i, block in enumerate(buffers.blocks):
+            probed = Signal(name=f"probed{i}")
             m.d.comb += [
-                probed.eq(probes(self.probe, block.place) & ~is_late),
-                asked[i].eq(probed & is_open[i] & answered[i]),
+                probed.eq(probes(self.probe, block.place) & ~buffers.is_late[i]),
+                asked[i].eq(probed & is_open[i] & buffers.answered[i]),
                 of_region[i].eq(is_open[i] & (block.region == self.region)),
             ]
-            with m.If(probed & (is_full[i] | (is_open[i] & answered[i]))):
+            with m.If(probed & (is_full[i] | (is_open[i] & buffers.answered[i]))):
                 m.d.comb += self.probed.eq(1)
         m.d.comb += self.region_open.eq(of_region.any())
 
