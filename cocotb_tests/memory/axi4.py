@@ -260,6 +260,11 @@ class SlowMemory:
             address = self._writes.popleft()
             self._write(address, cycle)
 
+    @property
+    def is_idle(self) -> bool:
+        """Of all writes that have come it has the address and the data."""
+        return not self._writes and not self._data
+
     def _places(self, address: Beat) -> list[tuple[int, bool]]:
         start, count = address["addr"], address["len"] + 1
         assert address["burst"] == BurstKind.INCR
