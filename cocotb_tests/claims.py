@@ -47,9 +47,9 @@ CLAIMS = (
         proofs=("every x", "every block"),
         gates="gates",
         gaps=(
-            "*Every x* is proven of floats of 1 sign, 3 exponent and 4 mantissa bits in blocks of 8 and 16 "
-            "values, the largest that a solver finishes. In the formats themselves the bytes are held by "
-            "simulation alone.",
+            "*Every x* is proven of floats of eight bits, three of them exponent, in blocks of 8 and 16 "
+            "values. A solver finishes no larger ones. In the formats themselves the bytes are held by simulation "
+            "alone.",
         ),
     ),
     Claim(
@@ -154,12 +154,12 @@ CLAIMS = (
     ),
     Claim(
         "The memory engine keeps the rules of AXI4",
-        "What is offered stays until it is taken, bursts have as many beats as they say, stay within 4 KiB "
-        "and are answered in their turn, writes of one ID in their order; blocks of usable regions are "
-        "stored apart, each within its region. If nobody keeps it waiting for more than a cycle, something "
-        "moves on a channel at least every so many cycles while a burst has no answer, also if memory takes "
-        "all of AW before W, or of W before AW; no read waits for writes of other pages, but for those under "
-        "way to one of the same tag. No path leads from an input to an output without a register "
+        "What is offered stays until it is taken. Bursts have as many beats as they say and stay within "
+        "4 KiB. They are answered in their turn, writes of one ID in their order. Blocks of usable regions "
+        "are stored apart, each within its region. While a burst has no answer, a channel moves every so "
+        "many cycles, if no neighbour waits for more than one. So it is behind a memory that takes all of AW "
+        "before W, or all of W before AW. No read waits for writes of other pages, but for those under way to "
+        "one of the same tag. No path leads from an input to an output without a register "
         "(tests/test_memory_paths.py). Its benches are in [memory.md](memory.md).",
         proofs=(
             "rules of AXI4",

@@ -7,12 +7,12 @@ from typing import Any
 
 from rtl.memory import MemoryParameters
 
-# Parameters besides formats, buses and merging.
+# Parameters besides formats, buses and merging; rtl/memory/parameters.py says what each may be.
 SIZES = {
-    "address_bits": "bits of an address, 16 to 44",
-    "id_bits": "bits of an ID at the port, 1 to 16",
-    "regions": "regions, 1 to 8",
-    "buffers": "blocks that can be open at once, 1 to 255",
+    "address_bits": "bits of an address",
+    "id_bits": "bits of an ID at the port",
+    "regions": "regions",
+    "buffers": "blocks that can be open at once",
     "least_slots": "bursts of writes that can be unanswered at once; a block's words if those are more",
     "reads": "bursts of reads that can be unanswered at once",
     "bursts": "the same at the memory, each way: a power of two from 2 on",
