@@ -48,8 +48,8 @@ CLAIMS = (
         gates="gates",
         gaps=(
             "*Every x* is proven of floats of eight bits, three of them exponent, in blocks of 8 and 16 "
-            "values. A solver finishes no larger ones. In the formats themselves the bytes are held by simulation "
-            "alone.",
+            "values. A solver finishes no larger ones. In the formats themselves the bytes are held by "
+            "simulation alone.",
         ),
     ),
     Claim(
@@ -158,8 +158,8 @@ CLAIMS = (
         "4 KiB. They are answered in their turn, writes of one ID in their order. Blocks of usable regions "
         "are stored apart, each within its region. While a burst has no answer, a channel moves every so "
         "many cycles, if no neighbour waits for more than one. So it is behind a memory that takes all of AW "
-        "before W, or all of W before AW. No read waits for writes of other pages, but for those under way to "
-        "one of the same tag. No path leads from an input to an output without a register "
+        "before W, or all of W before AW. No read waits for writes of other pages, but for those under way "
+        "to one of the same tag. No path leads from an input to an output without a register "
         "(tests/test_memory_paths.py). Its benches are in [memory.md](memory.md).",
         proofs=(
             "rules of AXI4",

@@ -29,7 +29,7 @@ from ..runner import BenchError
 from .engines import ENGINES
 
 # Besides those of the benches in cocotb: the least of most sizes, and odd ones.
-HERE = {
+ODD = {
     "tiny": MemoryParameters(
         formats=(PlaneFormat("bf16", 16, 12),),
         bus_bytes=16,
@@ -54,11 +54,11 @@ HERE = {
         merging=True,
     ),
 }
-_ALL = ENGINES | HERE
+_ALL = ENGINES | ODD
 
 # Engines, and which share of the bursts each has.
 SHARES = {"small": 0.2, "small-narrow": 0.2}
-SHARES |= dict.fromkeys(HERE, 0.05)
+SHARES |= dict.fromkeys(ODD, 0.05)
 SHARES |= dict.fromkeys(("bypass-narrow", "small-quarter", "small-merging", "wide-merging"), 0.1)
 SHARES |= dict.fromkeys(memory.PRESETS, 0.1)
 
