@@ -165,6 +165,7 @@ class Bench:
 
     async def get(self, name: str, index: int = 0) -> int:
         await self.offer("s_axil_ar", {"addr": address_of(name, index)})
+        await self.until(lambda: self.context.get(self.core.s_axil_r.valid))
         found = self.context.get(self.core.s_axil_r.p.data)
         await self.tick()
         return found

@@ -52,7 +52,7 @@ def test_rates_and_latency_are_measured(memory_harness):
 
 def test_rows_are_kept_until_something_changes(memory_harness, monkeypatch, tmp_path):
     built = []
-    monkeypatch.setitem(harness.ENGINES, "tiny", MEMORY)
+    monkeypatch.setitem(harness.ALL, "tiny", MEMORY)
     monkeypatch.setattr(harness, "build", lambda parameters, folder: built.append(folder) or memory_harness)
     place = tmp_path / "harness" / "tiny"
     place.mkdir(parents=True)

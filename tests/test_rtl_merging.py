@@ -87,7 +87,7 @@ def test_a_merge_asks_for_the_beats_of_its_block_within_pages_of_memory(memory_b
         context.set(merger.o.ready, 1)
         context.set(merger.r.valid, 1)
         for _ in range(100):
-            beats -= context.get(merger.r.ready)
+            beats -= context.get(merger.r.valid & merger.r.ready)
             last = context.get(merger.o.valid & merger.o.p.last)
             await context.tick()
             context.set(merger.r.valid, beats > 0)

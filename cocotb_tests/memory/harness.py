@@ -54,7 +54,7 @@ ODD = {
         merging=True,
     ),
 }
-_ALL = ENGINES | ODD
+ALL = ENGINES | ODD
 
 # Engines, and which share of the bursts each has.
 SHARES = {"small": 0.2, "small-narrow": 0.2}
@@ -206,12 +206,12 @@ def run(name: str, folder: Path, *, bursts: int, seed: int) -> list[dict[str, An
     Raises:
         BenchError: a burst became something else than it must, the engine hangs, or breaks a rule of AXI.
     """
-    formats = _ALL[name].formats
+    formats = ALL[name].formats
     place = folder / "harness" / name
-    kept = place / f"rows-{digest((_ALL[name], bursts, seed), _SOURCES_OF_ROWS)[:16]}.json"
+    kept = place / f"rows-{digest((ALL[name], bursts, seed), _SOURCES_OF_ROWS)[:16]}.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    path = build(_ALL[name], place)
+    path = build(ALL[name], place)
     harness = Harness(path, formats, seed, latency=12)
     counted, wrong = harness.run(bursts // 2, bursts - bursts // 2)
     if any(wrong):
