@@ -149,6 +149,7 @@ class MemoryModel:
         regions: how many there are; all are disabled at first.
         buffers: blocks that can be open at once.
         slots: write bursts that can be unanswered at once.
+        address_bits: of both sides; nothing answers for a region whose stored bytes reach beyond them.
 
     Attributes:
         responses: of all write bursts answered so far, by their tickets, in the order in which they were.
@@ -160,9 +161,17 @@ class MemoryModel:
     """
 
     def __init__(
-        self, dram: Dram, bus_bytes: int = 64, *, regions: int = 8, buffers: int = 8, slots: int = 32
+        self,
+        dram: Dram,
+        bus_bytes: int = 64,
+        *,
+        regions: int = 8,
+        buffers: int = 8,
+        slots: int = 32,
+        address_bits: int = 40,
     ):
-        for name, number in (("regions", regions), ("buffers", buffers), ("slots", slots)):
+        numbers = {"regions": regions, "buffers": buffers, "slots": slots, "address_bits": address_bits}
+        for name, number in numbers.items():
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")
         self.dram = dram
@@ -170,6 +179,7 @@ class MemoryModel:
         self.regions: list[Region | None] = [None] * regions
         self.responses: dict[int, Response] = {}
         self.errors: list[tuple[ErrorKind, int]] = []
+        self._address_bits = address_bits
         self._buffers = buffers
         self._slots = slots
         self._open: list[_Open] = []  # in the order in which they were opened
@@ -210,8 +220,10 @@ class MemoryModel:
         hits = [region for region in self.regions if region is not None and address in region]
         if len(hits) != 1:
             return None
-        others = (region for region in self.regions if region is not None and region is not hits[0])
-        return None if any(hits[0].shares_memory(other) for other in others) else hits[0]
+        (hit,) = hits
+        others = [region for region in self.regions if region is not None and region is not hit]
+        fits = hit.stored + hit.stored_size <= 1 << self._address_bits
+        return hit if fits and not any(hit.shares_memory(other) for other in others) else None
 
     # Writes.
 

@@ -48,7 +48,8 @@ class Bench:
         self.rng = random.Random(seed)
         self.dram = Dram(np.zeros(16 * PAGE, np.uint8), memory_bytes)
         model_dram = Dram(self.dram.content.copy(), memory_bytes)
-        self.model = MemoryModel(model_dram, bus, buffers=parameters.buffers, slots=parameters.slots)
+        sizes = {name: getattr(parameters, name) for name in ("buffers", "slots", "address_bits")}
+        self.model = MemoryModel(model_dram, bus, **sizes)
         self.reads, self.writes = [deque(), deque()], deque()  # of the memory
         self.data, self.answers = deque(), deque()
         self.answered, self.beats = {}, []  # of the accelerator, by ID; what was read

@@ -207,6 +207,16 @@ def test_regions_that_share_memory_answer_nowhere():
     assert read(model, 0, 16)[1] == read(model, 64 * PAGE, 16)[1] == [OKAY]
 
 
+def test_a_region_whose_stored_bytes_reach_beyond_the_address_space_answers_nowhere():
+    bits = 17  # 32 pages
+    model = memory(Region(0, 4 * PAGE, 29 * PAGE), address_bits=bits)
+    assert read(model, 0, 16)[1] == [DECERR]
+    for region in (Region(0, 3 * PAGE, 29 * PAGE), Region(0, 9 * PAGE, 29 * PAGE, FMT)):
+        model.disable(0)
+        model.enable(0, region)
+        assert read(model, 0, 16)[1] == [OKAY]
+
+
 def test_fixed_writes_to_blocks_are_refused():
     model = memory(Region(0, PAGE, PAGE, FMT), Region(PAGE, PAGE, 2 * PAGE))
     words = np.arange(128, dtype=np.uint8).reshape(2, 64)

@@ -115,7 +115,9 @@ def test_a_region_is_disabled_though_its_answers_are_not_taken():
     bench.run(act)
 
 
-@pytest.mark.parametrize("moved", [{"stored": 12 * PAGE}, {"base": 12 * PAGE}, {"size": PAGE}])
+@pytest.mark.parametrize(
+    "moved", [{"stored": 12 * PAGE}, {"base": 12 * PAGE}, {"size": PAGE}, {"stored": 253 * PAGE}]
+)
 def test_a_region_that_was_changed_is_found_as_it_is(moved):
     """Reads and writes come right before it is disabled and right after it is enabled again."""
     bench, regions = Bench(16, seed=12), (REGIONS[2], replace(REGIONS[2], **moved))
