@@ -216,25 +216,31 @@ def _xsafety(arguments: argparse.Namespace) -> None:
         runs += [("icarus", config, three[:1], few) for config in _chosen(arguments, configs.SMALL)]
     else:
         print("Icarus Verilog is not installed: only Verilator's random bits, no X")
-    options = {"folder": Path("build/netlist"), "model": runner.GATES, "keep": True}
-    calls = [
-        partial(_run_seeds, config, part, seeds, options | {"simulator": simulator, "blocks": blocks})
-        for simulator, config, seeds, blocks in runs
-        for part in parts(config)
-    ]
-    found = _run_all(calls, arguments.jobs, "simulating unknown states")
-    reports.XSAFETY.write([row for rows in found for row in rows], **_made(arguments))
-
-
-def _run_seeds(config: Config, part: str, seeds: Sequence[int], options: dict[str, Any]) -> list[reports.Row]:
-    """One after the other, as they share a simulator."""
     rows = []
-    for seed in seeds:
-        row = runner.run(config, part, seed=seed, **options)
-        rows.append(
-            {"seed": seed} | {name: value for name, value in asdict(row).items() if name != "coverage"}
-        )
-    return rows
+    for turn in range(len(three)):  # an engine's seeds one after the other: they share a simulator
+        calls = [
+            partial(
+                runner.run,
+                config,
+                part,
+                Path("build/netlist"),
+                model=runner.GATES,
+                simulator=simulator,
+                blocks=blocks,
+                seed=seeds[turn],
+                keep=True,
+            )
+            for simulator, config, seeds, blocks in runs
+            if turn < len(seeds)
+            for part in parts(config)
+        ]
+        found = _run_all(calls, arguments.jobs, "simulating unknown states")
+        seed = {"seed": three[turn]}
+        rows += [
+            seed | {name: value for name, value in asdict(row).items() if name != "coverage"} for row in found
+        ]
+    rows.sort(key=lambda row: (row["simulator"] != "verilator", row["config"], row["part"]))
+    reports.XSAFETY.write(rows, **_made(arguments))
 
 
 def _mutate(arguments: argparse.Namespace) -> None:

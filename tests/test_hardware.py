@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -300,6 +301,22 @@ def test_commands_begin_with_the_seed_that_their_help_says(command, capsys, monk
     with pytest.raises(SystemExit):
         bench_commands.main([command, "--help"])
     assert f"of what is random (default: {begun[0].seed})" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["sim", "coverage", "netlist", "xsafety", "mutate"])
+def test_workers_find_what_commands_give_them(command, monkeypatch):
+    """They import no ``__main__``."""
+    given = []
+
+    def run_all(calls, jobs, text):
+        given.extend(calls)
+        sys.exit(text)
+
+    monkeypatch.setattr(bench_commands, "_run_all", run_all)
+    with pytest.raises(SystemExit):
+        bench_commands.main([command])
+    assert given
+    assert all(call.func.__module__ != bench_commands.__name__ for call in given)
 
 
 @pytest.mark.timeout(900)
