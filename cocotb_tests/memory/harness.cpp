@@ -109,6 +109,7 @@ class Harness : public ReadChecks {
     void check_all() {
         for (unsigned i = 0; i < REGIONS; ++i) exchange();
         check_registers();
+        check_alone();
         storm();
         check_failing_writes();
         stand_still();

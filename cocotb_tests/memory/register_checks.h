@@ -219,6 +219,39 @@ class RegisterChecks : public Bench {
         }
     }
 
+    // Regions as large as the address space, one at a time. Those that are disabled have the same addresses and stored
+    // bytes, and take no part.
+    void check_alone() {
+        quiet();
+        const std::vector<Region> before = model_.regions;
+        for (unsigned i = 0; i < REGIONS; ++i) {
+            model_.disable(model_.regions[i]);
+            machine_.disable(i);
+        }
+        for (unsigned index : shuffled(REGIONS)) {
+            Region &region = model_.regions[index];
+            region.base = random_.below(2) * kPage;
+            region.size = kSpace - kPage;
+            region.stored = random_.below(kSpace / kPage - stored_pages(region) + 1) * kPage;
+            region.enabled = true;
+            expect(enable(index), "USABLE of region " + std::to_string(index) + ", alone");
+            const uint64_t blocks = region.size / raw_bytes(region);
+            for (uint64_t number : {uint64_t{0}, random_.below(blocks), random_.below(blocks), blocks - 1}) {
+                const Burst burst = whole(region.base + number * raw_bytes(region), raw_bytes(region));
+                send_write(content_of(burst, 1), 0);
+                quiet();
+                expect_read(burst, 0);
+                settle();
+            }
+            model_.disable(region);
+            machine_.disable(index);
+        }
+        model_.regions = before;
+        for (unsigned i = 0; i < REGIONS; ++i) model_.regions[i].enabled = enable(i);
+        settle();
+        clear_errors();
+    }
+
     // Whether a region is stored in memory, and apart from all others.
     bool is_apart(unsigned index) const {
         const Region &region = model_.regions[index];
