@@ -30,8 +30,12 @@ from .mutation import Finding
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 197  # for whose mutants no bench was written
 SIMULATED = [*configs.ALL, *configs.IN_MEMORIES]
-# Benches of compressors, but for those of rare blocks. By name, those that are skipped would run as well.
-_NOT_RARE = r"\.(matches_golden/|meets_|takes_|sustains_|waits_|reset_)"
+# All benches but those of thousands of chosen blocks. By name, those that are skipped would run as well.
+_COMMON = "matches_golden/|takes_|sustains_|waits_|reset_"
+_IN_ICARUS = {
+    "compressor": rf"\.({_COMMON})",
+    "decompressor": rf"\.({_COMMON}|a_stall_|invalid_|a_stream_|any_)",
+}
 _MEMORY_SHARE = 2  # as many times more of a memory engine, which has more than a part of the others
 
 
@@ -229,7 +233,7 @@ def _xsafety(arguments: argparse.Namespace) -> None:
                 Path("build/netlist"),
                 model=runner.GATES,
                 simulator=simulator,
-                only=_NOT_RARE if (simulator, part) == ("icarus", "compressor") else None,
+                only=_IN_ICARUS[part] if simulator == "icarus" else None,
                 blocks=blocks,
                 seed=seeds[turn],
                 keep=True,
