@@ -30,7 +30,8 @@ from .mutation import Finding
 MUTANTS = 100  # of each engine and part
 MUTANTS_SEED = 197  # for whose mutants no bench was written
 SIMULATED = [*configs.ALL, *configs.IN_MEMORIES]
-# All benches but those of thousands of chosen blocks. By name, those that are skipped would run as well.
+# All benches but those of thousands of chosen blocks, as reports.XSAFETY says. By name, those that are
+# skipped would run as well.
 _COMMON = "matches_golden/|takes_|sustains_|waits_|reset_"
 _IN_ICARUS = {
     "compressor": rf"\.({_COMMON})",
@@ -216,7 +217,7 @@ def _netlist(arguments: argparse.Namespace) -> None:
 
 def _xsafety(arguments: argparse.Namespace) -> None:
     # Verilator's models are those of the netlist run. Icarus is slow: small engines only, fewer blocks, and
-    # none of the thousands of rare ones.
+    # not all benches.
     three, few = range(arguments.seed, arguments.seed + 3), max(100, arguments.blocks // 5)
     runs = [("verilator", config, three, arguments.blocks) for config in _chosen(arguments, configs.GATES)]
     if shutil.which("iverilog"):

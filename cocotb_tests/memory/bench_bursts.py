@@ -148,9 +148,8 @@ class OneByOne:
         await self._answers(burst)
         if answered in tb.model.responses:
             self.responses[case.way, case.place, tb.model.responses[answered]] += 1
-        elif (
-            tb.regions[case.region].fmt is None
-        ):  # it waits for one of its ID; reads see it as soon as memory has it
+        elif tb.regions[case.region].fmt is None:
+            # It waits for an answer of its ID. Reads see it as soon as memory has it.
             await tb.quiet()
 
     async def _answers(self, burst: Burst) -> None:
