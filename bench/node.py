@@ -1,7 +1,7 @@
 """Engines in the cell library of a named node: ``make node LIBERTY=file``.
 
-Writes docs/node.json and its tables in docs/hardware.md, and goes on where it stopped. With ACTIVITY the
-arrays of a file switch the cells, see ``python -m gen synth``. OpenSTA has to be there.
+Writes docs/node.json and its tables in docs/hardware.md and docs/dram.md, and goes on where it stopped.
+With ACTIVITY the arrays of a file switch the cells, see ``python -m gen synth``. OpenSTA has to be there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gen.synth.node import WIDTHS, designs, measure_row, node_of
 from gen.toolchain import ToolError
 
 from . import page
+from .dram.page import fill_engine
 
 FOLDER = Path("docs")
 
@@ -82,7 +83,8 @@ def main() -> None:
         results["rows"] = _with_rows_of(json.loads(path.read_text()), results)
     path.write_text(json.dumps(results, indent=1) + "\n")
     document(results)
-    print(f"wrote {FOLDER / 'node.json'} and {FOLDER / 'hardware.md'}")
+    fill_engine(FOLDER)
+    print(f"wrote {FOLDER / 'node.json'}, {FOLDER / 'hardware.md'} and {FOLDER / 'dram.md'}")
 
 
 def measure(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import zlib
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bitstash import Compressor
 from gen.toolchain import ToolError
 from golden import HadamardFormat, PlaneFormat
 
+DOCS = Path(__file__).parent.parent / "docs"
 PLANES = PlaneFormat("fp32", 64, 80)
 CONFIG = """
 [dram_structure]
@@ -289,6 +291,37 @@ def test_the_page_has_a_table_for_each_memory(tmp_path):
     assert "| as they are | 100% | 4.0 | 0.02 | 100% | 4.00 | 200.0 | 97.5% |" in text
     assert "| ours | 25% | 1.0 | 0.01 | 25% | 1.00 | 200.0 | 97.5% |" in text
     assert "moves 5.0 MB for them" in text
+
+
+def test_the_committed_page_has_what_its_results_say(tmp_path):
+    for name in ("dram.json", "node.json", "dram.md"):
+        shutil.copy(DOCS / name, tmp_path)
+    page.fill(tmp_path / "dram.md", json.loads((DOCS / "dram.json").read_text()))
+    page.fill_engine(tmp_path)
+    assert (tmp_path / "dram.md").read_text() == (DOCS / "dram.md").read_text()
+
+
+def test_the_engine_takes_its_picojoules_of_each_byte_there_and_back(tmp_path):
+    small = RESULTS["models"][0]
+    rows = [small["rows"][0], small["rows"][1] | {"layout": "bitstash, bit-plane format 3.2x"}]
+    (tmp_path / "dram.json").write_text(json.dumps(RESULTS | {"models": [small | {"rows": rows}]}))
+    engines = [
+        {"preset": preset, "bus_bytes": width, "sized": {"pj_per_byte": energy}}
+        for preset, width, energy in (
+            ("gpt2-fp32-3.2x", 64, 200),
+            ("gpt2-fp32-3.2x", 64, 100),
+            ("gpt2-fp32-3.2x", 16, 9000),
+            ("gpt2-fp32-memory-64", 64, 400),
+        )
+    ]
+    (tmp_path / "node.json").write_text(json.dumps({"rows": engines}))
+    (tmp_path / "dram.md").write_text("<!-- engine -->\n<!-- end -->\n")
+    page.fill_engine(tmp_path)
+    text = (tmp_path / "dram.md").read_text()
+    assert "Of the small model's step, 1.9 MB are compressed." in text
+    assert "| codecs, bit-plane format 3.2x | 0.570 | 14.2% | 57.0% |" in text
+    assert "| the whole memory engine, bit-plane format 3.2x | 1.520 | 38.0% | 152.0% |" in text
+    assert "Hadamard" not in text  # which node.json does not have
 
 
 def test_the_driver_needs_nothing_but_the_librarys_header():

@@ -97,6 +97,7 @@ def simulate(models: Sequence[str], dramsim3: str) -> None:
         }
     (FOLDER / "dram.json").write_text(json.dumps(results, indent=1) + "\n")
     page.fill(FOLDER / "dram.md", results)
+    page.fill_engine(FOLDER)
     print(f"wrote {FOLDER / 'dram.json'} and {FOLDER / 'dram.md'}")
 
 
