@@ -202,7 +202,7 @@ class RegisterChecks : public Bench {
             const Region before = region;
             machine_.disable(index);
             region.base = 0;
-            const uint64_t most = random_.chance(0.5) ? 1 + some_pages() : kSpace / kPage;
+            const uint64_t most = random_.chance(0.5) ? 1 + some_pages() : kSpace / kPage - 1;
             region.size = kPage * (1 + random_.below(most));
             const uint64_t pages = stored_pages(region), begin = other.stored / kPage;
             const uint64_t end = begin + stored_pages(other), last = kSpace / kPage - pages;

@@ -170,11 +170,13 @@ class WriteChecks : public RegisterChecks {
 
     // An incomplete block is evicted once it was the oldest for as long as TIMEOUT says, and not before.
     void check_timeouts() {
-        constexpr unsigned kSoon = 100;  // cycles in which an eviction is answered
         for (unsigned times = 0; FORMATS && times < 8; ++times) {
             const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
             const Window &window = window_of(kind);
-            const unsigned timeout = 4 * kSoon + random_.below(1u << (times ? 10 : 17));
+            // Cycles in which an eviction is answered, and a block is taken and stored.
+            const unsigned beats = raw / BUS_BYTES + codecs_[kind].target / MEMORY_BYTES;
+            const unsigned soon = 100 + 2 * latency_ + 4 * beats;
+            const unsigned timeout = 4 * soon + random_.below(1u << (times ? 10 : 17));
             reopen(window.region, false);
             quiet();
             machine_.set(TIMEOUT, timeout);
@@ -191,13 +193,13 @@ class WriteChecks : public RegisterChecks {
                 settle();
             }
             const uint64_t start = machine_.cycles();
-            for (unsigned i = kSoon; i < timeout; ++i) machine_.step();
+            for (unsigned i = soon; i < timeout; ++i) machine_.step();
             compare([](const Expected &) {});  // nothing is answered yet
             model_.disable(model_.regions[window.region]);
             model_.regions[window.region].enabled = true;
             settle();
             const uint64_t took = machine_.cycles() - start;
-            expect(took <= timeout + kSoon, "a timeout of " + std::to_string(timeout) + " cycles");
+            expect(took <= timeout + soon, "a timeout of " + std::to_string(timeout) + " cycles");
             machine_.set(TIMEOUT, kPatience);
             clear_errors();
         }
