@@ -123,12 +123,18 @@ class Bench {
         const auto place = [&](unsigned page) { return model_.place(region, window.start + page * kPage); };
         auto &faults = machine_.dram.faults;
         faults.push_back({place(kRefusing), place(kRefusing + 1), random_.chance(0.5) ? kSlvErr : kDecErr});
-        // Two beats of the page, not where it begins or ends; Hadamard at 16x has four in all.
-        const uint64_t failing = place(kFailing), beats = (place(kFailing + 1) - failing) / MEMORY_BYTES;
-        const uint64_t first_beat = failing + std::min<uint64_t>(3, beats / 2) * MEMORY_BYTES;
-        const uint64_t second_beat = failing + std::min<uint64_t>(9, beats / 4) * MEMORY_BYTES;
-        faults.push_back({first_beat, first_beat + 1, kSlvErr});
-        faults.push_back({second_beat, second_beat + 1, kDecErr});
+        // Two bytes of the page fail, and so all blocks of either's beat: of blocks, the first one of one of them, for
+        // its beat has the end of the one before as well unless beats divide blocks; and any other byte.
+        const uint64_t failing = place(kFailing), bytes = place(kFailing + 1) - failing;
+        uint64_t one = 3 * MEMORY_BYTES, other = 9 * MEMORY_BYTES;
+        if (region.format) {
+            const uint64_t most = bytes > 2 * MEMORY_BYTES ? bytes - 2 * MEMORY_BYTES : 0;  // before the last beat
+            const uint64_t target = codecs_[region.format - 1].target;
+            one = random_.below(most / target + 1) * target;
+            other = random_.below(most + 1);
+        }
+        faults.push_back({failing + one, failing + one + 1, kSlvErr});
+        faults.push_back({failing + other, failing + other + 1, kDecErr});
         const uint64_t first = place(0), end = first + stored_bytes(region);
         std::copy(&model_.memory[first], &model_.memory[end], machine_.dram.content() + first);
     }
