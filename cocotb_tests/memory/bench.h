@@ -123,18 +123,16 @@ class Bench {
         const auto place = [&](unsigned page) { return model_.place(region, window.start + page * kPage); };
         auto &faults = machine_.dram.faults;
         faults.push_back({place(kRefusing), place(kRefusing + 1), random_.chance(0.5) ? kSlvErr : kDecErr});
-        // Two bytes of the page fail, and so all blocks of either's beat: of blocks, the first one of one of them, for
-        // its beat has the end of the one before as well unless beats divide blocks; and any other byte.
-        const uint64_t failing = place(kFailing), bytes = place(kFailing + 1) - failing;
-        uint64_t one = 3 * MEMORY_BYTES, other = 9 * MEMORY_BYTES;
-        if (region.format) {
-            const uint64_t most = bytes > 2 * MEMORY_BYTES ? bytes - 2 * MEMORY_BYTES : 0;  // before the last beat
-            const uint64_t target = codecs_[region.format - 1].target;
-            one = random_.below(most / target + 1) * target;
-            other = random_.below(most + 1);
-        }
+        // Two bytes of the page fail, and so whatever has bytes of either's beat: the first byte of a block, whose beat
+        // has the end of the block before as well unless beats divide blocks, and one of the same block or any other.
+        const uint64_t failing = place(kFailing), bytes = place(kFailing + 1) - failing, size = target_bytes(region);
+        // The last beat may have bytes of the next page.
+        const uint64_t most = bytes > 2 * MEMORY_BYTES ? bytes - 2 * MEMORY_BYTES : 0;
+        const uint64_t one = random_.below(most / size + 1) * size + (region.format ? 0 : random_.below(size));
+        const uint64_t near = one / size * size + random_.below(size), far = random_.below(most + 1);
         faults.push_back({failing + one, failing + one + 1, kSlvErr});
-        faults.push_back({failing + other, failing + other + 1, kDecErr});
+        const uint64_t other = failing + (random_.chance(0.5) ? std::min(near, most) : far);
+        faults.push_back({other, other + 1, kDecErr});
         const uint64_t first = place(0), end = first + stored_bytes(region);
         std::copy(&model_.memory[first], &model_.memory[end], machine_.dram.content() + first);
     }
@@ -183,11 +181,13 @@ class Bench {
         machine_.registers.pause = shares[random_.below(4)];
         const size_t most[] = {1, 2, 64, 64};
         machine_.dram.most_reads = most[random_.below(4)];
+        machine_.dram.latency = random_.chance(0.25) ? 1 : latency_;
     }
 
     void no_pauses() {
         machine_.master.pauses = {};
         machine_.dram.pause = 0;
+        machine_.dram.latency = latency_;
     }
 
     static Burst whole(uint64_t address, unsigned bytes) {
@@ -203,6 +203,20 @@ class Bench {
     uint64_t kept_bits() {
         if (random_.chance(0.5)) return ~uint64_t(0);
         return ((random_.next() | random_.next()) & 0xffff) * 0x0001000100010001;
+    }
+
+    // A block of a window's open pages, whole; often one behind which another page of memory begins, or in it.
+    Burst any_block_of(const Window &window) {
+        const Region &region = model_.regions[window.region];
+        const unsigned raw = raw_bytes(region), count = kOpen * kPage / raw;
+        const auto page_behind = [&](unsigned block) {
+            return model_.place(region, window.start + (block + 1) * raw) / kPage;
+        };
+        unsigned block = random_.below(count);
+        if (random_.chance(0.3)) {
+            while (block + 1 < count && page_behind(block) == page_behind(block - 1)) ++block;
+        }
+        return whole(window.start + block * raw, raw);
     }
 
     // Random values for a burst, of whose lanes a share is strobed.

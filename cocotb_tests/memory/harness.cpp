@@ -3,26 +3,21 @@
 // One after the other they may be all that AXI4 allows. Of several masters at once each has places of its own,
 // whose blocks it writes whole, if in several bursts, so that nothing depends on who was first.
 
-#include "read_checks.h"
+#include "drain_checks.h"
 
 namespace {
 
 constexpr uint64_t kOwn = kOpen * kPage / 8;  // bytes of each master in each region
 
-class Harness : public ReadChecks {
+class Harness : public DrainChecks {
    public:
-    using ReadChecks::ReadChecks;
+    using DrainChecks::DrainChecks;
 
     // Bursts that each wait for the one before, or until that one waits for a block.
     void sequential(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
             if (i % 2048 == 0) check_all();
-            if (i % 256 == 0) check_errors(), check_counters();
-            if (i % 64 == 0) set_pauses();
-            if (random_.chance(0.004)) reopen(random_.below(REGIONS), random_.chance(0.7));
-            if (random_.chance(0.004)) exchange();
-            random_.chance(0.5) ? one_read() : one_write();
-            for (unsigned gap = random_.chance(0.3) ? random_.below(40) : 0; gap; --gap) machine_.step();
+            one_burst(i);
         }
         finish();
     }
@@ -55,6 +50,36 @@ class Harness : public ReadChecks {
 
     using ReadChecks::lock;
 
+    // A reset in the middle of bursts; then all is as it was at first, but what memory has.
+    void reset() {
+        set_pauses();
+        for (unsigned i = 0; i < 2 * SLOTS; ++i) {
+            const uint64_t start = windows_[random_.below(windows_.size())].start;
+            const Burst burst = any_burst(start, start + kOpen * kPage, false);
+            Write write = content_of(burst, random_.chance(0.5) ? 1 : 0.5);
+            machine_.master.write(burst, std::move(write.words), std::move(write.strobes));
+            machine_.master.read(any_burst(start, start + kOpen * kPage, false));
+        }
+        if (random_.chance(0.5)) machine_.registers.write(REGION_CONTROL, 0), machine_.registers.read(TIMEOUT);
+        for (unsigned i = random_.below(1000); i; --i) machine_.step();
+        machine_.reset();
+        model_.reset();
+        expected_.clear();
+        read_bytes_ = 0;
+        const unsigned written = REGION_SIZE + random_.below(REGIONS) * REGION_STRIDE;
+        expect(machine_.set(written, 1) == kOkay, "the answer to a register after a reset");
+        for (unsigned offset = TIMEOUT; offset < 4096; offset += 4) {
+            if (is_mapped(offset)) expect_register(offset, offset == TIMEOUT ? 4096 : offset == written);
+        }
+        machine_.dram.faults.clear();
+        for (const Window &window : windows_) fill(window);
+        machine_.set(TIMEOUT, kPatience);
+        for (unsigned i = 0; i < REGIONS; ++i) model_.regions[i].enabled = enable(i);
+        for (unsigned i = 0; i < 256; ++i) one_burst(i);
+        finish();
+        concurrent(256);
+    }
+
     // Bytes a cycle read and written at once in bursts of `size`, and the share of memory's beats beyond the
     // stored bytes.
     void rates(unsigned index, unsigned size, double *three) {
@@ -86,6 +111,21 @@ class Harness : public ReadChecks {
         const double beats = after.read_beats - before.read_beats + after.written_beats - before.written_beats;
         const double stored = 2.0 * count * size * target_bytes(region) / raw_bytes(region);
         three[2] = beats * MEMORY_BYTES / stored - 1;
+    }
+
+    // Bytes a cycle of reads of one word of each block, in the order of their addresses, many at once.
+    double word_rate(unsigned index) {
+        constexpr unsigned kCount = 512;
+        const Region &region = model_.regions[index];
+        quiet();
+        const uint64_t start = machine_.cycles();
+        for (unsigned i = 0; i < kCount; ++i) {
+            const uint64_t at = uint64_t(i) * raw_bytes(region) % (kOpen * kPage);
+            machine_.master.read(whole(region.base + at, BUS_BYTES));
+        }
+        machine_.until([&] { return !machine_.master.reads(); });
+        machine_.master.take();
+        return double(kCount) * BUS_BYTES / (machine_.cycles() - start);
     }
 
     // Cycles that a read of one word adds to memory's own.
@@ -126,11 +166,17 @@ class Harness : public ReadChecks {
         check_forgotten();
         check_completions();
         check_timeouts();
+        check_long_timeouts();
         check_ages();
         check_each_error();
         check_errors_at_once();
+        check_errors_anew();
         check_merges_and_reads();
         check_room();
+        check_drains();
+        check_drains_among_others();
+        check_pages();
+        check_written_beats();
         set_pauses();
     }
 
@@ -155,6 +201,16 @@ class Harness : public ReadChecks {
         }
         check_counters();
         for (unsigned i = 0; i < model_.regions.size(); ++i) model_.regions[i].enabled = enable(i);
+    }
+
+    // The one of this number, and what now and then goes before it.
+    void one_burst(uint64_t number) {
+        if (number % 256 == 0) check_errors(), check_counters();
+        if (number % 64 == 0) set_pauses();
+        if (random_.chance(0.004)) reopen(random_.below(REGIONS), random_.chance(0.7));
+        if (random_.chance(0.004)) exchange();
+        random_.chance(0.5) ? one_read() : one_write();
+        for (unsigned gap = random_.chance(0.3) ? random_.below(40) : 0; gap; --gap) machine_.step();
     }
 
     void one_read() {
@@ -320,16 +376,18 @@ int bitstash_harness_run(void *handle, uint64_t sequential, uint64_t concurrent)
         if (sequential) harness.sequential(sequential);
         if (concurrent) harness.concurrent(concurrent);
         harness.lock();
+        for (unsigned times = 0; times < 3; ++times) harness.reset();
     });
 }
 
-// Bytes a cycle read and written at once, the share of memory's beats beyond the stored bytes, and the cycles
-// that a read adds.
-int bitstash_harness_measure(void *handle, unsigned region, unsigned size, double *four) {
+// Bytes a cycle read and written at once, the share of memory's beats beyond the stored bytes, the cycles that a
+// read adds, and bytes a cycle of reads of a word of each block.
+int bitstash_harness_measure(void *handle, unsigned region, unsigned size, double *five) {
     Harness &harness = *static_cast<Harness *>(handle);
     return run(harness, [&] {
-        four[3] = harness.added_latency(region);
-        harness.rates(region, size, four);
+        five[3] = harness.added_latency(region);
+        harness.rates(region, size, five);
+        five[4] = harness.word_rate(region);
     });
 }
 }

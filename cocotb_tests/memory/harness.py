@@ -178,11 +178,14 @@ class Harness:
         return tuple([*n[: self._count - 1], n[self._count - 1] + n[8]] for n in (bursts, mismatches))
 
     def measure(self, region: int) -> dict[str, float]:
-        """Rates of bursts of :data:`BURST` bytes read and written at once, and what a read of a word adds."""
-        four = (ctypes.c_double * 4)()
-        self._check(self._library.bitstash_harness_measure(self._handle, region, BURST, four))
-        names = ("read_bytes_per_cycle", "write_bytes_per_cycle", "excess_bytes", "read_latency_added")
-        return dict(zip(names, (*four[:3], int(four[3])), strict=True))
+        """Rates of bursts of :data:`BURST` bytes read and written at once and of reads of single words, and what
+        such a read adds.
+        """
+        five = (ctypes.c_double * 5)()
+        self._check(self._library.bitstash_harness_measure(self._handle, region, BURST, five))
+        rates = ("read_bytes_per_cycle", "write_bytes_per_cycle", "excess_bytes")
+        words = {"read_latency_added": int(five[3]), "word_read_bytes_per_cycle": five[4]}
+        return dict(zip(rates, five, strict=False)) | words
 
     @property
     def message(self) -> str:

@@ -28,7 +28,7 @@ from .harness import HARNESS, LATENCY, SOURCES, Harness
 __all__ = ["MUTATED", "run"]
 
 MUTATED = ("small-merging", "small-narrow")  # of engines.ENGINES: all that there is, between them
-_LATENCIES = (2, 30)  # of the memory, in cycles: bursts one by one, and many at once
+_LATENCIES = (1, 30)  # of the memory, in cycles: bursts one by one, and many at once
 _LONGER = 8  # times as many bursts find what needs open blocks and slots to meet in a rare way
 
 

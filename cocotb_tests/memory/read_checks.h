@@ -58,20 +58,6 @@ class ReadChecks : public WriteChecks {
         }
     }
 
-    // A block of a window's open pages, whole; often one behind which another page of memory begins, or in it.
-    Burst any_block_of(const Window &window) {
-        const Region &region = model_.regions[window.region];
-        const unsigned raw = raw_bytes(region), count = kOpen * kPage / raw;
-        const auto page_behind = [&](unsigned block) {
-            return model_.place(region, window.start + (block + 1) * raw) / kPage;
-        };
-        unsigned block = random_.below(count);
-        if (random_.chance(0.3)) {
-            while (block + 1 < count && page_behind(block) == page_behind(block - 1)) ++block;
-        }
-        return whole(window.start + block * raw, raw);
-    }
-
     // Blocks that are read as soon as their write was answered, while others are written: a read waits for what was
     // there before it.
     void check_reads_among_writes() {
@@ -185,10 +171,16 @@ class ReadChecks : public WriteChecks {
             reopen(window.region, false);
             quiet();
             if (times % 3 == 1) draw(bytes), put(bytes);  // is no block, perhaps
-            if (times % 3 == 2) machine_.dram.faults.push_back({place, place + stored, kSlvErr});
+            auto &faults = machine_.dram.faults;
+            const size_t before = faults.size();
+            if (times % 3 == 2) {  // some bytes, some of them worse
+                const uint64_t one = place + random_.below(stored), other = place + random_.below(stored);
+                faults.push_back({place, one + 1, kSlvErr});
+                if (random_.chance(0.7)) faults.push_back({std::min(one, other), one + 1, kDecErr});
+            }
             expect_read(whole(block, raw), 0);
             settle();
-            if (times % 3 == 2) machine_.dram.faults.pop_back();
+            faults.resize(before);
             if (times % 3 == 1 && !model_.errors.count(kInvalid)) continue;
             if (times % 3 == 0) model_.disable(region), machine_.disable(window.region);
             draw(values);
@@ -268,6 +260,8 @@ class ReadChecks : public WriteChecks {
             const unsigned raw = raw_bytes(region);
             const auto any_block = [&] { return whole(window.start + random_.below(kPage / raw) * raw, raw); };
             reopen(window.region, false);
+            quiet();
+            const uint32_t seen = machine_.get(ERRORS_SEEN);
             expect_read(whole(behind(window.region) + random_.below(kPage / raw) * raw, raw), 0);
             settle();
             if (region.format) {
@@ -287,14 +281,32 @@ class ReadChecks : public WriteChecks {
             for (unsigned at = 0; at < kPage && !has_both(); at += raw) {
                 failing.address = window.start + kFailing * kPage + at;
                 expect_read(failing, 0);
+                if (random_.chance(0.5)) settle();
+            }
+            settle();
+            // All of it, in bursts of as few bytes as may be, each of which has two words.
+            for (unsigned at = 0; at < kPage; at += 2 * BUS_BYTES) {
+                Burst narrow = whole(window.start + kFailing * kPage + at, BUS_BYTES);
+                narrow.size = 0, narrow.beats = 2 * BUS_BYTES;
+                expect_read(narrow, 0);
                 settle();
             }
             failing.address = any_block().address + kFailing * kPage;
             quiet();
             send_write(content_of(failing, 1), 0);
             settle();
+            quiet();
+            expect_register(ERRORS_SEEN, seen + errors_met());
             check_errors();
         }
+    }
+
+    // The first word of memory in a window's failing page that fails.
+    uint64_t failing_word(const Window &window) {
+        uint64_t address = window.start + kFailing * kPage;
+        const auto place = [&] { return model_.place(model_.regions[window.region], address); };
+        while (machine_.dram.response(place()) == kOkay) address += MEMORY_BYTES;
+        return address;
     }
 
     // Errors of several kinds in the same cycle are all counted.
@@ -306,7 +318,7 @@ class ReadChecks : public WriteChecks {
         clear_errors();
         const uint32_t before = machine_.get(ERRORS_SEEN);
         for (unsigned i = 0; i < kTimes; ++i) {
-            const uint64_t failing = window.start + kFailing * kPage + 3 * MEMORY_BYTES;
+            const uint64_t failing = failing_word(window);
             burst.address = random_.chance(0.5) ? behind(window.region) : failing;
             expect_read(burst, 0);
             // Every second beat, for those in a row share a burst of memory.
@@ -316,6 +328,29 @@ class ReadChecks : public WriteChecks {
         }
         settle();
         expect(machine_.get(ERRORS_SEEN) - before == 2 * kTimes, "ERRORS_SEEN of many at once");
+        clear_errors();
+    }
+
+    // An error is cleared while more come: the next one is told again.
+    void check_errors_anew() {
+        Burst burst;
+        burst.address = behind(random_.below(REGIONS));
+        quiet();
+        no_pauses();
+        machine_.registers.pause = 0;
+        const uint64_t end = burst.address + kPage;
+        for (; burst.address < end; ++burst.address) expect_read(burst, 0);
+        for (unsigned i = 0; i < 100; ++i) machine_.step();
+        uint64_t last = 0;
+        while (machine_.master.reads() > 100) {
+            machine_.set(ERRORS, 1 << kDecode);
+            const uint64_t high = machine_.get(ERROR_ADDRESS_HIGH);
+            const uint64_t place = high << 32 | machine_.get(ERROR_ADDRESS_LOW);
+            expect(place > last, "the address of an error behind one that was cleared");
+            last = place;
+            for (unsigned i = random_.below(8); i; --i) machine_.step();
+        }
+        settle();
         clear_errors();
     }
 };

@@ -44,6 +44,14 @@ class Reference {
     Reference(std::vector<Codec> codecs, uint64_t bytes, std::function<int(uint64_t)> fault)
         : memory(bytes), codecs_(std::move(codecs)), fault_(std::move(fault)) {}
 
+    // Forget all but what memory has.
+    void reset() {
+        for (Region &region : regions) region.enabled = false;
+        open_.clear(), waits_.clear(), answers.clear(), errors.clear();
+        evicts_any = false;
+        stored = blocks = 0;
+    }
+
     size_t unanswered() const { return waits_.size(); }
 
     const Region *at(uint64_t address) const {

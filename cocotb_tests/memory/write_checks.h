@@ -19,11 +19,13 @@ class WriteChecks : public RegisterChecks {
             const unsigned raw = raw_bytes(region), most = std::max(1u, kMasters - 1);
             const bool merges = MERGING && random_.chance(0.7);
             reopen(window.region, merges);
-            const uint64_t page = window.start + (merges && random_.chance(0.7) ? kFailing : 0) * kPage;
+            // Of the failing page, or any blocks in a row.
+            const uint64_t first = merges && random_.chance(0.5) ? window.start + kFailing * kPage
+                                                                 : any_block_of(window).address;
             const bool fills = random_.chance(0.5);  // all slots; a told write would leave its own
             for (unsigned i = fills ? 0 : random_.below(SLOTS); i < SLOTS; ++i) {
                 Burst burst;
-                burst.address = page + random_.below(most) * raw + random_.below(raw - 1);
+                burst.address = first + random_.below(most) * raw + random_.below(raw - 1);
                 burst.id = random_.below(16);
                 burst.cache = 2 + (!fills && random_.chance(0.1));
                 Expected &expected = expected_[send_write(content_of(burst, 1), 0)];
@@ -203,6 +205,23 @@ class WriteChecks : public RegisterChecks {
             machine_.set(TIMEOUT, kPatience);
             clear_errors();
         }
+    }
+
+    // However long it is, it does not come before.
+    void check_long_timeouts() {
+        for (unsigned bit = 12; FORMATS && bit < 32; ++bit) {
+            const Window &window = window_of(random_.below(codecs_.size()));
+            const Burst block = whole(window.start, raw_bytes(model_.regions[window.region]));
+            Burst byte = block;
+            byte.beats = 1, byte.size = 0;
+            machine_.set(TIMEOUT, 1u << bit);
+            send_write(content_of(byte, 1), 0);
+            for (unsigned i = 0; i < 500; ++i) machine_.step();
+            compare([](const Expected &) {});  // nothing is answered yet
+            send_write(content_of(block, 1), 0);
+            settle();
+        }
+        machine_.set(TIMEOUT, kPatience);
     }
 
     // Blocks are evicted in the order in which they were opened, in whatever buffers they and others are.

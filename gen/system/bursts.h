@@ -65,6 +65,23 @@ struct Broken : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// What a channel offers, which has to stay until it is taken.
+template <class Payload>
+class Held {
+   public:
+    // In a cycle; `name` is the channel's.
+    void sample(const Payload &now, bool valid, bool ready, const char *name) {
+        if (is_held_ && (!valid || now != before_)) throw Broken(std::string(name) + " changed before it was taken");
+        is_held_ = valid && !ready;
+        if (is_held_) before_ = now;
+    }
+    bool is_held() const { return is_held_; }
+
+   private:
+    bool is_held_ = false;
+    Payload before_{};
+};
+
 // Bits that are as random as a test needs them; the same for the same seed everywhere.
 class Random {  // splitmix64
    public:

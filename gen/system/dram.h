@@ -34,12 +34,23 @@ class Dram {
     };
 
     std::vector<Fault> faults;  // places, by their first byte and the one behind the last
+    unsigned latency;           // cycles, of the bursts that come
     double pause = 0;           // share of the cycles in which a channel moves nothing, besides
     size_t most_reads = kMost;  // bursts that it takes before it has answered one
     uint64_t asked_at = 0, answered_at = 0;  // the cycles of the last AR, and of the last beat of R
     std::vector<uint64_t> failed_writes;     // where bursts began that it answered with an error, in their order
 
-    explicit Dram(const DramFigures &figures) : figures_(figures), random_(1), content_(figures.bytes) {}
+    explicit Dram(const DramFigures &figures)
+        : latency(figures.latency), figures_(figures), random_(1), content_(figures.bytes) {}
+
+    // Forget all bursts; what was written stays.
+    void reset() {
+        reads_ = {}, writes_ = {}, data_ = {}, written_ = {};
+        r_offered_ = b_offered_ = false;
+        asked_ = answers_ = 0;
+        failed_writes.clear();
+        ar_ = {}, aw_ = {}, w_ = {};
+    }
 
     uint8_t *content() { return content_.data(); }
     const Statistics &statistics() const { return statistics_; }
@@ -59,10 +70,11 @@ class Dram {
 
     // What moved in it.
     void sample(const Vengine &m, uint64_t now) {
+        hold(m);
         if (m.m_axi_arvalid && m.m_axi_arready) {
             reads_[m.m_axi_arid].push_back({burst_of(m.m_axi_araddr, m.m_axi_arlen, m.m_axi_arsize,
                                                      m.m_axi_arburst),
-                                            0, now + figures_.latency});
+                                            0, now + latency});
             ++asked_;
             asked_at = now;
         }
@@ -121,7 +133,22 @@ class Dram {
         std::array<uint8_t, MEMORY_BYTES> data;
         uint64_t strobes;
         bool last;
+        bool operator!=(const Beat &other) const {
+            return data != other.data || strobes != other.strobes || last != other.last;
+        }
     };
+    using Address = std::array<uint64_t, 3>;  // ID, address and length
+
+    // What it was offered and did not take.
+    void hold(const Vengine &m) {
+        ar_.sample({m.m_axi_arid, m.m_axi_araddr, m.m_axi_arlen}, m.m_axi_arvalid, m.m_axi_arready, "AR to memory");
+        aw_.sample({m.m_axi_awid, m.m_axi_awaddr, m.m_axi_awlen}, m.m_axi_awvalid, m.m_axi_awready, "AW to memory");
+        Beat beat{{}, uint64_t{m.m_axi_wstrb}, bool(m.m_axi_wlast)};
+        if (w_.is_held() || (m.m_axi_wvalid && !m.m_axi_wready)) {
+            std::memcpy(beat.data.data(), octets(m.m_axi_wdata), MEMORY_BYTES);
+        }
+        w_.sample(beat, m.m_axi_wvalid, m.m_axi_wready, "W to memory");
+    }
 
     static Burst burst_of(uint64_t address, unsigned len, unsigned size, unsigned kind) {
         const uint64_t span = uint64_t(len + 1) * MEMORY_BYTES;
@@ -178,7 +205,7 @@ class Dram {
             }
         }
         if (worst > kOkay) failed_writes.push_back(write.burst.address);
-        written_[write.id].push_back({Response(worst), now + figures_.latency});
+        written_[write.id].push_back({Response(worst), now + latency});
         ++answers_;
     }
 
@@ -202,5 +229,7 @@ class Dram {
     std::array<std::deque<Answer>, kIds> written_;
     bool r_offered_ = false, b_offered_ = false;
     size_t asked_ = 0, answers_ = 0;
+    Held<Address> ar_, aw_;
+    Held<Beat> w_;
     uint64_t next_read_ = 0, next_write_ = 0;
 };

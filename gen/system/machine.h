@@ -21,9 +21,25 @@ class Machine {
     // A model of mutants has the one of this number, or none.
     explicit Machine(const DramFigures &figures, unsigned mutant = 0) : dram(figures), model_(new Vengine(&context_)) {
         select(*model_, mutant, 0);
-        model_->aresetn = 0;
-        for (int i = 0; i < 4; ++i) step();
-        model_->aresetn = 1;
+        reset();
+    }
+
+    // All that was under way is forgotten, in memory too.
+    void reset() {
+        Vengine &m = *model_;
+        m.aresetn = 0;
+        for (const bool level : {false, true}) m.aclk = level, m.eval();
+        master = Master();
+        registers = Lite();
+        dram.reset();
+        for (int i = 0; i < 3; ++i) {
+            step();
+            if (m.s_axi_bvalid || m.s_axi_rvalid || m.m_axi_awvalid || m.m_axi_wvalid || m.m_axi_arvalid) {
+                throw Broken("the engine offers something while it is reset");
+            }
+        }
+        m.aresetn = 1;
+        counters = Counters();
     }
 
     uint64_t cycles() const { return cycle_; }

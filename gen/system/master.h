@@ -49,7 +49,8 @@ class Master {
 
     size_t writes() const { return writes_; }  // that are not answered
     size_t reads() const { return reads_; }
-    bool sent_all() const { return aw_.empty() && w_.empty() && ar_.empty(); }
+    bool sent_addresses() const { return aw_.empty() && ar_.empty(); }
+    bool sent_all() const { return sent_addresses() && w_.empty(); }
 
     bool has_done() const { return !done_.empty(); }
 
@@ -114,17 +115,8 @@ class Master {
         return tickets_++;
     }
 
-    // A payload that was offered and not taken has to stay.
-    template <class Payload>
-    static void hold(bool &held, Payload &before, const Payload &now, bool valid, bool ready, const char *name) {
-        if (held && (!valid || now != before)) throw Broken(std::string(name) + " changed before it was taken");
-        held = valid && !ready;
-        before = now;
-    }
-
     void sample_b(const Vengine &m) {
-        hold(b_held_, b_before_, std::make_pair(int(m.s_axi_bid), int(m.s_axi_bresp)), m.s_axi_bvalid,
-             m.s_axi_bready, "B");
+        b_.sample({m.s_axi_bid, m.s_axi_bresp}, m.s_axi_bvalid, m.s_axi_bready, "B");
         if (!m.s_axi_bvalid || !m.s_axi_bready) return;
         Queue &queue = writing_[m.s_axi_bid];
         if (queue.empty()) throw Broken("B of ID " + std::to_string(m.s_axi_bid) + " that nobody asked for");
@@ -136,8 +128,8 @@ class Master {
         R beat{m.s_axi_rid, m.s_axi_rresp, m.s_axi_rlast, {}};
         const auto *data = octets(m.s_axi_rdata);
         const bool moves = m.s_axi_rvalid && m.s_axi_rready;
-        if (r_held_ || (m.s_axi_rvalid && !moves)) beat.data.assign(data, data + BUS_BYTES);
-        hold(r_held_, r_before_, beat, m.s_axi_rvalid, m.s_axi_rready, "R");
+        if (r_.is_held() || (m.s_axi_rvalid && !moves)) beat.data.assign(data, data + BUS_BYTES);
+        r_.sample(beat, m.s_axi_rvalid, m.s_axi_rready, "R");
         if (!moves) return;
         Queue &queue = reading_[m.s_axi_rid];
         if (queue.empty()) throw Broken("R of ID " + std::to_string(m.s_axi_rid) + " that nobody asked for");
@@ -172,7 +164,6 @@ class Master {
     std::unordered_map<int, Queue> writing_, reading_;
     std::vector<std::pair<size_t, Outcome>> done_;
     bool aw_offered_ = false, w_offered_ = false, ar_offered_ = false;
-    bool b_held_ = false, r_held_ = false;
-    std::pair<int, int> b_before_;
-    R r_before_{};
+    Held<std::pair<int, int>> b_;
+    Held<R> r_;
 };
