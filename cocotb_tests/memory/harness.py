@@ -178,7 +178,7 @@ class Harness:
         return tuple([*n[: self._count - 1], n[self._count - 1] + n[8]] for n in (bursts, mismatches))
 
     def measure(self, region: int) -> dict[str, float]:
-        """Rates of bursts of :data:`BURST` bytes read and written at once and of reads of single words, and what
+        """Rates of bursts of :data:`BURST` bytes read and written at once, and of reads of single words; what
         such a read adds.
         """
         five = (ctypes.c_double * 5)()
