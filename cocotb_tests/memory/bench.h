@@ -186,7 +186,8 @@ class Bench {
 
     void no_pauses() {
         machine_.master.pauses = {};
-        machine_.dram.pause = 0;
+        machine_.registers.pause = machine_.dram.pause = 0;
+        machine_.dram.most_reads = 64;
         machine_.dram.latency = latency_;
     }
 

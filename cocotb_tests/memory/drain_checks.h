@@ -78,7 +78,6 @@ class DrainChecks : public ReadChecks {
             settle();
             quiet();
             no_pauses();
-            machine_.registers.pause = 0;
             for (unsigned i = 0; i < 1000; ++i) {
                 const uint64_t at = i * BUS_BYTES % kPage;
                 if (times != 1) send_write(content_of(whole(bypass.start + at, BUS_BYTES), 1), 0);

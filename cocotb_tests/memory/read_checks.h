@@ -337,12 +337,11 @@ class ReadChecks : public WriteChecks {
         burst.address = behind(random_.below(REGIONS));
         quiet();
         no_pauses();
-        machine_.registers.pause = 0;
         const uint64_t end = burst.address + kPage;
         for (; burst.address < end; ++burst.address) expect_read(burst, 0);
         for (unsigned i = 0; i < 100; ++i) machine_.step();
         uint64_t last = 0;
-        while (machine_.master.reads() > 100) {
+        for (unsigned times = 0; times < 50 && machine_.master.reads() > 100; ++times) {
             machine_.set(ERRORS, 1 << kDecode);
             const uint64_t high = machine_.get(ERROR_ADDRESS_HIGH);
             const uint64_t place = high << 32 | machine_.get(ERROR_ADDRESS_LOW);
