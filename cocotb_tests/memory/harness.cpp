@@ -16,7 +16,7 @@ class Harness : public DrainChecks {
     // Bursts that each wait for the one before, or until that one waits for a block.
     void sequential(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
-            if (i % 2048 == 0) check_all();
+            if (i % 4096 == 0) check_all();
             one_burst(i);
         }
         finish();

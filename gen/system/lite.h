@@ -10,8 +10,8 @@
 
 class Lite {
    public:
-    uint32_t data = 0;                            // that was read last
-    Response written = kOkay, read_as = kOkay;    // the last answers
+    uint32_t data = 0;  // that was read last
+    Response written = kOkay, read_as = kOkay;  // the last answers
     size_t writes_answered = 0, reads_answered = 0;
     double pause = 0;  // share of the cycles in which a channel offers or takes nothing
 
