@@ -226,6 +226,7 @@ class WriteChecks : public RegisterChecks {
 
     // Blocks are evicted in the order in which they were opened, in whatever buffers they and others are.
     void check_ages() {
+        constexpr unsigned kHeld = std::min(BUFFERS, SLOTS - 1);  // that are open at once, each with a slot
         for (unsigned times = 0; FORMATS && times < 8; ++times) {
             const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
             const Window &window = window_of(kind);
@@ -233,21 +234,21 @@ class WriteChecks : public RegisterChecks {
             const auto begin = [&](unsigned block) {
                 Burst burst;
                 burst.address = window.start + block * raw;
-                burst.id = block % BUFFERS;
+                burst.id = block % kHeld;
                 expected_[send_write(content_of(burst, 1), 0)].master = block;
                 settle();
                 open.push_back(block);
             };
             reopen(window.region, false);
-            for (unsigned block = 0; block < BUFFERS; ++block) begin(block);
-            for (unsigned block : shuffled(BUFFERS)) {
+            for (unsigned block = 0; block < kHeld; ++block) begin(block);
+            for (unsigned block : shuffled(kHeld)) {
                 if (random_.chance(0.4)) continue;
                 Burst burst = whole(window.start + block * raw, raw);
                 burst.id = block;
                 send_write(content_of(burst, 1), 0);
                 settle();
                 open.erase(std::find(open.begin(), open.end(), block));
-                if (random_.chance(0.5)) begin(BUFFERS + block);
+                if (random_.chance(0.5)) begin(kHeld + block);
             }
             model_.disable(model_.regions[window.region]);
             model_.regions[window.region].enabled = true;
