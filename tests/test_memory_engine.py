@@ -10,9 +10,14 @@ from cocotb_tests.memory.faults import FAULTS, changed
 from gen import diagrams, memories, memory_diagrams
 from gen.memory import PRESETS
 from gen.yosys import run_yosys
-from rtl.memory import MemoryEngine
+from rtl.memory import MemoryEngine, MemoryParameters
 
 from .conftest import ROOT
+
+
+def test_what_merges_has_formats():
+    with pytest.raises(ValueError, match="merging must be False where there are no formats, not True"):
+        MemoryParameters(merging=True)
 
 
 @pytest.mark.timeout(900)

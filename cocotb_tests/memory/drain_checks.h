@@ -136,14 +136,16 @@ class DrainChecks : public ReadChecks {
         clear_errors();
     }
 
-    // A burst of whole blocks makes as many beats as they take in memory, for those in a row share beats.
+    // A burst of whole blocks makes as many beats as they take in memory. Those in a row share beats if they follow
+    // each other soon.
     void check_written_beats() {
         for (const Window &window : windows_) {
             const Region &region = model_.regions[window.region];
             const unsigned raw = raw_bytes(region), most = std::min<unsigned>(kPage, 256 * BUS_BYTES) / raw;
             quiet();
             no_pauses();
-            const Burst burst = whole(window.start, (1 + random_.below(most)) * raw);
+            const unsigned blocks = BUFFERS > 1 && raw <= 8 * BUS_BYTES ? 1 + random_.below(most) : 1;
+            const Burst burst = whole(window.start, blocks * raw);
             const uint64_t first = model_.place(region, window.start) / MEMORY_BYTES;
             const uint64_t last = (model_.place(region, window.start + burst.beats * BUS_BYTES) - 1) / MEMORY_BYTES;
             const uint64_t before = machine_.dram.statistics().written_beats;

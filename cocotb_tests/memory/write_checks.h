@@ -226,7 +226,8 @@ class WriteChecks : public RegisterChecks {
 
     // Blocks are evicted in the order in which they were opened, in whatever buffers they and others are.
     void check_ages() {
-        constexpr unsigned kHeld = std::min(BUFFERS, SLOTS - 1);  // that are open at once, each with a slot
+        // That are open at once, each with a slot and an ID.
+        constexpr unsigned kHeld = std::min({BUFFERS, SLOTS - 1, 16u});
         for (unsigned times = 0; FORMATS && times < 8; ++times) {
             const unsigned kind = random_.below(codecs_.size()), raw = codecs_[kind].original;
             const Window &window = window_of(kind);

@@ -74,6 +74,8 @@ class MemoryParameters:
             raise ValueError(f"bursts must be a power of two from 2 on, not {self.bursts!r}")
         if len(self.formats) > _MOST["formats"]:
             raise ValueError(f"formats must be at most {_MOST['formats']}, not {len(self.formats)}")
+        if self.merging and not self.formats:
+            raise ValueError("merging must be False where there are no formats, not True")
         for fmt in self.formats:
             if fmt.target is None:
                 raise ValueError("formats must have fixed targets, not None")
