@@ -30,7 +30,7 @@ def build(parameters: MemoryParameters, folder: Path, optimise: str = "-O2") -> 
         ValueError: there is no such engine.
         gen.toolchain.ToolError: there is no C++ compiler, or a tool failed.
     """
-    bypass = replace(parameters, formats=())
+    bypass = replace(parameters, formats=(), merging=False)
     for name, of_library in (("memory", parameters), ("bypass", bypass)):
         path, stamp = folder / f"lib{name}.so", folder / f"{name}.digest"
         made = digest(of_library)
