@@ -47,6 +47,12 @@ class DrainChecks : public ReadChecks {
             for (unsigned i = 0; i < 50 + random_.below(100); ++i) machine_.step();
             const bool waits = (holds_w && writes) || (holds_r && reads);
             if (waits) expect(machine_.registers.writes_answered == answered, "a region disabled too early");
+            // Registers are read meanwhile.
+            const unsigned any = random_.below(REGIONS);
+            const size_t read = machine_.registers.reads_answered;
+            machine_.registers.read(REGION_BASE + any * REGION_STRIDE);
+            machine_.until([&] { return machine_.registers.reads_answered != read; });
+            expect(machine_.registers.data == model_.regions[any].base / kPage, "a register during a drain");
             // These come too late, one of them for a region that answers no more.
             const Window &other = windows_[random_.below(windows_.size())];
             const unsigned size = raw_bytes(model_.regions[other.region]);

@@ -167,6 +167,7 @@ class Harness : public DrainChecks {
         check_completions();
         check_timeouts();
         check_long_timeouts();
+        check_no_timeout();
         check_ages();
         check_each_error();
         check_errors_at_once();

@@ -277,11 +277,32 @@ class RegisterChecks : public Bench {
             }
             model_.disable(region);
             machine_.disable(index);
+            check_last_pages(index);
         }
         model_.regions = before;
         for (unsigned i = 0; i < REGIONS; ++i) model_.regions[i].enabled = enable(i);
         settle();
         clear_errors();
+    }
+
+    // A region that reaches beyond the address space ends there.
+    void check_last_pages(unsigned index) {
+        Region &region = model_.regions[index];
+        const uint64_t pages = 1 + random_.below(4);
+        region.base = kSpace - pages * kPage;
+        region.size = (pages + 1 + random_.below(8)) * kPage;
+        region.stored = random_.below(kSpace / kPage - stored_pages(region) + 1) * kPage;
+        region.enabled = true;
+        expect(enable(index), "USABLE of a region at the end");
+        const unsigned raw = raw_bytes(region);
+        for (const uint64_t address : {region.base, kSpace - raw, uint64_t{0}}) {
+            send_write(content_of(whole(address, raw), 1), 0);
+            quiet();
+            expect_read(whole(address, raw), 0);
+            settle();
+        }
+        model_.disable(region);
+        machine_.disable(index);
     }
 
     // Whether a region is stored in memory, and apart from all others.
@@ -311,6 +332,7 @@ class RegisterChecks : public Bench {
         start();
         for (unsigned i = 0; i < 200; ++i) machine_.step();
         expect(more(2) == 0, "BUSY while nothing is under way");
+        check_busy_writes();
         for (const Window &window : windows_) {
             const Region &region = model_.regions[window.region];
             start();
@@ -330,6 +352,33 @@ class RegisterChecks : public Bench {
                 expect(busy == took + 1, "BUSY of a read of " + std::to_string(took) + " cycles");
                 expect(more(1) == (region.format && !times), "BLOCKS_READ");
             }
+        }
+    }
+
+    // A write is under way until memory answers; a burst that waits for an open block is not.
+    void check_busy_writes() {
+        no_pauses();
+        for (const Window &window : windows_) {
+            const Burst whole_block = whole(window.start, raw_bytes(model_.regions[window.region]));
+            const auto busy = [&] {
+                const uint32_t before = machine_.get(BUSY);
+                for (unsigned i = 0; i < 100; ++i) machine_.step();
+                return machine_.get(BUSY) - before;
+            };
+            if (model_.regions[window.region].format) {
+                Burst byte = whole_block;
+                byte.beats = 1, byte.size = 0;
+                send_write(content_of(byte, 1), 0);
+                for (unsigned i = 0; i < 100; ++i) machine_.step();
+                expect(busy() == 0, "BUSY while a burst waits for an open block");
+            }
+            machine_.dram.pause = 1;
+            send_write(content_of(whole_block, 1), 0);
+            for (unsigned i = 0; i < 200; ++i) machine_.step();
+            expect(busy() >= 100, "BUSY while memory does not take a write");
+            machine_.dram.pause = 0;
+            settle();
+            quiet();
         }
     }
 

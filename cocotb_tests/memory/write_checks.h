@@ -224,6 +224,29 @@ class WriteChecks : public RegisterChecks {
         machine_.set(TIMEOUT, kPatience);
     }
 
+    // Without any, each block is evicted as it is opened; merged, where its region merges.
+    void check_no_timeout() {
+        for (const bool merges : {false, MERGING != 0}) {
+            if (!FORMATS) break;
+            const Window &window = window_of(random_.below(codecs_.size()));
+            Region &region = model_.regions[window.region];
+            reopen(window.region, merges);
+            quiet();
+            machine_.set(TIMEOUT, 0);
+            for (unsigned i = 0; i < 8; ++i) {
+                Burst byte;
+                byte.address = window.start + i * raw_bytes(region) + random_.below(raw_bytes(region));
+                byte.id = i % 2;
+                send_write(content_of(byte, 1), 0);
+            }
+            model_.disable(region);
+            region.enabled = true;
+            settle();
+            machine_.set(TIMEOUT, kPatience);
+            clear_errors();
+        }
+    }
+
     // Blocks are evicted in the order in which they were opened, in whatever buffers they and others are.
     void check_ages() {
         // That are open at once, each with a slot and an ID.

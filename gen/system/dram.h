@@ -22,6 +22,7 @@ struct DramFigures {
 
 class Dram {
     static constexpr size_t kMost = 64;  // bursts that it takes before it answers one, in either direction
+    static constexpr unsigned kLongestWrite = 16;  // beats
 
    public:
     // Beats that moved, and cycles in which one could not for a refresh.
@@ -72,8 +73,9 @@ class Dram {
     void sample(const Vengine &m, uint64_t now) {
         hold(m);
         if (m.m_axi_arvalid && m.m_axi_arready) {
+            if (!MERGING && m.m_axi_arid) throw Broken("a read of memory with an ID");
             reads_[m.m_axi_arid].push_back({burst_of(m.m_axi_araddr, m.m_axi_arlen, m.m_axi_arsize,
-                                                     m.m_axi_arburst),
+                                                     m.m_axi_arburst, m.m_axi_arcache),
                                             0, now + latency});
             ++asked_;
             asked_at = now;
@@ -87,7 +89,9 @@ class Dram {
         }
         if (b_offered_ && m.m_axi_bready) b_offered_ = false;
         if (m.m_axi_awvalid && m.m_axi_awready) {
-            writes_.push_back({burst_of(m.m_axi_awaddr, m.m_axi_awlen, m.m_axi_awsize, m.m_axi_awburst),
+            if (m.m_axi_awid || m.m_axi_awlen >= kLongestWrite) throw Broken("a write to memory with an ID, or long");
+            writes_.push_back({burst_of(m.m_axi_awaddr, m.m_axi_awlen, m.m_axi_awsize, m.m_axi_awburst,
+                                        m.m_axi_awcache),
                                m.m_axi_awid});
         }
         if (m.m_axi_wvalid && m.m_axi_wready) {
@@ -150,8 +154,9 @@ class Dram {
         w_.sample(beat, m.m_axi_wvalid, m.m_axi_wready, "W to memory");
     }
 
-    static Burst burst_of(uint64_t address, unsigned len, unsigned size, unsigned kind) {
+    static Burst burst_of(uint64_t address, unsigned len, unsigned size, unsigned kind, unsigned cache) {
         const uint64_t span = uint64_t(len + 1) * MEMORY_BYTES;
+        if (cache != 2) throw Broken("a burst to memory at " + hex(address) + " has another AxCACHE than 0010");
         if (kind != kIncr || 1u << size != MEMORY_BYTES || address % MEMORY_BYTES) {
             throw Broken("a burst to memory at " + hex(address) + " is not of whole beats");
         }

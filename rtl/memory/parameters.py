@@ -33,8 +33,9 @@ class MemoryParameters:
         buffers: blocks that can be open at once, from 1 to 255.
         least_slots: write bursts that can be unanswered at once, at least 1; a block's words if those are
             more.
-        reads: read bursts that can be unanswered at once, at least 1.
-        bursts: of the memory's that can be unanswered at once, in either direction: a power of two from 2 on.
+        reads: read bursts that can wait for those before them, at least 1.
+        bursts: writes that memory can have unanswered at once; likewise what it is asked for, for one read of
+            the port each, in one burst or several: a power of two from 2 on.
         merging: regions can merge. That takes decompressors of its own, and a memory for the beats that may
             wait for the accelerator.
 
