@@ -376,13 +376,19 @@ class WriteChecks : public RegisterChecks {
 
     // Blocks that are read are counted, and those that are merged, also in the same cycle.
     void check_merges_and_reads() {
-        if (!MERGING) return;
+        for (const double pause : {0.0, 0.7}) {
+            if (MERGING) merge_and_read(pause);
+        }
+    }
+
+    void merge_and_read(double pause) {
         const Window &window = window_of(0);
         const unsigned raw = codecs_[0].original, count = kPage / raw;
         reopen(window.region, true);
         expect_read(whole(window.start + 3 * kPage, raw), 0);  // what was read before is displaced
         settle();
         quiet();
+        machine_.dram.pause = pause;
         machine_.master.pauses.r = 0.5;  // else each ends with its last beat, of which memory gives one in a cycle
         const uint32_t before = machine_.get(BLOCKS_READ);
         for (unsigned i = 0; i < count; ++i) {
@@ -392,7 +398,7 @@ class WriteChecks : public RegisterChecks {
             expect_read(whole(window.start + 2 * kPage + i * raw, raw), 0);
         }
         settle();
-        machine_.master.pauses.r = 0;
+        machine_.dram.pause = machine_.master.pauses.r = 0;
         reopen(window.region, true);
         expect(machine_.get(BLOCKS_READ) - before == 2 * count, "BLOCKS_READ of merges and reads at once");
     }
