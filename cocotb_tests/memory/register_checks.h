@@ -225,10 +225,12 @@ class RegisterChecks : public Bench {
         }
     }
 
-    // Regions whose stored bytes meet another's, or end where these begin, or reach beyond memory.
+    // Of each region and each other one: addresses that are both's; stored bytes that meet the other's, or end where
+    // these begin, or reach beyond memory.
     void check_overlaps() {
-        for (unsigned times = 0; times < 8 * REGIONS; ++times) {
-            const unsigned index = random_.below(REGIONS), next = (index + 1 + random_.below(REGIONS - 1)) % REGIONS;
+        for (unsigned pair : shuffled(REGIONS * REGIONS)) {
+            const unsigned index = pair / REGIONS, next = pair % REGIONS;
+            if (index == next) continue;
             const Region &other = model_.regions[next];
             Region &region = model_.regions[index];
             const Region before = region;
@@ -245,7 +247,19 @@ class RegisterChecks : public Bench {
                 const bool is_usable = machine_.get(REGION_CONTROL + i * REGION_STRIDE) & USABLE;
                 expect(is_usable == is_apart(i), "USABLE of region " + std::to_string(i));
             }
+            // Where both are, neither answers, usable or not; nor does what is not usable.
+            region.enabled = model_.regions[next].enabled = is_apart(next);
+            for (const Window &window : windows_) {
+                if (window.region != next) continue;
+                const Burst burst = whole(window.start, std::max(raw_bytes(region), raw_bytes(other)));
+                expect_read(burst, 0);
+                settle();
+                send_write(content_of(burst, 1), 0);
+                settle();
+                quiet();
+            }
             machine_.disable(index);
+            for (Region &one : model_.regions) one.enabled = true;
             region = before;
             region.enabled = enable(index);
         }
@@ -277,6 +291,11 @@ class RegisterChecks : public Bench {
             }
             model_.disable(region);
             machine_.disable(index);
+            region.base = region.stored = 0;
+            for (region.size = kPage; region.size < kSpace; region.size *= 2) {
+                expect(enable(index), "USABLE of a region of " + hex(region.size) + " bytes");
+                machine_.disable(index);
+            }
             check_last_pages(index);
         }
         model_.regions = before;
