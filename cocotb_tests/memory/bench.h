@@ -179,7 +179,7 @@ class Bench {
             *pause = shares[random_.below(4)];
         }
         machine_.registers.pause = shares[random_.below(4)];
-        const size_t most[] = {1, 2, 64, 64};
+        const size_t most[] = {1, 2, Dram::kMost, Dram::kMost};
         machine_.dram.most_reads = most[random_.below(4)];
         machine_.dram.latency = random_.chance(0.25) ? 1 : latency_;
     }
@@ -187,7 +187,7 @@ class Bench {
     void no_pauses() {
         machine_.master.pauses = {};
         machine_.registers.pause = machine_.dram.pause = 0;
-        machine_.dram.most_reads = 64;
+        machine_.dram.most_reads = Dram::kMost;
         machine_.dram.latency = latency_;
     }
 

@@ -44,7 +44,7 @@ class DrainChecks : public ReadChecks {
             const size_t answered = machine_.registers.writes_answered;
             machine_.registers.pause = 0;
             machine_.registers.write(REGION_CONTROL + window.region * REGION_STRIDE, 0);
-            for (unsigned i = 0; i < 50 + random_.below(100); ++i) machine_.step();
+            for (unsigned i = 50 + random_.below(100); i; --i) machine_.step();
             const bool waits = (holds_w && writes) || (holds_r && reads);
             if (waits) expect(machine_.registers.writes_answered == answered, "a region disabled too early");
             // Registers are read meanwhile.

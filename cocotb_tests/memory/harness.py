@@ -183,9 +183,14 @@ class Harness:
         """
         five = (ctypes.c_double * 5)()
         self._check(self._library.bitstash_harness_measure(self._handle, region, BURST, five))
-        rates = ("read_bytes_per_cycle", "write_bytes_per_cycle", "excess_bytes")
-        words = {"read_latency_added": int(five[3]), "word_read_bytes_per_cycle": five[4]}
-        return dict(zip(rates, five, strict=False)) | words
+        read, write, excess, latency, words = five
+        return {
+            "read_bytes_per_cycle": read,
+            "write_bytes_per_cycle": write,
+            "excess_bytes": excess,
+            "read_latency_added": int(latency),
+            "word_read_bytes_per_cycle": words,
+        }
 
     @property
     def message(self) -> str:

@@ -207,7 +207,7 @@ class WriteChecks : public RegisterChecks {
         }
     }
 
-    // However long it is, it does not come before.
+    // A timeout of any one bit does not come at once.
     void check_long_timeouts() {
         for (unsigned bit = 12; FORMATS && bit < 32; ++bit) {
             const Window &window = window_of(random_.below(codecs_.size()));
@@ -224,7 +224,7 @@ class WriteChecks : public RegisterChecks {
         machine_.set(TIMEOUT, kPatience);
     }
 
-    // Without any, each block is evicted as it is opened; merged, where its region merges.
+    // With a timeout of 0 each block is evicted as soon as it is open; merged, where its region merges.
     void check_no_timeout() {
         for (const bool merges : {false, MERGING != 0}) {
             if (!FORMATS) break;

@@ -21,10 +21,9 @@ struct DramFigures {
 };
 
 class Dram {
-    static constexpr size_t kMost = 64;  // bursts that it takes before it answers one, in either direction
-    static constexpr unsigned kLongestWrite = 16;  // beats
-
    public:
+    static constexpr size_t kMost = 64;  // bursts that it takes before it answers one, in either direction
+    static constexpr unsigned kLongestWrite = 16;  // beats that the engine promises
     // Beats that moved, and cycles in which one could not for a refresh.
     struct Statistics {
         uint64_t read_beats = 0, written_beats = 0, refreshing = 0;
