@@ -225,8 +225,13 @@ class Harness : public DrainChecks {
         const uint64_t start = somewhere(true);
         const Burst burst = any_burst(start, start + 1, false);
         const double shares[] = {1, 1, 1, 0.5, 0};
-        // What shares a burst of memory with a write that fails, fails as well.
-        if (may_fail(burst)) quiet();
+        // What shares a burst of memory with a write that fails, fails as well: so may blocks that others wait for.
+        if (may_fail(burst)) {
+            const Region *region = model_.at(burst.address);
+            const bool may_share = region && is_of_blocks(*region, burst) && model_.unanswered();
+            if (may_share) reopen(region - model_.regions.data(), region->merge);
+            quiet();
+        }
         const uint64_t before = model_.stored;
         const size_t ticket = send_write(content_of(burst, shares[random_.below(5)]), 0);
         // What was written and is not answered may be seen by the next read, or not.
@@ -274,6 +279,14 @@ class Harness : public DrainChecks {
             burst.beats = std::max<uint64_t>(1, std::min<uint64_t>(most, some[random_.below(7)]));
         }
         return burst;
+    }
+
+    // Whether it has bytes of more than one block.
+    bool is_of_blocks(const Region &region, const Burst &burst) const {
+        for (unsigned beat = 1; region.format && beat < burst.beats; ++beat) {
+            if (burst.at(beat) / raw_bytes(region) != burst.address / raw_bytes(region)) return true;
+        }
+        return false;
     }
 
     // Whether it lies in a page that refuses writes, or has beats that fail.
