@@ -66,6 +66,19 @@ class Loss(nn.Module):
         return self.loss(self.layer(x), self)
 
 
+class Scaled(nn.Module):
+    """A loss of a mean and the logarithm of a deviation, of a linear layer each, and of draws from there."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.mean, self.log_scale, self.loss = nn.Linear(64, 128), nn.Linear(64, 128), loss
+        x, noise = batch(), torch.randn(256, 128)
+        self.drawn = (self.mean(x) + noise * (1.7 * self.log_scale(x)).exp()).detach()
+
+    def forward(self, x):
+        return self.loss(self.drawn - self.mean(x), 1.7 * self.log_scale(x))
+
+
 def batch():
     return torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
 
@@ -142,6 +155,10 @@ LOSSES = {
     "cosine of both": lambda s, own: (
         -(functional.normalize(s) * functional.normalize(2 * s.flip(0) + own.near)).sum(-1).mean()
     ),
+    "by einsum": lambda s, own: -torch.einsum("bc,bc->", own.near.softmax(-1), s.log_softmax(-1)) / 256,
+    "by bmm": lambda s, own: -(own.near.softmax(-1)[:, None] @ s.log_softmax(-1)[:, :, None]).mean(),
+    "by dot": lambda s, own: -torch.dot(own.near.softmax(-1).view(-1), s.log_softmax(-1).view(-1)) / 256,
+    "by mm": lambda s, own: -(own.near.softmax(-1) @ s.log_softmax(-1).T).diagonal().mean(),
     "Charbonnier": lambda s, own: ((s - own.far) ** 2 + 1e-6).sqrt().mean(),
     "Charbonnier of a product": lambda s, own: ((s - own.far).mul(2).pow(2).view(-1) + 1e-6).sqrt().mean(),
     "Charbonnier beside a sum": charbonnier_beside_a_sum,
@@ -151,6 +168,15 @@ LOSSES = {
     "angles": lambda s, own: (s * 100).cos().sum() + (s * 50).sin().sum(),
     "standard deviation": lambda s, own: (s + 1000).std(-1).sum(),
 }
+ZERO = torch.zeros(())
+DIVISIONS = {
+    "exp": lambda far, log_scale: ((far * torch.exp(-log_scale)) ** 2 / 2 + log_scale).mean(),
+    "exp and a bound": lambda far, log_scale: (far * (torch.exp(-log_scale) + 1e-3)).tanh().mean(),
+    "exp in addcmul": lambda far, log_scale: torch.addcmul(ZERO, far, torch.exp(-log_scale)).tanh().mean(),
+    "exp as a gate": lambda far, log_scale: (far * log_scale.exp()).tanh().mean(),
+    "reciprocal": lambda far, log_scale: (far * (1 / log_scale.exp())).tanh().mean(),
+    "rsqrt": lambda far, log_scale: (far * (log_scale**2 + 0.01).rsqrt()).tanh().mean(),
+}
 CASES = {f"scores, {name}": lambda one=one: Attention(one) for name, one in MASKED.items()}
 CASES["scores that are divided"] = lambda: Attention(MASKED["masked_fill"], divides=True)
 CASES["heads that are mixed"] = lambda: Attention(MASKED["masked_fill"], mixes=True)
@@ -158,6 +184,7 @@ CASES |= {
     name: lambda loss=loss, name=name: Loss(loss, scale=1.0 if name == "contrastive" else 3.5)
     for name, loss in LOSSES.items()
 }
+CASES |= {f"division, {name}": lambda loss=loss: Scaled(loss) for name, loss in DIVISIONS.items()}
 
 
 def case(name):

@@ -193,11 +193,15 @@ def _match_decomposed(joint: Joint, group: Group, node: Node) -> Match | None:
 
 
 def _need_decomposed(joint: Joint, group: Group, need: Any, node: Node) -> Known:
-    """An entry of the table where the arguments are gone; a norm of rows is told by its statistics."""
+    """An entry of the table where the arguments are gone; a norm of rows is told by its statistics.
+
+    Where an entry allows any loss, whichever input an argument was, it holds.
+    """
     if not callable(need):
         return cast(Known, need)
-    found = need({}, lambda _: joint.lineage(group.inputs[0]))
-    if group.op.in_table in SOFTMAXES:
+    lineages = [joint.lineage(one) for one in group.inputs]
+    found, *others = [need({}, lambda _, one=one: one) for one in lineages]
+    if group.op.in_table in SOFTMAXES or {Need.VALUES} == {found, *others}:
         return cast(Known, found)
     size = geometry_of(node).size
     is_of_rows = any(

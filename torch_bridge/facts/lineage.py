@@ -2,6 +2,7 @@
 
 What a backward pass needs of a tensor may depend on that. Where a mask filled it, a number may stand for
 infinity beside small values. Of a product with a logarithm, or of two quotients, only a difference may count.
+A product with an exponential may be a division: then an error of the other factor grows where that is small.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _PRODUCTS = frozenset(["mm", "bmm", "baddbmm"])
 _SCALING = frozenset(["mul", "div", "addcmul", "addcdiv"])
 _LOGARITHMS = frozenset(["log_softmax", "log", "logsumexp"])
 _INVERSES = frozenset(["rsqrt", "reciprocal"])
+_EXPONENTIALS = frozenset(["exp", "exp2", "expm1"])
 _FILLING = frozenset(
     [
         *("masked_fill", "masked_scatter", "where", "index_put", "index_fill", "scatter", "slice_scatter"),
@@ -55,6 +57,8 @@ class Lineage(NamedTuple):
         filled: above 0 if a mask may have put numbers into it that stand for infinities.
         scaled: above 0 if such numbers were multiplied with something that is trained.
         product: above 0 if it is a product of two activations, as attention's logits, likewise.
+        wide: above 0 if it is an exponential or a reciprocal, which may be of any magnitude, also if that was
+            added to something, or scaled by what is not trained.
         is_quotient: whether it was divided, and no more.
         is_inverse: whether it is a reciprocal, also of a root.
     """
@@ -64,6 +68,7 @@ class Lineage(NamedTuple):
     filled: int = 0
     scaled: int = 0
     product: int = 0
+    wide: int = 0
     is_quotient: bool = False
     is_inverse: bool = False
 
@@ -134,17 +139,17 @@ def _made(name: str, parts: list[Lineage], fills: bool) -> Lineage:
     if name == UNSEEN:
         return Lineage(filled=FURTHEST)
     if name not in _THROUGH:
-        return _LOGARITHM if name in _LOGARITHMS else _INVERSE if name in _INVERSES else NO_LINEAGE
+        return _FIRST.get(name, NO_LINEAGE)
     if name in _COPIES:
         return parts[0] if parts and parts[0].is_trained else NO_LINEAGE
-    log = filled = scaled = product = 0
+    log = filled = scaled = product = wide = 0
     is_trained, is_quotient = True, name == "div"
     for part in parts:
         if part is UNTRAINED:
             is_trained = False
         elif part is not NO_LINEAGE:
             log, filled = max(log, part.log), max(filled, part.filled)
-            scaled, product = max(scaled, part.scaled), max(product, part.product)
+            scaled, product, wide = max(scaled, part.scaled), max(product, part.product), max(wide, part.wide)
             is_quotient = is_quotient or (name == "mul" and part.is_inverse)
     if name in _PRODUCTS:  # what a linear layer gives has none of it; heads of attention may be mixed
         scaled = FURTHEST if filled and product and is_trained else 0
@@ -153,18 +158,23 @@ def _made(name: str, parts: list[Lineage], fills: bool) -> Lineage:
         return Lineage(filled=FURTHEST if fills else 0, scaled=scaled, product=FURTHEST)
     if name in _SCALING and is_trained and filled:
         scaled = FURTHEST + 1
+    if name in _SCALING and is_trained:
+        wide = 0
     if fills:
         filled = FURTHEST + 1
     elif name not in _KEEPING:
         filled = 0
-    if not (log or filled or scaled or product or is_quotient):
+    if not (log or filled or scaled or product or wide or is_quotient):
         return NO_LINEAGE
-    log, filled, scaled, product = (max(0, one - 1) for one in (log, filled, scaled, product))
-    return Lineage(True, log, filled, scaled, product, is_quotient)
+    log, filled, scaled, product, wide = (max(0, one - 1) for one in (log, filled, scaled, product, wide))
+    return Lineage(True, log, filled, scaled, product, wide, is_quotient)
 
 
-_LOGARITHM = Lineage(log=FURTHEST)
-_INVERSE = Lineage(is_inverse=True)
+_FIRST = {
+    **dict.fromkeys(_LOGARITHMS, Lineage(log=FURTHEST)),
+    **dict.fromkeys(_EXPONENTIALS, Lineage(wide=FURTHEST)),
+    **dict.fromkeys(_INVERSES, Lineage(wide=FURTHEST, is_inverse=True)),
+}
 
 
 class Autograd(Lineages[Any]):

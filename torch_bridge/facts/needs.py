@@ -190,19 +190,54 @@ def _spread(arguments: Arguments, _: LineageOf) -> Normed:
     return normed(tuple(sorted(every[dim] for dim in dims)) if dims else tuple(every))
 
 
-def _factor(arguments: Arguments, lineage_of: LineageOf) -> Known:
-    """What a product needs of its factors.
+def _factors(one: str, other: str, are_summed: bool = False) -> Callable[[Arguments, LineageOf], Known]:
+    """What a product needs of its factors, which are the arguments of these names.
+
+    ``are_summed``: whether the operation is a sum of products.
 
     Of a product with a log-softmax the other factor is a target, near which the loss has its least. Of a
     product with a logarithm, as in an entropy, a softmax takes differences. Vectors that were divided by
-    their norms are multiplied for their cosine, which has its largest value where they are alike.
+    their norms are multiplied for their cosine, which has its largest value where they are alike. What is
+    multiplied with an exponential, or a reciprocal, is large where that is small: it may be a dividend.
     """
-    if arguments.get("self") is arguments.get("other"):
-        return Need.SQUARED
-    factors = [lineage_of("self"), lineage_of("other")]
-    if any(one.log for one in factors):
-        return Need.LOG_PROBABILITIES
-    return COSINE if all(one.is_quotient for one in factors if one.is_trained) else Need.VALUES
+
+    def need(arguments: Arguments, lineage_of: LineageOf) -> Known:
+        tensors = [arguments.get(one), arguments.get(other)]
+        if tensors[0] is tensors[1] is not None:
+            return of_squared(True) if are_summed else Need.SQUARED
+        factors = [lineage_of(one), lineage_of(other)]
+        if any(factor.log for factor in factors):
+            return Need.LOG_PROBABILITIES
+        if all(factor.is_quotient for factor in factors if factor.is_trained):
+            return COSINE
+        wide = (factor.wide and _has_rows(tensor) for factor, tensor in zip(factors, tensors, strict=True))
+        return Need.RELATIVE if any(wide) else Need.VALUES
+
+    return need
+
+
+def _has_rows(tensor: Any) -> bool:
+    """Whether its rows may have more than one value: else it scales rows, as a norm does."""
+    return not isinstance(tensor, torch.Tensor) or (tensor.dim() > 0 and tensor.shape[-1] > 1)
+
+
+def _matrices(one: str, other: str) -> Callable[[Arguments, LineageOf], Known]:
+    """What a product of matrices needs of them.
+
+    In a batch of rows times columns, as einsum makes of a sum of products, they are factors. Else a logarithm
+    among them counts, and no cosine or exponential does.
+    """
+    of_rows = _factors(one, other, are_summed=True)
+
+    def need(arguments: Arguments, lineage_of: LineageOf) -> Known:
+        first, second = arguments.get(one), arguments.get(other)
+        are_tensors = isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+        if are_tensors and first.dim() == 3 and first.shape[-2] == second.shape[-1] == 1:
+            return of_rows(arguments, lineage_of)
+        is_log = lineage_of(one).log or lineage_of(other).log
+        return Need.LOG_PROBABILITIES if is_log else Need.VALUES
+
+    return need
 
 
 def _softmax(_: Arguments, lineage_of: LineageOf) -> Known:
@@ -210,18 +245,20 @@ def _softmax(_: Arguments, lineage_of: LineageOf) -> Known:
 
 
 # Products: their gradients are products with what they save.
-_rows("mul", {"self other": _factor})
-_rows("mm bmm _grouped_mm", {"self mat2": Need.VALUES})
-_rows("addmm", {"mat1 mat2": Need.VALUES})
-_rows("addbmm baddbmm", {"batch1 batch2": Need.VALUES})
+_rows("mul", {"self other": _factors("self", "other")})
+_rows("mm bmm", {"self mat2": _matrices("self", "mat2")})
+_rows("_grouped_mm", {"self mat2": Need.VALUES})
+_rows("addmm", {"mat1 mat2": _matrices("mat1", "mat2")})
+_rows("addbmm baddbmm", {"batch1 batch2": _matrices("batch1", "batch2")})
 _rows("linear", {"input weight": Need.VALUES})
 _rows("mkldnn_linear", {"self weight": Need.VALUES})
-_rows("matmul linalg_cross vdot", {"self other": Need.VALUES})
-_rows("mv", {"self vec": Need.VALUES})
+_rows("dot", {"self tensor": _factors("self", "tensor", are_summed=True)})
+_rows("vdot", {"self other": _factors("self", "other", are_summed=True)})
+_rows("matmul linalg_cross", {"self other": Need.VALUES})
+_rows("mv", {"self vec": _matrices("self", "vec")})
 _rows("addmv", {"mat vec": Need.VALUES})
-_rows("dot", {"self tensor": Need.VALUES})
 _rows("addr", {"vec1 vec2": Need.VALUES})
-_rows("addcmul", {"tensor1 tensor2": Need.VALUES})
+_rows("addcmul", {"tensor1 tensor2": _factors("tensor1", "tensor2")})
 _rows("_trilinear", {"i1 i2 i3": Need.VALUES})
 _rows("_embedding_bag", {"weight per_sample_weights": Need.VALUES})
 _rows(
