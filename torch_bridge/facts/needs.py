@@ -230,9 +230,8 @@ def _matrices(one: str, other: str) -> Callable[[Arguments, LineageOf], Known]:
     of_rows = _factors(one, other, are_summed=True)
 
     def need(arguments: Arguments, lineage_of: LineageOf) -> Known:
-        first, second = arguments.get(one), arguments.get(other)
-        are_tensors = isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
-        if are_tensors and first.dim() == 3 and first.shape[-2] == second.shape[-1] == 1:
+        shapes = [getattr(arguments.get(name), "shape", ()) for name in (one, other)]
+        if [len(shape) for shape in shapes] == [3, 3] and shapes[0][-2] == shapes[1][-1] == 1:
             return of_rows(arguments, lineage_of)
         is_log = lineage_of(one).log or lineage_of(other).log
         return Need.LOG_PROBABILITIES if is_log else Need.VALUES
