@@ -230,8 +230,11 @@ def _matrices(one: str, other: str) -> Callable[[Arguments, LineageOf], Known]:
     of_rows = _factors(one, other, are_summed=True)
 
     def need(arguments: Arguments, lineage_of: LineageOf) -> Known:
-        shapes = [getattr(arguments.get(name), "shape", ()) for name in (one, other)]
-        if [len(shape) for shape in shapes] == [3, 3] and shapes[0][-2] == shapes[1][-1] == 1:
+        if (
+            arguments
+            and arguments[one].dim() == 3
+            and arguments[one].shape[1] == arguments[other].shape[2] == 1
+        ):
             return of_rows(arguments, lineage_of)
         is_log = lineage_of(one).log or lineage_of(other).log
         return Need.LOG_PROBABILITIES if is_log else Need.VALUES
