@@ -175,6 +175,8 @@ DIVISIONS = {
     "exp in addcmul": lambda far, log_scale: torch.addcmul(ZERO, far, torch.exp(-log_scale)).tanh().mean(),
     "exp as a gate": lambda far, log_scale: (far * log_scale.exp()).tanh().mean(),
     "reciprocal": lambda far, log_scale: (far * (1 / log_scale.exp())).tanh().mean(),
+    "power": lambda far, log_scale: (far * (log_scale.exp() + 0.01) ** -0.5).tanh().mean(),
+    "power of a number": lambda far, log_scale: (far * 0.3 ** (1.2 * log_scale)).tanh().mean(),
     "rsqrt": lambda far, log_scale: (far * (log_scale**2 + 0.01).rsqrt()).tanh().mean(),
 }
 CASES = {f"scores, {name}": lambda one=one: Attention(one) for name, one in MASKED.items()}

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..facts.geometry import Geometry, Region
-from ..facts.lineage import UNSEEN, UNTRAINED, Lineage, Lineages
+from ..facts.lineage import UNSEEN, UNTRAINED, Lineage, Lineages, power
 from ..facts.operations import Operation, operation
 from .sizes import hinted
 
@@ -267,7 +267,10 @@ class Joint:
         if root.op == "placeholder":
             return "" if root in self._constants else UNSEEN
         group = self._made_in(node)
-        return "" if group is None else group.op.in_table.strip("_")
+        name = "" if group is None else group.op.in_table.strip("_")
+        if group is not None and name == "pow" and group.is_whole:
+            return power(group.nodes[0].args[1])
+        return name
 
     def _given_to(self, node: Node) -> list[Node | None]:
         group = self._made_in(node)

@@ -170,6 +170,17 @@ def _made(name: str, parts: list[Lineage], fills: bool) -> Lineage:
     return Lineage(True, log, filled, scaled, product, wide, is_quotient)
 
 
+def power(exponent: Any) -> str:
+    """The name of the operation that a power is like: "reciprocal", "exp2" or, else, "pow".
+
+    Args:
+        exponent: a number, or what stands for a tensor.
+    """
+    if isinstance(exponent, int | float):
+        return "reciprocal" if exponent < 0 else "pow"
+    return "exp2"
+
+
 _FIRST = {
     **dict.fromkeys(_LOGARITHMS, Lineage(log=FURTHEST)),
     **dict.fromkeys(_EXPONENTIALS, Lineage(wide=FURTHEST)),
@@ -218,6 +229,8 @@ def _name_of(node: Any) -> str:
         found = re.sub("(?<!^)(?=[A-Z])", "_", found).lower()
         if kind.__name__ == name:  # else nodes of several kinds have the type
             _names[kind] = found
+    if found == "pow":  # a tensor that it saved is not to be unpacked
+        return power(node._saved_exponent if node.name() == "PowBackward0" else None)
     return found
 
 
