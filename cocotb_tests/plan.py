@@ -190,11 +190,11 @@ def _simulated(claim: Claim) -> Iterator[list[str]]:
 
 def _bursts() -> Iterator[list[str]]:
     """A row for each memory engine."""
-    seeds = _seeds({run["made"].get("seed") for run in MEMORY.runs()})
     for name in dict.fromkeys(row["config"] for row in MEMORY.rows()):
         rows = [row for row in MEMORY.rows() if row["config"] == name]
         bursts, wrong = (sum(row[what] for row in rows) for what in ("bursts", "mismatches"))
         result = f"**{wrong:,} mismatches**" if wrong else "holds"
+        seeds = _seeds(_seeds_of(MEMORY, rows))
         yield [f"memory engine `{name}`", "random bursts and checks", f"{bursts:,} bursts, {seeds}", result]
 
 
@@ -211,7 +211,7 @@ def _ran(report: Report, rows: Sequence[Row], benches: Sequence[str]) -> tuple[s
     what = "words" if report is STREAMS else "blocks"
     number = len({row["config"] for row in rows})
     simulators = " and ".join(sorted({row["simulator"].capitalize() for row in rows}))
-    seeds = {row["seed"] for row in rows} if "seed" in rows[0] else _seeds_of(report)
+    seeds = {row["seed"] for row in rows} if "seed" in rows[0] else _seeds_of(report, rows)
     extent = f"{number} of them, {simulators}, {_seeds(seeds)}"
     if _COMPARISONS & set(benches):
         extent += f", {sum(row[what] for row in rows):,} {what}"
@@ -219,8 +219,9 @@ def _ran(report: Report, rows: Sequence[Row], benches: Sequence[str]) -> tuple[s
     return extent, f"**{wrong:,} mismatches**" if wrong else "holds"
 
 
-def _seeds_of(report: Report) -> set[int | None]:
-    return {run["made"].get("seed") for run in report.runs()}
+def _seeds_of(report: Report, rows: Sequence[Row]) -> set[int | None]:
+    """Of the runs that these rows are from."""
+    return {run["made"].get("seed") for run in report.runs() if any(row in rows for row in run["rows"])}
 
 
 def _seeds(seeds: set[int | None]) -> str:
@@ -293,13 +294,13 @@ def _reached() -> Iterator[list[str]]:
 
 
 def _mutants() -> Iterator[list[str]]:
-    seeds = _seeds(_seeds_of(MUTATION))
     of_memory = [row for row in MUTATION.rows() if row["part"] == "memory"]
     groups = _by_engine(MUTATION.rows()) | ({"memory engines": of_memory} if of_memory else {})
     for kind, rows in groups.items():
         equivalent, killed = (sum(row[name] for row in rows) for name in ("equivalent", "killed"))
         faults = sum(row["mutants"] for row in rows) - equivalent
         result = f"{killed} of {faults}; {equivalent} more are proven to be no fault"
+        seeds = _seeds(_seeds_of(MUTATION, rows))
         yield [kind, "mutants found", f"{_configs(rows)}, {seeds}", result]
 
 
