@@ -113,6 +113,13 @@ def cosine(one, other):
     return -(functional.normalize(one) * functional.normalize(other)).sum(-1).mean()
 
 
+ZERO = torch.zeros(())
+
+
+def added_square(x):
+    return torch.addcmul(ZERO + 1e-6, x, x)
+
+
 def charbonnier_beside_a_sum(s, own):
     squares = (s - own.far) ** 2
     squares.mean().detach()  # as for a log
@@ -161,6 +168,7 @@ LOSSES = {
     "by mm": lambda s, own: -(own.near.softmax(-1) @ s.log_softmax(-1).T).diagonal().mean(),
     "Charbonnier": lambda s, own: ((s - own.far) ** 2 + 1e-6).sqrt().mean(),
     "Charbonnier of a product": lambda s, own: ((s - own.far).mul(2).pow(2).view(-1) + 1e-6).sqrt().mean(),
+    "Charbonnier by addcmul": lambda s, own: added_square(s - own.far).sqrt().mean(),
     "Charbonnier beside a sum": charbonnier_beside_a_sum,
     "a band of squares": lambda s, own: (1e-3 + (s - own.far).square() @ own.bands).log().sum(),
     "Cauchy": lambda s, own: (1 + 100 * (s - own.far).square()).log().mean(),
@@ -168,7 +176,6 @@ LOSSES = {
     "angles": lambda s, own: (s * 100).cos().sum() + (s * 50).sin().sum(),
     "standard deviation": lambda s, own: (s + 1000).std(-1).sum(),
 }
-ZERO = torch.zeros(())
 DIVISIONS = {
     "exp": lambda far, log_scale: ((far * torch.exp(-log_scale)) ** 2 / 2 + log_scale).mean(),
     "exp and a bound": lambda far, log_scale: (far * (torch.exp(-log_scale) + 1e-3)).tanh().mean(),
