@@ -149,7 +149,7 @@ def everything(fmt: AnyFormat) -> Policy:
     """What the default policy keeps in a format, nothing recomputed, and what attention has finer by default.
 
     So it befits a study of formats. It does not befit models that were trained for long, whose attention
-    needs more, see :class:`torch_bridge.facts.needs.Need`.
+    needs more, see :class:`torch_bridge.facts.need.Need`.
     """
     attention = ("*attention*.[qkvo]*", "_softmax.result")
     return Policy([*(Rule(fmt, saved_by=one, unchecked=True) for one in attention), Rule(fmt)])

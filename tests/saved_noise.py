@@ -14,7 +14,8 @@ import torchgen
 from torchgen.packaged.autograd.load_derivatives import load_derivatives
 
 from torch_bridge.facts.lineage import Autograd, Lineage
-from torch_bridge.facts.needs import Need, need
+from torch_bridge.facts.need import Need
+from torch_bridge.facts.needs import need
 
 VALUES_NOISE = 0.03  # of a block's norm
 BLOCK = 128

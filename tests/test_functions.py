@@ -7,7 +7,7 @@ import torch
 
 from torch_bridge import internals
 from torch_bridge.facts.functions import FUNCTIONS, GRADIENT, NOT_TRAINED, WEIGHT, needs_of, packages_of
-from torch_bridge.facts.needs import LOG_SUM_EXP, NORM, Exact, Need, normed
+from torch_bridge.facts.need import LOG_SUM_EXP, NORM, Exact, Need, normed
 
 TOKENS, WIDTH, HEADS = 32, 64, 4
 ACTIVATION = torch.zeros(TOKENS, WIDTH)

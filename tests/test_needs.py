@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_bridge.facts import needs
 from torch_bridge.facts.lineage import Autograd
-from torch_bridge.facts.needs import TABLE, UNKNOWN, Exact, Need, need, why
+from torch_bridge.facts.need import Exact, Need
+from torch_bridge.facts.needs import TABLE, UNKNOWN, need, why
 from torch_bridge.facts.operations import operation
 
 from . import saved_noise

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from .facts import functions
+from .facts.deciding import of_squared
 from .facts.facts import Facts
 from .facts.geometry import Geometry, is_plain, local_of
-from .facts.needs import Known, Need, of_squared
+from .facts.need import Known, Need
 from .facts.operations import Operation
 from .facts.products import wide_input
 from .facts.watch import Thread, Watch, strided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..facts.needs import Normed
+from ..facts.need import Normed
 from ..store.centred import divisors_of
 
 _LARGEST_HALF = torch.finfo(torch.float16).max

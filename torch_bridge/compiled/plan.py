@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..backends.dtypes import AnyFormat
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry
-from ..facts.needs import Need, Normed
+from ..facts.need import Need, Normed
 from ..facts.watch import COPY, PARAMETER
 from ..policy import Decision, Policy
 from ..policy.decision import EXACT, Recompute, keeps_signs

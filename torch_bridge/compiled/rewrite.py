@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..facts.needs import Need
+from ..facts.need import Need
 from ..facts.recompute import Recomputation
 from ..internals import as_recorded, note_new_sizes
 from ..store.centred import CHANNELS, channel_halvings, channel_means, row_sums

@@ -14,8 +14,9 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
+from ..facts.deciding import of_squared
 from ..facts.facts import Facts
-from ..facts.needs import Exact, Known, Need, Normed, normed, of_squared
+from ..facts.need import Exact, Known, Need, Normed, normed
 from ..facts.operations import Operation, operation
 from ..facts.products import wide_input
 from .joint import Group, Joint, geometry_of, is_tensor, module_of, original

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 import torch
 
 from .geometry import Geometry
-from .needs import Known, Need
+from .need import Known, Need
 
 _OF_ATTENTION = (Need.LOGITS, Need.ATTENDED, Need.PROBABILITIES)
 _NUMBER = re.compile(r"^(.*?\b\d+)(?:\.|$)")

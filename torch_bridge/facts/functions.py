@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import torch
 
-from .needs import CHANNELS, LOG_SUM_EXP, NEAR_TARGET, NORM, Exact, Known, Need, normed
+from .need import CHANNELS, LOG_SUM_EXP, NEAR_TARGET, NORM, Exact, Known, Need, normed
 
 VALUES, RELATIVE, SIGNS = Need.VALUES, Need.RELATIVE, Need.SIGNS
 PROBABILITIES, LOG_PROBABILITIES = Need.PROBABILITIES, Need.LOG_PROBABILITIES

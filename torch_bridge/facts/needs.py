@@ -13,117 +13,40 @@ against that file.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from typing import Any
-
-import torch
-
+from .deciding import (
+    Arguments,
+    Entry,
+    of_factors,
+    of_group_norm,
+    of_layer_norm,
+    of_matrices,
+    of_norm,
+    of_power,
+    of_reduction,
+    of_rnn_output,
+    of_softmax,
+    of_variance,
+)
 from .lineage import NO_LINEAGE, LineageOf
-
-
-class Need(Enum):
-    """What must survive of a saved tensor, from permissive to strict; the value says why, for reports."""
-
-    VALUES = "values"
-    """Lossy in any format is safe."""
-    SQUARED = "its square may be divided by"
-    """Its square was made: VALUES if that is summed, else RELATIVE, since a root or logarithm may follow."""
-    SIGNS = "sign and zeros of each value"
-    """Compared with constants or each other: bit planes of any rate do, formats that mix values do not."""
-    RELATIVE = "each value's own relative error"
-    """Divided by, or a root, logarithm or power is taken: bit planes of 10 bits a value or more."""
-    ANGLE = "whole turns of an angle are left out"
-    """RELATIVE, as long as it is not so large that its error is a part of a turn."""
-    PROBABILITIES = "a softmax takes differences of what it weighs"
-    """The result of a softmax: 4 bits a value or more."""
-    LOGITS = "attention takes the exponential of their products"
-    """Queries and keys of attention."""
-    LOGITS_BIAS = "attention takes its exponential"
-    """What attention adds to the products of queries and keys: a bias, or a mask."""
-    ATTENDED = "attention takes differences of values and outputs"
-    """Values and outputs of attention."""
-    LOG_PROBABILITIES = "log-softmax"
-    """Exponentials are taken of it: exact where it is small, 12 bits a value or more where it is large."""
-    SIGMOID = "how near it is to 0 or 1"
-    """Values from 0 to 1: the logit is kept, in 10 bits a value or more."""
-    TANH = "how near it is to -1 or 1"
-    """Values from -1 to 1: the inverse hyperbolic tangent is kept, in 10 bits a value or more."""
-    BITS = "a mask"
-    """At most two values: one bit a value."""
-    EXACT = "exact"
-    """Nothing may be lost; ``why`` has the reason."""
-
-
-@dataclass(frozen=True)
-class Exact:
-    """The need EXACT, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Normed:
-    """The need VALUES of what is left of a tensor without its means: all that a norm reads of its input.
-
-    Args:
-        over: dimensions that a mean is taken over, from the last one: -1; none stands for all but the second,
-            which has the channels.
-        groups: in how many parts the second dimension is cut before, the parts having means of their own; 0
-            if it is not.
-    """
-
-    over: tuple[int, ...] = (-1,)
-    groups: int = 0
-
-    def parted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A view of a tensor with its groups in a dimension of their own."""
-        return tensor.unflatten(1, (self.groups, -1)) if self.groups else tensor
-
-    def dims(self, tensor: torch.Tensor) -> list[int]:
-        """The dimensions of such a view that means are taken over, from the last one."""
-        behind = range(-tensor.dim(), 0)
-        if self.groups:
-            return list(behind)[2:]
-        return list(self.over) or [dim for dim in behind if dim != 1 - tensor.dim()]
-
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether each row of memory has one mean, if the tensor is contiguous."""
-        return bool(self.over) and self.over == tuple(range(-len(self.over), 0)) and not self.groups
-
-
-normed = cache(Normed)
-"""As ``Normed``; what is equal is the same object."""
-
-Arguments = Mapping[str, Any]
-Known = Need | Exact | Normed
-Entry = Known | Callable[[Arguments, LineageOf], Known]
-
-LOG_SUM_EXP = Exact("log-sum-exp")
-NORM = Exact("norm statistics")
-LOSS_WEIGHT = Exact("weight of the loss")
-# The nearer a prediction is to its target, the less is left of their difference, and the more is noise.
-NEAR_TARGET = Exact("a loss that may be near its least")
-# What is left of two tensors that are near each other: distances, and interpolations between them.
-DIFFERENCE = Exact("only a difference counts")
-COSINE = Exact("a cosine of vectors that may be alike")
-# No format but an exact one has a value there again.
-EQUALS = Exact("looked for among the inputs")
-SINGULAR = Exact("near where a formula has no value")
-# What is trained is scaled by these numbers: a zero of the softmax must be one.
-SCALED_MASK = Exact("a softmax of a mask's numbers times what is trained")
-JUMPS = Exact("a formula rounds it")
-DRAWN_LATER = Exact("drawn after it was saved")
-LOOKED_UP = Exact("positions are looked up with it")
-STATE = Exact("a kernel's own state")
-SECOND = Exact("a gradient of a gradient")
-
-# Of an input of a batch norm each channel has its mean.
-CHANNELS = normed(())
+from .need import (
+    CHANNELS,
+    DIFFERENCE,
+    DRAWN_LATER,
+    EQUALS,
+    JUMPS,
+    LOG_SUM_EXP,
+    LOOKED_UP,
+    LOSS_WEIGHT,
+    NEAR_TARGET,
+    NORM,
+    SECOND,
+    SINGULAR,
+    STATE,
+    Exact,
+    Known,
+    Need,
+    Normed,
+)
 
 TABLE: dict[str, dict[str, Entry]] = {}
 """What each operation needs of each tensor that it saves.
@@ -142,125 +65,21 @@ def _rows(operations: str, needs: dict[str, Entry]) -> None:
         TABLE[operation] = {slot: need for slots, need in needs.items() for slot in slots.split()}
 
 
-def _power(arguments: Arguments, _: LineageOf) -> Need:
-    """Small natural powers are smooth; others divide, or multiply the error."""
-    exponent = arguments.get("exponent")
-    if exponent == 2:
-        return Need.SQUARED
-    is_smooth = isinstance(exponent, int | float) and exponent in (0, 1, 3, 4)
-    return Need.VALUES if is_smooth else Need.RELATIVE
-
-
-def of_squared(is_summed: bool) -> Need:
-    """What is needed of what was squared, by whether its squares are summed and nothing else."""
-    return Need.VALUES if is_summed else Need.RELATIVE
-
-
-def _rnn_output(arguments: Arguments, _: LineageOf) -> Need:
-    """A plain tanh network has its derivative from its output, by cuDNN's number of the kind of network."""
-    return Need.TANH if arguments.get("mode") == 1 else Need.RELATIVE
-
-
-def _normed(arguments: Arguments, _: LineageOf) -> Need | Exact:
-    """The maximum norm looks for its result; others divide by theirs."""
-    order = arguments.get("p", arguments.get("ord"))
-    is_maximum = isinstance(order, int | float) and math.isinf(order)
-    return EQUALS if is_maximum else Need.RELATIVE
-
-
-def _reduced(arguments: Arguments, _: LineageOf) -> Need | Exact:
-    """Sums read nothing of it; products and extremes divide by it, or look for it."""
-    return Need.VALUES if arguments.get("reduce") in ("sum", "mean") else EQUALS
-
-
-def _rows_normed(arguments: Arguments, _: LineageOf) -> Normed:
-    """The last dimensions have one mean, as many as the norm's shape has."""
-    return normed(tuple(range(-len(arguments.get("normalized_shape", (1,))), 0)))
-
-
-def _groups_normed(arguments: Arguments, _: LineageOf) -> Normed:
-    return normed((), arguments.get("group", 0))
-
-
-def _spread(arguments: Arguments, _: LineageOf) -> Normed:
-    """A variance is over some dimensions or, without any, over all."""
-    tensor, dims = arguments.get("self"), arguments.get("dim")
-    every = range(-tensor.dim() if isinstance(tensor, torch.Tensor) else -1, 0)
-    dims = [dims] if isinstance(dims, int) else dims
-    return normed(tuple(sorted(every[dim] for dim in dims)) if dims else tuple(every))
-
-
-def _factors(one: str, other: str, are_summed: bool = False) -> Callable[[Arguments, LineageOf], Known]:
-    """What a product needs of its factors, which are the arguments of these names.
-
-    ``are_summed``: whether the operation is a sum of products.
-
-    Of a product with a log-softmax the other factor is a target, near which the loss has its least. Of a
-    product with a logarithm, as in an entropy, a softmax takes differences. Vectors that were divided by
-    their norms are multiplied for their cosine, which has its largest value where they are alike. What is
-    multiplied with an exponential, or a reciprocal, is large where that is small: it may be a dividend.
-    """
-
-    def need(arguments: Arguments, lineage_of: LineageOf) -> Known:
-        tensors = [arguments.get(one), arguments.get(other)]
-        if tensors[0] is tensors[1] is not None:
-            return of_squared(True) if are_summed else Need.SQUARED
-        factors = [lineage_of(one), lineage_of(other)]
-        if any(factor.log for factor in factors):
-            return Need.LOG_PROBABILITIES
-        if all(factor.is_quotient for factor in factors if factor.is_trained):
-            return COSINE
-        wide = (factor.wide and _has_rows(tensor) for factor, tensor in zip(factors, tensors, strict=True))
-        return Need.RELATIVE if any(wide) else Need.VALUES
-
-    return need
-
-
-def _has_rows(tensor: Any) -> bool:
-    """Whether its rows may have more than one value: else it scales rows, as a norm does."""
-    return not isinstance(tensor, torch.Tensor) or (tensor.dim() > 0 and tensor.shape[-1] > 1)
-
-
-def _matrices(one: str, other: str) -> Callable[[Arguments, LineageOf], Known]:
-    """What a product of matrices needs of them.
-
-    In a batch of rows times columns, as einsum makes of a sum of products, they are factors. Else a logarithm
-    among them counts, and no cosine or exponential does.
-    """
-    of_rows = _factors(one, other, are_summed=True)
-
-    def need(arguments: Arguments, lineage_of: LineageOf) -> Known:
-        if (
-            arguments
-            and arguments[one].dim() == 3
-            and arguments[one].shape[1] == arguments[other].shape[2] == 1
-        ):
-            return of_rows(arguments, lineage_of)
-        is_log = lineage_of(one).log or lineage_of(other).log
-        return Need.LOG_PROBABILITIES if is_log else Need.VALUES
-
-    return need
-
-
-def _softmax(_: Arguments, lineage_of: LineageOf) -> Known:
-    return SCALED_MASK if lineage_of("self").scaled else Need.PROBABILITIES
-
-
 # Products: their gradients are products with what they save.
-_rows("mul", {"self other": _factors("self", "other")})
-_rows("mm bmm", {"self mat2": _matrices("self", "mat2")})
+_rows("mul", {"self other": of_factors("self", "other")})
+_rows("mm bmm", {"self mat2": of_matrices("self", "mat2")})
 _rows("_grouped_mm", {"self mat2": Need.VALUES})
-_rows("addmm", {"mat1 mat2": _matrices("mat1", "mat2")})
-_rows("addbmm baddbmm", {"batch1 batch2": _matrices("batch1", "batch2")})
+_rows("addmm", {"mat1 mat2": of_matrices("mat1", "mat2")})
+_rows("addbmm baddbmm", {"batch1 batch2": of_matrices("batch1", "batch2")})
 _rows("linear", {"input weight": Need.VALUES})
 _rows("mkldnn_linear", {"self weight": Need.VALUES})
-_rows("dot", {"self tensor": _factors("self", "tensor", are_summed=True)})
-_rows("vdot", {"self other": _factors("self", "other", are_summed=True)})
+_rows("dot", {"self tensor": of_factors("self", "tensor", are_summed=True)})
+_rows("vdot", {"self other": of_factors("self", "other", are_summed=True)})
 _rows("matmul linalg_cross", {"self other": Need.VALUES})
-_rows("mv", {"self vec": _matrices("self", "vec")})
+_rows("mv", {"self vec": of_matrices("self", "vec")})
 _rows("addmv", {"mat vec": Need.VALUES})
 _rows("addr", {"vec1 vec2": Need.VALUES})
-_rows("addcmul", {"tensor1 tensor2": _factors("tensor1", "tensor2")})
+_rows("addcmul", {"tensor1 tensor2": of_factors("tensor1", "tensor2")})
 _rows("_trilinear", {"i1 i2 i3": Need.VALUES})
 _rows("_embedding_bag", {"weight per_sample_weights": Need.VALUES})
 _rows(
@@ -285,7 +104,7 @@ _rows("gelu silu mish", {"self": Need.VALUES})
 # Their derivatives are near 0 but where few values are small, which an error of large ones must not reach.
 _rows("glu erf erfc", {"self": Need.RELATIVE})
 _rows("gelu_backward glu_backward", {"self grad_output": Need.VALUES})
-_rows("pow.Tensor_Scalar", {"self": _power})
+_rows("pow.Tensor_Scalar", {"self": of_power})
 
 # Only the shape is read.
 _rows(
@@ -298,7 +117,7 @@ _rows(
 )
 _rows("index_add index_copy put", {"source": Need.VALUES})
 _rows("complex", {"real imag": Need.VALUES})
-_rows("scatter_reduce", {"self src result": _reduced})
+_rows("scatter_reduce", {"self src result": of_reduction})
 
 # Gates. Of gates elsewhere than at 0 a few may open or close, for values that were near them.
 _rows("relu", {"result": Need.SIGNS})
@@ -352,14 +171,14 @@ _rows("atan2", {"self other": Need.RELATIVE})
 _rows("log_sigmoid_forward", {"self buffer": Need.RELATIVE})
 
 # Norms and their statistics. The backward pass of a variance takes the mean anew, from the same noisy values.
-_rows("var var_mean", {"self": _spread})
-_rows("std", {"self": _spread, "result": NORM})
-_rows("std_mean", {"self": _spread, "result0": NORM})
-_rows("norm linalg_vector_norm", {"self": _normed, "result": NORM})
+_rows("var var_mean", {"self": of_variance})
+_rows("std", {"self": of_variance, "result": NORM})
+_rows("std_mean", {"self": of_variance, "result0": NORM})
+_rows("norm linalg_vector_norm", {"self": of_norm, "result": NORM})
 _rows("_weight_norm_interface", {"v g": Need.RELATIVE, "result1": NORM})
 _rows("rsqrt", {"result": NORM})  # norms that are written in plain PyTorch end with it
-_rows("native_layer_norm", {"input": _rows_normed, "weight bias": Need.VALUES, "result1 result2": NORM})
-_rows("native_group_norm", {"input": _groups_normed, "weight": Need.VALUES, "result1 result2": NORM})
+_rows("native_layer_norm", {"input": of_layer_norm, "weight bias": Need.VALUES, "result1 result2": NORM})
+_rows("native_group_norm", {"input": of_group_norm, "weight": Need.VALUES, "result1 result2": NORM})
 _rows("_fused_rms_norm", {"input weight": Need.VALUES, "result1": NORM})
 _rows(
     "native_batch_norm _native_batch_norm_legit miopen_batch_norm",
@@ -384,7 +203,7 @@ _rows("sigmoid", {"result": Need.SIGMOID})
 _rows("tanh", {"result": Need.TANH})
 
 # Softmaxes and sums of exponentials.
-_rows("_softmax _safe_softmax", {"result": _softmax})
+_rows("_softmax _safe_softmax", {"result": of_softmax})
 _rows("_masked_softmax", {"result": Need.PROBABILITIES, "mask": Need.BITS})
 _rows("_log_softmax", {"result": Need.LOG_PROBABILITIES})
 _rows("logsumexp", {"self": Need.LOG_PROBABILITIES, "result": LOG_SUM_EXP})
@@ -460,7 +279,7 @@ _rows(
         "input": Need.VALUES,
         "weight dropout_state result3 result4": STATE,
         "hx cx": Need.RELATIVE,
-        "result0": _rnn_output,
+        "result0": of_rnn_output,
     },
 )
 _rows(

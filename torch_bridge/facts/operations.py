@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from . import needs
+from .deciding import Entry
 from .lineage import MASKING, Lineage
-from .needs import Entry, Known
+from .need import Known
 from .products import PRODUCTS, flops_of_step
 from .recompute import RECOMPUTATIONS, Recomputation
 

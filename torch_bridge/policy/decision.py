@@ -8,7 +8,7 @@ from typing import Literal
 from golden import PlaneFormat
 
 from ..backends.dtypes import AnyFormat
-from ..facts.needs import Normed
+from ..facts.need import Normed
 
 Of = Literal["values", "logit", "atanh"]
 Recompute = Literal["no", "exact", "lossy"]

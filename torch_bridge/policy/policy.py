@@ -18,7 +18,7 @@ from ..backends.quant_format import QuantFormat
 from ..facts.facts import Facts, name_of
 from ..facts.functions import CHECKPOINTS
 from ..facts.layers import input_readers
-from ..facts.needs import Exact, Need, Normed
+from ..facts.need import Exact, Need, Normed
 from .decision import (
     Decision,
     Of,

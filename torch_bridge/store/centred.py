@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from ..facts.geometry import Geometry
-from ..facts.needs import Normed, normed
+from ..facts.need import Normed, normed
 from ..policy import Decision
 
 _LARGEST_HALF = torch.finfo(torch.float16).max

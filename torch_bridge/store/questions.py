@@ -12,7 +12,7 @@ import torch
 from ..backends.bits import BitsCodec
 from ..facts.facts import Facts
 from ..facts.geometry import Region
-from ..facts.needs import Need
+from ..facts.need import Need
 from ..policy import Decision
 from ..policy.decision import strength_of
 from ..report.rows import LARGE_ANGLE, PEAKED, SPREAD

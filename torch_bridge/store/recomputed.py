@@ -33,7 +33,7 @@ import torch
 from ..backends import streams
 from ..facts.facts import Facts
 from ..facts.geometry import Geometry, Region, region_of
-from ..facts.needs import Need
+from ..facts.need import Need
 from ..facts.origin import Operand, Origin
 from ..facts.products import is_wide
 from ..facts.recompute import Recipe

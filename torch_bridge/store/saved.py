@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..facts.geometry import Geometry
-from ..facts.needs import Exact as NeedsExact
-from ..facts.needs import Need
+from ..facts.need import Exact as NeedsExact
+from ..facts.need import Need
 from ..facts.operations import Operation
 from ..facts.origin import Origin
 from .entries import Exact, Packed

@@ -14,7 +14,7 @@ from ..backends.bits import BitsCodec
 from ..backends.checksum import checksums
 from ..facts.facts import Facts, name_of
 from ..facts.geometry import Geometry, Region
-from ..facts.needs import Need
+from ..facts.need import Need
 from ..facts.origin import Origin
 from ..facts.watch import COPY, PARAMETER, Watch
 from ..offload import Handle, Step
