@@ -181,11 +181,11 @@ GAPS = (
     "On gates, and from unknown states, there are engines with streams only: AXI4-Stream adds gates at its "
     "ports, and runtime-configurable engines a choice, that have run as Verilog alone.",
     "Mutants are a hundred of each compressor and each decompressor, of small engines with each kind of "
-    "ports and of one 64-byte engine of each format; of a memory engine there are two hundred.",
+    "ports and of one 64-byte engine of each format; of two memory engines there are two hundred each.",
     "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "
-    "without memories and codecs. Three kinds stay undecided: those of states that cannot be reached, those "
-    "that only make a read or a write wait longer, and those in the high bits of counters, which no "
-    "simulation reaches.",
+    "without memories and codecs. Four kinds stay undecided: those of states that cannot be reached, those "
+    "that only make a read or a write wait longer, those in bits of a word that no block fills, and those in "
+    "the high bits of counters, which no simulation reaches.",
     "What coverage gives a reason for is named by signal: other bits of it may be missed as well.",
     "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",
     "Gates are simulated without delays. There is no timing simulation, and no equivalence check of gates "
