@@ -183,9 +183,8 @@ GAPS = (
     "Mutants are a hundred of each compressor and each decompressor, of small engines with each kind of "
     "ports and of one 64-byte engine of each format; of two memory engines there are two hundred each.",
     "Mutants of the memory engine are of small ones. ABC compares a survivor with the engine by induction, "
-    "without memories and codecs. Four kinds stay undecided: those of states that cannot be reached, those "
-    "that only make a read or a write wait longer, those in bits of a word that no block fills, and those in "
-    "the high bits of counters, which no simulation reaches.",
+    "without memories and codecs. Four kinds stay undecided: of states that cannot be reached, of waits that "
+    "only take longer, of bits that no block fills, and of high bits of counters.",
     "What coverage gives a reason for is named by signal: other bits of it may be missed as well.",
     "Lines and toggles are counted of the presets with streams, and of what the other interfaces add.",
     "Gates are simulated without delays. There is no timing simulation, and no equivalence check of gates "
